@@ -1,0 +1,33 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Both build .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+# One thread a process: on a busy two-core machine two threads can be fifteen times slower than one.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test check format slow clean
+
+demo: .venv/installed        ## train four ways on the embedded digits: a table and a picture, a few minutes
+	$(BIN)/python examples/demo.py
+
+test: check                  ## format, lint, types, then every test that is not slow
+	$(BIN)/pytest
+
+check: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+slow: .venv/installed        ## the tests that take minutes
+	$(BIN)/pytest -m slow
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv
