@@ -1,0 +1,78 @@
+"""Data that needs no download: handwritten digits, and synthetic images of any shape for speed tests."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conadv.task.data.draws import mix_all, permutation
+from conadv.task.data.source import Arrays, DataSet, Labels
+
+# Not a user's seed: the split and the synthetic pixels are the same in every run.
+_SPLIT = 1797
+_PIXELS = 8128
+
+
+def digits(train_size: int = 1437) -> DataSet:
+    """The 1,797 handwritten digits, 8×8 grey pixels, that scikit-learn carries (UCI; Kaynak 1995).
+
+    Their 17 grey levels 0..16 become the nearest bytes of level × 255/16. The split is fixed and has
+    as nearly as possible the same number of training images in every class; all others are test images.
+    """
+    with (
+        files("conadv.task.data").joinpath("digits.npz").open("rb") as file,
+        np.load(file, allow_pickle=False) as kept,
+    ):
+        levels, labels = kept["levels"].astype(np.int64), kept["labels"].astype(np.int64)
+    if not 10 <= train_size < len(labels):
+        raise ValueError(
+            f"train_size {train_size}: choose 10 to {len(labels) - 1} of the {len(labels)} digits"
+        )
+    images = ((levels * 255 + 8) // 16).astype(np.uint8)[..., None]
+    classes = tuple(str(digit) for digit in range(10))
+    chosen = _stratified(labels, len(classes), train_size)
+    return DataSet(
+        train=Arrays(images[chosen], labels[chosen], classes),
+        test=Arrays(images[~chosen], labels[~chosen], classes),
+        name="digits",
+    )
+
+
+def synthetic(shape: tuple[int, int, int] = (32, 32, 3), classes: int = 10, count: int = 50_000) -> DataSet:
+    """Noise of shape (H, W, C) for speed tests, a tenth as many for the test; takes little memory."""
+    if min(shape) < 1 or classes < 1 or count < 1:
+        raise ValueError(
+            f"synthetic data of shape {shape}, {classes} classes, {count} images: choose 1 or more"
+        )
+    names = tuple(f"class {number}" for number in range(classes))
+    return DataSet(
+        train=_noise(shape, names, count, part=0),
+        test=_noise(shape, names, max(1, count // 10), part=1),
+        name="synthetic",
+    )
+
+
+def _stratified(labels: Labels, classes: int, size: int) -> NDArray[np.bool_]:
+    """A mask that takes `size` images, round and round the classes, until it has enough."""
+    shuffled = permutation(len(labels), _SPLIT)
+    turns = np.empty(len(labels), np.int64)
+    for label in range(classes):
+        members = shuffled[labels[shuffled] == label]
+        turns[members] = np.arange(len(members))
+    first = np.lexsort((labels, turns))[:size]
+    mask = np.zeros(len(labels), np.bool_)
+    mask[first] = True
+    return mask
+
+
+def _noise(shape: tuple[int, int, int], classes: tuple[str, ...], count: int, part: int) -> Arrays:
+    """Image i is a window into one strip of random bytes, i bytes from its start."""
+    height, width, channels = shape
+    length = height * width * channels + count - 1
+    strip = mix_all(_PIXELS, part, np.arange(-(-length // 8))).astype("<u8").view(np.uint8)
+    windows = np.lib.stride_tricks.as_strided(
+        strip, (count, *shape), (1, width * channels, channels, 1), writeable=False
+    )
+    return Arrays(windows, np.arange(count) % len(classes), classes)

@@ -1,0 +1,114 @@
+"""Where images come from: a source has labels, names of classes, and a picture for every index.
+
+folder, tar shards, Parquet ──> Encoded (bytes, decoded on demand) ─┐
+digits, synthetic, IDX, CIFAR, NumPy ──> Arrays (all in memory) ────┴─> Source ──> Stream
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Bytes: (H, W, C) for one image, (N, H, W, C) for several.
+Pixels = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image whose size is known and whose pixels are not decoded yet."""
+
+    height: int
+    width: int
+    decode: Callable[[int], Pixels]
+    """Takes a factor (1, 2, 4 or 8): the pixels at 1/factor of the size, or larger if that cannot be."""
+
+    def pixels(self, shrink: int = 1) -> Pixels:
+        """The image as (H, W, C) bytes."""
+        return self.decode(shrink)
+
+
+class Source(Protocol):
+    """Labelled images by index."""
+
+    @property
+    def labels(self) -> Labels:
+        """One class number an image."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each class; its place is its number."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """What an error message calls this image."""
+
+    def picture(self, index: int) -> Picture:
+        """The image, to be decoded in the size that is needed."""
+
+    def image(self, index: int) -> Pixels:
+        """The whole image as (H, W, C) bytes."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """The images to learn from and those to be judged by."""
+
+    train: Source
+    test: Source
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.train.classes != self.test.classes:
+            raise ValueError(
+                f"{self.name}: training and test images have different classes "
+                f"({len(self.train.classes)} and {len(self.test.classes)}): name the same ones in both"
+            )
+
+
+class Arrays:
+    """Images of one shape, all in memory."""
+
+    def __init__(self, images: Pixels, labels: NDArray[np.integer], classes: tuple[str, ...]) -> None:
+        if images.dtype != np.uint8 or images.ndim != 4:
+            raise ValueError(
+                f"images are {images.dtype} of shape {images.shape}: make them uint8 of shape (N, H, W, C)"
+            )
+        if len(images) != len(labels):
+            raise ValueError(f"{len(images)} images have {len(labels)} labels: give one label an image")
+        self.images = images
+        self.labels = checked_labels(labels, classes)
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def name(self, index: int) -> str:
+        return f"image {index}"
+
+    def picture(self, index: int) -> Picture:
+        image = self.image(index)
+        return Picture(image.shape[0], image.shape[1], lambda shrink: image)
+
+    def image(self, index: int) -> Pixels:
+        image: Pixels = self.images[index]
+        return image
+
+
+def checked_labels(labels: NDArray[np.integer], classes: tuple[str, ...]) -> Labels:
+    """Labels as int64, every one of them the number of a class."""
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"labels are {labels.dtype} of shape {labels.shape}: give one whole number an image")
+    outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
+    if len(outside):
+        first = int(outside[0])
+        raise ValueError(
+            f"image {first} has label {labels[first]}, but the {len(classes)} classes are numbered "
+            f"0 to {len(classes) - 1}: correct the label or name more classes"
+        )
+    return labels.astype(np.int64)

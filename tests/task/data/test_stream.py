@@ -1,0 +1,234 @@
+"""The stream's promise: the same images in the same order for every layout, number of workers and start."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conadv.task.augment import Fit, augmentation
+from conadv.task.data.embedded import digits, synthetic
+from conadv.task.data.source import Arrays, Picture, Pixels
+from conadv.task.data.stream import Stream, evaluation_batches
+
+
+def numbered(count: int) -> Arrays:
+    """Images that say their own index."""
+    images = np.zeros((count, 4, 4, 2), np.uint8)
+    images[..., 0], images[..., 1] = (
+        (np.arange(count) // 256)[:, None, None],
+        (np.arange(count) % 256)[:, None, None],
+    )
+    return Arrays(images, np.arange(count), tuple(str(i) for i in range(count)))
+
+
+def make_stream(
+    count: int = 100, batch_size: int = 12, chunk_size: int = 3, augment: str = "none", **rest
+) -> Stream:
+    return Stream(numbered(count), batch_size, chunk_size, rest.pop("seed", 5), augmentation(augment), **rest)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[Stream, list[list[int]]]:
+    """A stream, and its chunks dealt out to lanes."""
+    chunk_size, chunks = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    count = draw(st.integers(chunk_size * chunks, 60))
+    stream = make_stream(
+        count, chunk_size * chunks, chunk_size, "crop-flip", seed=draw(st.integers(0, 2**64))
+    )
+    owners = draw(st.lists(st.integers(0, 2), min_size=chunks, max_size=chunks))
+    lanes = [[chunk for chunk in range(chunks) if owners[chunk] == lane] for lane in set(owners)]
+    return stream, lanes
+
+
+@settings(max_examples=60, deadline=None)
+@given(streams(), st.integers(0, 3), st.integers(0, 7), st.integers(1, 4))
+def test_every_layout_worker_count_and_start_gives_the_same_images(
+    made: tuple[Stream, list[list[int]]], workers: int, start: int, steps: int
+) -> None:
+    stream, lanes = made
+    whole = list(stream.batches(0, start + steps))
+    size = stream.chunk_size
+    for lane in lanes:
+        shares = list(replace(stream, workers=workers).batches(start, start + steps, lane))
+        assert len(shares) == steps
+        for share, batch in zip(shares, whole[start:], strict=True):
+            for got, full in zip(share, batch, strict=True):
+                expected = torch.cat([full[chunk * size : (chunk + 1) * size] for chunk in lane])
+                assert torch.equal(got, expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(streams(), st.integers(0, 3))
+def test_no_image_comes_twice_in_an_epoch_and_none_is_left_out_but_the_remainder(
+    made: tuple[Stream, list[list[int]]], epoch: int
+) -> None:
+    stream, _ = made
+    first = epoch * stream.steps_per_epoch
+    seen = [
+        label
+        for _, labels in stream.batches(first, first + stream.steps_per_epoch)
+        for label in labels.tolist()
+    ]
+    assert len(set(seen)) == len(seen) == len(stream.source) - stream.remainder
+    assert stream.remainder < stream.batch_size
+
+
+def test_images_come_with_their_labels() -> None:
+    for images, labels in make_stream().batches(0, 20):
+        assert torch.equal(images[:, 0, 0, 0].long() * 256 + images[:, 1, 0, 0].long(), labels)
+
+
+def test_batches_are_contiguous_bytes_with_channels_first() -> None:
+    images, labels = next(make_stream().batches(0, None, range(1, 3)))
+    assert images.shape == (6, 2, 4, 4)
+    assert images.dtype == torch.uint8
+    assert images.is_contiguous()
+    assert labels.dtype == torch.int64
+
+
+def test_epochs_have_different_orders_and_leave_different_images_out() -> None:
+    stream = make_stream(count=100, batch_size=12, chunk_size=3)
+    assert (stream.steps_per_epoch, stream.remainder, stream.chunks_per_step) == (8, 4, 4)
+    left_out = [
+        set(range(100))
+        - {int(i) for step in range(8 * e, 8 * e + 8) for c in range(4) for i in stream.indices(step, c)}
+        for e in range(30)
+    ]
+    assert all(len(some) == 4 for some in left_out)
+    assert len(set().union(*left_out)) > 50
+    assert stream.indices(0, 0).tolist() != stream.indices(8, 0).tolist()
+
+
+def test_seeds_give_different_orders() -> None:
+    orders = {tuple(make_stream(seed=seed).indices(0, 0).tolist()) for seed in range(50)}
+    assert len(orders) == 50
+
+
+def test_an_image_is_augmented_differently_in_another_epoch() -> None:
+    source = Arrays(np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1), np.array([0]), ("only",))
+    stream = Stream(source, 1, 1, seed=0, augment=augmentation("crop-flip"))
+    seen = {images.numpy().tobytes() for images, _ in stream.batches(0, 300)}
+    assert len(seen) == 18  # 3 × 3 places and a flip
+
+
+def test_the_same_image_is_augmented_alike_in_any_batch_size() -> None:
+    """The order is the same too, so that the batch size is the only thing a comparison changes."""
+    source = synthetic(shape=(8, 8, 1), count=64).train
+    small, large = (Stream(source, size, 4, 1, augmentation("crop-flip")) for size in (8, 32))
+    ours = torch.cat([images for images, _ in small.batches(0, 8)])
+    assert torch.equal(ours, torch.cat([images for images, _ in large.batches(0, 2)]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            {"batch_size": 101, "chunk_size": 1},
+            "batch_size 101 does not fit 100 training images: choose a smaller",
+        ),
+        ({"batch_size": 0}, "batch_size 0 does not fit"),
+        (
+            {"batch_size": 12, "chunk_size": 5},
+            "12 is not a whole number of chunks of 5 images: choose a chunk_size",
+        ),
+        ({"chunk_size": 0}, "chunks of 0 images"),
+        ({"workers": -1}, "workers -1"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(wrong: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_stream(**wrong)
+
+
+class Trap:
+    """A source whose image 7 cannot be read."""
+
+    def __init__(self) -> None:
+        self.inner = numbered(20)
+        self.labels, self.classes = self.inner.labels, self.inner.classes
+
+    def __len__(self) -> int:
+        return 20
+
+    def name(self, index: int) -> str:
+        return f"trap-{index}.jpg"
+
+    def picture(self, index: int) -> Picture:
+        if index == 7:
+            raise ValueError("trap-7.jpg: truncated")
+        return self.inner.picture(index)
+
+    def image(self, index: int) -> Pixels:
+        return self.picture(index).pixels()
+
+
+def worker_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("conadv-data")]
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_an_error_reaches_the_consumer_in_its_place(workers: int) -> None:
+    stream = Stream(Trap(), 2, 1, 0, augmentation("none"), workers)
+    before = next(step for step in range(10) if 7 in [*stream.indices(step, 0), *stream.indices(step, 1)])
+    batches = stream.batches(0, None)
+    for _ in range(before):
+        next(batches)
+    with pytest.raises(ValueError, match=r"trap-7\.jpg: truncated"):
+        next(batches)
+    assert worker_threads() == []
+
+
+def test_closing_an_endless_stream_leaves_no_worker() -> None:
+    batches = make_stream(workers=2).batches(0, None)
+    next(batches)
+    assert worker_threads() != []
+    batches.close()
+    assert worker_threads() == []
+
+
+def test_dropping_an_endless_stream_leaves_no_worker() -> None:
+    for _ in make_stream(workers=2).batches(0, None):
+        break
+    assert worker_threads() == []
+
+
+def test_an_interrupt_of_the_consumer_leaves_no_worker() -> None:
+    def train() -> None:
+        for _ in make_stream(workers=2).batches(0, None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert worker_threads() == []
+
+
+def test_the_stream_leaves_the_global_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    list(make_stream(workers=2, augment="crop-flip").batches(0, 3))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_sees_every_image_once_in_order(workers: int) -> None:
+    source = digits(100).test
+    parts = list(evaluation_batches(source, 500, Fit(), workers))
+    assert [len(labels) for _, labels in parts] == [500, 500, 500, 197]
+    images = torch.cat([images for images, _ in parts])
+    np.testing.assert_array_equal(images.numpy(), source.images.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(torch.cat([labels for _, labels in parts]).numpy(), source.labels)
+
+
+def test_evaluation_of_some_images() -> None:
+    (batch,) = evaluation_batches(digits(100).test, 10, Fit(), indices=range(3, 9, 2))
+    assert batch[1].tolist() == digits(100).test.labels[[3, 5, 7]].tolist()
+
+
+def test_evaluation_in_empty_batches_is_refused() -> None:
+    with pytest.raises(ValueError, match="a batch of 0 images"):
+        evaluation_batches(digits().test, 0, Fit())
