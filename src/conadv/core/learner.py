@@ -1,0 +1,144 @@
+"""One step of learning, the same for every method: chunk by chunk, each part through its branch, one backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .attack import PGD, Loss
+from .batch import Batch, cut, to_pixels
+from .handoff import Twin
+from .roles import Place
+from .seeds import mix, untouched_randomness
+from .splitbn import plain_layers, route, settle, split_layers, unwrap
+
+# What a random number is for: seeds of different purposes never meet.
+_ATTACK, _FORWARD = 1, 2
+_BRANCH_NUMBER = {"main": 0, "aug": 1, "adv": 2}
+
+
+class Part(NamedTuple):
+    """Images that a step learns from, the branch they go through, and their weight in the loss."""
+
+    branch: str
+    images: Tensor
+    labels: Tensor
+    weight: float
+
+
+class Losses(NamedTuple):
+    """Mean losses over this process' share of the batch, without a graph; zero where it has no part in one."""
+
+    clean: Tensor
+    adv: Tensor
+
+
+class Learner:
+    """A model and its loss, and how a batch becomes gradients: in chunks, each with its own BatchNorm statistics."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        chunk_size: int | None,
+        seed: int | None,
+        autocast: torch.dtype | None,
+        place: Place,
+    ) -> None:
+        if chunk_size is not None and chunk_size < 1:
+            raise ValueError(f"chunk_size {chunk_size}: take at least 1 image, or None for the whole batch")
+        self.model = model
+        self.loss = loss
+        self.chunk_size = chunk_size
+        self.seed = seed
+        self.autocast = autocast
+        self.place = place
+        self.step = 0
+        parameter = next(model.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self._losses = torch.zeros(2, device=self.device)
+
+    def require_branches(self, *branches: str) -> None:
+        """Refuse a model that would mix the statistics of clean and adversarial images without a word."""
+        call = f"conadv.split_batchnorm(model, branches={branches}) before making the optimizer and the method"
+        for name in plain_layers(self.model):
+            raise ValueError(f"{name} is a plain BatchNorm layer: call {call}")
+        for layer in split_layers(self.model):
+            if not set(branches) <= set(layer.owners()):
+                raise ValueError(f"the model has only the branches {', '.join(layer.owners())}: call {call}")
+
+    def chunks(self, batch: Batch) -> Iterator[Batch]:
+        """The chunks of a batch, where the model is and as it takes them."""
+        for images, labels, *augmented in cut(batch, self.chunk_size):
+            first, *rest = (to_pixels(view, self.device, self.dtype) for view in (images, *augmented))
+            yield first, labels.to(self.device, non_blocking=True), *rest
+
+    def learn(self, parts: list[Part], number: int, count: int) -> None:
+        """Add the gradients of chunk `number` of `count` to `.grad`, by one backward pass.
+
+        One, because DistributedDataParallel takes the first backward after a forward pass for that of the step.
+        """
+        with self._exchange(last=number == count - 1):
+            losses = [self._forward(part, number) for part in parts]
+            weighted = [part.weight * loss for part, loss in zip(parts, losses, strict=True)]
+            torch.stack(weighted).sum().mul(self.place.share / count).backward()
+        clean = sum(part.branch != "adv" for part in parts)
+        for part, loss in zip(parts, losses, strict=True):
+            place, mates = (1, 1) if part.branch == "adv" else (0, clean)
+            self._losses[place] += loss.detach() / (mates * count)
+
+    def end_step(self) -> Losses:
+        """Let the running statistics move, and start the next step."""
+        settle(self.model)
+        self.step += 1
+        losses = Losses(*self._losses.clone())
+        self._losses.zero_()
+        return losses
+
+    def attack(self, attack: PGD, chunk: Batch, batch_number: int, chunk_number: int) -> Twin:
+        images, labels = chunk[:2]
+        generator = self.generator(batch_number, chunk_number)
+        with self._precision():
+            return Twin(attack(self.model, self.loss, images, labels, generator), labels)
+
+    def input_gradient(self, chunk: Batch, number: int) -> Tensor:
+        """The gradient of the clean loss, summed over images, by the images alone. It leaves no trace."""
+        images, model = chunk[0].detach().requires_grad_(), unwrap(self.model)
+        with self._randomness(number, "main"), route(model, "main", tracking="off"), self._precision():
+            total = self.loss(model(images.clone()), chunk[1]) * len(images)
+        (gradient,) = torch.autograd.grad(total, images)
+        return gradient
+
+    def generator(self, batch_number: int, chunk_number: int) -> torch.Generator:
+        """What is random in an attack is a function of the seed, the batch and the chunk."""
+        seed = torch.initial_seed() if self.seed is None else self.seed
+        return torch.Generator().manual_seed(mix(seed, _ATTACK, batch_number, self.place.first_chunk + chunk_number))
+
+    def _forward(self, part: Part, number: int) -> Tensor:
+        with (
+            self._randomness(number, part.branch),
+            route(self.model, part.branch, tracking="step"),
+            self._precision(),
+        ):
+            # A model may work in place, which a leaf of the graph (images whose gradient is wanted) does not allow.
+            images = part.images.clone() if part.images.requires_grad else part.images
+            return self.loss(self.model(images), part.labels)
+
+    def _exchange(self, last: bool) -> AbstractContextManager[None]:
+        """DistributedDataParallel exchanges gradients once a step: with the last chunk."""
+        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) and not last else nullcontext()
+
+    def _randomness(self, number: int, branch: str) -> AbstractContextManager[None]:
+        """With a seed, what the model draws (for dropout, say) does not depend on what ran before."""
+        if self.seed is None:
+            return nullcontext()
+        chunk = self.place.first_chunk + number
+        return untouched_randomness(self.device, mix(self.seed, _FORWARD, self.step, chunk, _BRANCH_NUMBER[branch]))
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)

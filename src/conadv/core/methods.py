@@ -1,0 +1,340 @@
+"""The ways to take a step: a method takes a batch and leaves gradients in `.grad`, nothing else.
+
+Vanilla    x_t ──► main ──► gradients
+ConAdv     x_t ──► main ──┬► gradients         x_{t+delay} ──► attack with these weights ──► hand-off
+           hand-off ► adv ┘                    (delay 0: the twins of x_t itself, which is DisAdv)
+Recycled   x_t ──► main ──┬► gradients         the same backward pass, one layer further ──► hand-off
+           hand-off ► adv ┘
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .attack import PGD, Loss
+from .batch import Batch, count_chunks
+from .handoff import Handoff, Queue, Twin
+from .learner import Learner, Losses, Part
+from .roles import ALONE, Place, Role
+from .splitbn import plain_layers
+
+# What a step sees of the data: the batch to learn from, and the one to attack; None where a role needs none.
+Pair = tuple[Batch | None, Batch | None]
+
+
+class Method(Protocol):
+    """What a training loop knows of a method."""
+
+    duties: Role
+    delay: int
+
+    @property
+    def step(self) -> int:
+        """How many steps were taken."""
+
+    def feed(self, batches: Iterable[Batch | None]) -> Iterator[Pair]:
+        """What the method is called with, step by step. Batches may be None for a role that sees none."""
+
+    def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
+        """Add the gradients of one step to `.grad`."""
+
+    def prime(self, batch: Batch) -> None:
+        """Put the twins of a batch, made with the weights as they are, in flight."""
+
+    def resume(self, step: int) -> None:
+        """Go on at `step`, with nothing in flight."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next step needs beside the weights, as numbers and tensors; of a process that stands alone."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Vanilla:
+    """Learn from the images as they are: the baseline, by the same calls."""
+
+    duties = Role.CLEAN
+    delay = 0
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        chunk_size: int | None = None,
+        seed: int | None = None,
+        autocast: torch.dtype | None = None,
+        place: Place = ALONE,
+    ) -> None:
+        self._learner = Learner(model, loss, chunk_size, seed, autocast, place)
+        if chunk_size is not None and plain_layers(model):  # chunks need statistics that move once a step
+            self._learner.require_branches("main")
+
+    @property
+    def step(self) -> int:
+        return self._learner.step
+
+    def feed(self, batches: Iterable[Batch | None]) -> Iterator[Pair]:
+        for batch in batches:
+            yield batch, None
+
+    def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
+        assert now is not None
+        count = count_chunks(now, self._learner.chunk_size)
+        for number, chunk in enumerate(self._learner.chunks(now)):
+            self._learner.learn(_clean_parts(chunk, 1.0), number, count)
+        return self._learner.end_step()
+
+    def prime(self, batch: Batch) -> None:
+        """Nothing is ever in flight."""
+
+    def resume(self, step: int) -> None:
+        self._learner.step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.resume(state["step"])
+
+
+class ConAdv:
+    """Learn from the images and from their twins, made `delay` steps ago with the weights of then.
+
+    The update at step t follows (1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_t), x̂_t made with the weights of step
+    t - delay (the first ones: with the weights at the start). delay 1 is the paper's ConAdv, delay 0 is DisAdv.
+    """
+
+    duties = Role.CLEAN | Role.ADV | Role.ATTACK
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        attack: PGD,
+        *,
+        delay: int = 1,
+        adv_weight: float = 0.5,
+        chunk_size: int | None = None,
+        seed: int | None = None,
+        autocast: torch.dtype | None = None,
+        place: Place = ALONE,
+        handoff: Handoff | None = None,
+    ) -> None:
+        if delay < 0:
+            raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
+        if not 0 <= adv_weight <= 1:
+            raise ValueError(f"adv_weight {adv_weight}: a part of the loss, from 0 to 1")
+        self.attack = attack
+        self.delay = delay
+        self.adv_weight = adv_weight
+        self.handoff: Handoff = Queue() if handoff is None else handoff
+        self._attacked = 0  # the number of the next batch to attack
+        self._loaded = False
+        self._learner = Learner(model, loss, chunk_size, seed, autocast, place)
+        self._learner.require_branches("main", "adv")
+
+    @property
+    def step(self) -> int:
+        return self._learner.step
+
+    def feed(self, batches: Iterable[Batch | None]) -> Iterator[Pair]:
+        """Pair each batch with the one `delay` later. The first ones are attacked here, before the first step."""
+        if not self._loaded:
+            self._forget()
+        self._loaded = False
+        delay = self.delay if self._does(Role.ATTACK) else 0
+        window: deque[Batch | None] = deque()
+        for batch in batches:
+            window.append(batch)
+            if len(window) > delay:
+                yield self._pair(window.popleft(), batch)
+            elif len(window) > self._attacked - self.step:
+                assert batch is not None
+                self.prime(batch)
+        while window:
+            yield self._pair(window.popleft(), None)
+
+    def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
+        count = self._count(now, ahead)
+        clean = self._learner.chunks(now) if now is not None else None
+        victims = self._learner.chunks(ahead) if ahead is not None else None
+        for number in range(count):
+            if victims is not None:
+                self.handoff.put(self._learner.attack(self.attack, next(victims), self._attacked, number))
+            parts = [] if clean is None else _clean_parts(next(clean), 1 - self.adv_weight)
+            if self._does(Role.ADV):
+                parts.append(_adv_part(self.handoff.take(), self.adv_weight))
+            if parts:
+                self._learner.learn(parts, number, count)
+        self._attacked += victims is not None
+        return self._learner.end_step()
+
+    def prime(self, batch: Batch) -> None:
+        for number, chunk in enumerate(self._learner.chunks(batch)):
+            self.handoff.put(self._learner.attack(self.attack, chunk, self._attacked, number))
+        self._attacked += 1
+
+    def resume(self, step: int) -> None:
+        self._learner.step = self._attacked = step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "attacked": self._attacked, "twins": _in_flight(self.handoff)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._learner.step, self._attacked = state["step"], state["attacked"]
+        _put_back(self.handoff, state["twins"])
+        self._loaded = True
+
+    def _does(self, duty: Role) -> bool:
+        return duty in self._learner.place.role
+
+    def _pair(self, now: Batch | None, ahead: Batch | None) -> Pair:
+        return now if self._does(Role.CLEAN) else None, ahead if self._does(Role.ATTACK) else None
+
+    def _count(self, now: Batch | None, ahead: Batch | None) -> int:
+        batch = now if now is not None else ahead
+        if batch is not None:
+            return count_chunks(batch, self._learner.chunk_size)
+        return self._learner.place.chunks or 0
+
+    def _forget(self) -> None:
+        """Twins left by a feed that was not finished belong to batches that do not come again."""
+        if self._attacked > self.step:
+            self.handoff.clear()
+            self._attacked = self.step
+
+
+class Recycled:
+    """Learn from the images and from the twins of the last batch, which its own backward pass gave almost for free.
+
+    The update at step t follows (1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_{t-1}), x̂_{t-1} made with the weights
+    of step t - 1; the first step takes the twins of its own batch. The attack is one step from the image itself,
+    through the main branch: `random_start`, `branch` and `statistics` of the attack do not apply.
+    """
+
+    duties = Role.CLEAN | Role.ADV
+    delay = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        attack: PGD,
+        *,
+        adv_weight: float = 0.5,
+        chunk_size: int | None = None,
+        seed: int | None = None,
+        autocast: torch.dtype | None = None,
+        place: Place = ALONE,
+        handoff: Handoff | None = None,
+    ) -> None:
+        if attack.steps != 1 or attack.targeted:
+            raise ValueError(
+                "recycled takes one untargeted step along the gradient that it has: steps=1, targeted=False"
+            )
+        if not 0 <= adv_weight < 1:
+            raise ValueError(f"adv_weight {adv_weight}: from 0 to below 1, since the clean loss brings the gradient")
+        self.attack = attack
+        self.adv_weight = adv_weight
+        self.handoff: Handoff = Queue() if handoff is None else handoff
+        self._primed = False
+        self._learner = Learner(model, loss, chunk_size, seed, autocast, place)
+        self._learner.require_branches("main", "adv")
+
+    @property
+    def step(self) -> int:
+        return self._learner.step
+
+    def feed(self, batches: Iterable[Batch | None]) -> Iterator[Pair]:
+        for batch in batches:
+            if not self._primed and batch is not None:
+                self.prime(batch)
+            yield batch, None
+
+    def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
+        count = self._count(now)
+        clean = self._learner.chunks(now) if now is not None else None
+        for number in range(count):
+            parts = []
+            if clean is not None:
+                images, *rest = next(clean)
+                parts = _clean_parts((images.detach().requires_grad_(), *rest), 1 - self.adv_weight)
+            if Role.ADV in self._learner.place.role:
+                parts.append(_adv_part(self.handoff.take(), self.adv_weight))
+            self._learner.learn(parts, number, count)
+            if clean is not None:
+                self.handoff.put(self._recycle(parts[0], number, count))
+        return self._learner.end_step()
+
+    def prime(self, batch: Batch) -> None:
+        for number, chunk in enumerate(self._learner.chunks(batch)):
+            gradient = self._learner.input_gradient(chunk, number)
+            self.handoff.put(self._twin(chunk[0], chunk[1], gradient, number))
+        self._primed = True
+
+    def resume(self, step: int) -> None:
+        self._learner.step = step
+        self._primed = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "twins": _in_flight(self.handoff)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._learner.step = state["step"]
+        _put_back(self.handoff, state["twins"])
+        self._primed = len(state["twins"]) > 0
+
+    def _recycle(self, part: Part, number: int, count: int) -> Twin:
+        """The twin of a chunk, from the gradient that the backward pass left on its images."""
+        images, gradient = part.images.detach(), part.images.grad
+        assert gradient is not None
+        # The loss was a weighted mean; the loss of an attack is a sum over images.
+        scale = part.weight * self._learner.place.share / (count * len(images))
+        return self._twin(images, part.labels, gradient / scale, number)
+
+    def _twin(self, images: Tensor, labels: Tensor, gradient: Tensor, number: int) -> Twin:
+        if self.attack.direction == "noise":
+            gradient = self.attack.noise(images, self._learner.generator(self.step, number))
+        return Twin(self.attack.step(images, images, gradient), labels)
+
+    def _count(self, now: Batch | None) -> int:
+        if now is None:
+            return self._learner.place.chunks or 0
+        count = count_chunks(now, self._learner.chunk_size)
+        if isinstance(self.handoff, Queue) and len(self.handoff) != count:
+            raise ValueError(
+                f"a batch of {count} chunks, after one of {len(self.handoff)}: recycled needs `method.feed(loader)` "
+                "around a loader whose batches have one size (drop_last=True drops the smaller last one)"
+            )
+        return count
+
+
+def _clean_parts(chunk: Batch, weight: float) -> list[Part]:
+    """The images and, where the batch has one, their augmented view, with equal parts of the weight."""
+    images, labels, *augmented = chunk
+    share = weight / (1 + len(augmented))
+    return [Part("main", images, labels, share), *(Part("aug", view, labels, share) for view in augmented)]
+
+
+def _adv_part(twin: Twin, weight: float) -> Part:
+    return Part("adv", twin.images, twin.labels, weight)
+
+
+def _in_flight(handoff: Handoff) -> list[Twin]:
+    if not isinstance(handoff, Queue):
+        raise ValueError(
+            "the twins in flight lie on several ranks: keep the weights they were made with, and prime again"
+        )
+    return handoff.twins()
+
+
+def _put_back(handoff: Handoff, twins: Iterable[tuple[Tensor, Tensor]]) -> None:
+    handoff.clear()
+    for images, labels in twins:
+        handoff.put(Twin(images, labels))
