@@ -1,0 +1,185 @@
+"""LARS: momentum SGD in which each tensor's learning rate is in proportion to the size of its weights.
+
+    trust = coefficient · |w| / (|g| + decay · |w| + eps)      1 where |w| or |g| is 0, or without adapt
+    v     = momentum · v + lr · trust · (g + decay · w)        what v gathered stays as it is when lr changes
+    w     = w - v
+
+As You, Gitman and Ginsburg (2017) and the reference of MLPerf define it. Many libraries multiply by lr only
+after the momentum, which is the same at a constant lr and another method at a changing one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, ParamsT
+
+
+class Lars(Optimizer):
+    """LARS, for example `Lars(parameter_groups(model, weight_decay=5e-4), lr=10.0)`.
+
+    Every argument but `params` can also be set for one group. A group with `adapt=False` takes plain momentum
+    SGD. `lr` may change before each step (`group["lr"] = ...`).
+
+    foreach: work on all tensors of a group at once, and never wait for the device, instead of on one tensor
+    after the other. None: on CUDA, where launching kernels is what costs; not on the CPU, where caches do.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        eps: float = 0.0,
+        *,
+        adapt: bool = True,
+        foreach: bool | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+            "adapt": adapt,
+            "foreach": foreach,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        _check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient, and return the closure's loss if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weights, gradients in _with_gradients(group["params"]):
+                velocities = [self._velocity(weight, group["momentum"]) for weight in weights]
+                together = weights[0].is_cuda if group["foreach"] is None else group["foreach"]
+                (_update_together if together else _update_each)(weights, gradients, velocities, group)
+        return loss
+
+    def _velocity(self, weight: Tensor, momentum: float) -> Tensor:
+        """What the weight moved by in its last step; without momentum nothing remembers it."""
+        if momentum == 0:
+            return torch.zeros_like(weight)
+        state = self.state[weight]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        velocity: Tensor = state["momentum_buffer"]
+        return velocity
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups for `Lars`: parameters that are adapted and decayed, and those that are neither.
+
+    Neither are biases, and the parameters of normalization layers (in every branch of a split one): vectors,
+    anything named bias, and what belongs to a LayerNorm or RMSNorm over several dimensions.
+    A shared parameter appears once, a frozen one not at all.
+    """
+    plain = {
+        parameter
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim <= 1 or "bias" in name or isinstance(module, nn.LayerNorm | nn.RMSNorm)
+    }
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise ValueError("the model has no parameter to train: leave requires_grad on for some of them")
+    return [
+        {"params": [p for p in trained if p not in plain], "weight_decay": weight_decay, "adapt": True},
+        {"params": [p for p in trained if p in plain], "weight_decay": 0.0, "adapt": False},
+    ]
+
+
+def _update_each(
+    weights: list[Tensor], gradients: list[Tensor], velocities: list[Tensor], group: dict[str, Any]
+) -> None:
+    decay = group["weight_decay"]
+    for weight, gradient, velocity in zip(weights, gradients, velocities, strict=True):
+        rate = group["lr"] * (_trust(weight, gradient, group) if group["adapt"] else 1.0)
+        velocity.mul_(group["momentum"]).add_(gradient, alpha=rate)
+        if decay != 0:
+            velocity.add_(weight, alpha=rate * decay)
+        weight.sub_(velocity)
+
+
+def _trust(weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> float:
+    dtype = _norm_dtype(weight)
+    weight_norm = torch.linalg.vector_norm(weight, dtype=dtype).item()
+    gradient_norm = torch.linalg.vector_norm(gradient, dtype=dtype).item()
+    if not (weight_norm > 0 and gradient_norm > 0):
+        return 1.0
+    size: float = gradient_norm + group["weight_decay"] * weight_norm + group["eps"]
+    ratio: float = group["trust_coefficient"] * weight_norm / size
+    return ratio
+
+
+def _update_together(
+    weights: list[Tensor], gradients: list[Tensor], velocities: list[Tensor], group: dict[str, Any]
+) -> None:
+    updates = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
+    if group["adapt"]:
+        torch._foreach_mul_(updates, _trusts(weights, gradients, group))
+    torch._foreach_mul_(velocities, group["momentum"])
+    torch._foreach_add_(velocities, updates, alpha=group["lr"])
+    torch._foreach_sub_(weights, velocities)
+
+
+def _trusts(weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    """The trust ratios as tensors without dimensions, so that nobody waits for their values."""
+    dtype = _norm_dtype(weights[0])
+    weight_norms = torch.stack(torch._foreach_norm(weights, 2, dtype=dtype))
+    gradient_norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype))
+    sizes = gradient_norms + group["weight_decay"] * weight_norms + group["eps"]
+    ratios = group["trust_coefficient"] * weight_norms / sizes
+    return list(torch.where((weight_norms > 0) & (gradient_norms > 0), ratios, 1.0).unbind())
+
+
+def _norm_dtype(weight: Tensor) -> torch.dtype:
+    """A sum of squares needs more digits and range than a 16-bit number has."""
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
+def _with_gradients(parameters: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Weights and their gradients, for each device and dtype: multi-tensor operations take them apart."""
+    alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]]
+    alike = defaultdict(lambda: ([], []))
+    for weight in parameters:
+        if weight.grad is None:
+            continue
+        if weight.grad.layout != torch.strided:
+            raise ValueError(f"a {weight.grad.layout} gradient: Lars takes dense ones (Embedding: sparse=False)")
+        weights, gradients = alike[weight.device, weight.dtype]
+        weights.append(weight)
+        gradients.append(weight.grad)
+    return list(alike.values())
+
+
+def _check(group: dict[str, Any]) -> None:
+    for name in ("lr", "momentum", "weight_decay", "trust_coefficient", "eps"):
+        value = group[name]
+        if not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} {value!r}: take a number from 0 up")
+    if group["momentum"] >= 1:
+        raise ValueError(f"momentum {group['momentum']}: take a number from 0 to below 1, such as 0.9")
+    if group["trust_coefficient"] == 0:
+        raise ValueError("trust_coefficient 0 keeps every weight as it is: take 0.001, or adapt=False for SGD")

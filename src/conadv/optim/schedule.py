@@ -1,0 +1,79 @@
+"""Schedules: functions from the step, counted from 0, to a value such as the learning rate.
+
+             peak ╱╲                  step            value
+                 ╱  ╲ poly, cosine    0               peak / warmup (the first step is never wasted on 0)
+                ╱    ╲                warmup - 1      peak
+               ╱      ╲ end           steps - 1       end, and so it stays
+
+The warm-up is a whole number of steps, and a warm-up of 0 is one of 1: the first step is at the peak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+Schedule = Callable[[int], float]
+
+
+def warmup_poly(peak: float, steps: int, warmup: int = 0, power: float = 2.0, end: float = 0.0) -> Schedule:
+    """A linear warm-up to `peak`, then towards `end` as (what is left of the steps) ** power."""
+    if not (math.isfinite(power) and power > 0):
+        raise ValueError(f"power {power!r}: take a number above 0; 1 is a straight line, 2 the paper's curve")
+    return _warmup_then(lambda progress: (1 - progress) ** power, peak, steps, warmup, end)
+
+
+def warmup_cosine(peak: float, steps: int, warmup: int = 0, end: float = 0.0) -> Schedule:
+    """A linear warm-up to `peak`, then half a cosine down to `end`."""
+    return _warmup_then(lambda progress: (1 + math.cos(math.pi * progress)) / 2, peak, steps, warmup, end)
+
+
+def warmup_constant(peak: float, warmup: int = 0) -> Schedule:
+    """A linear warm-up to `peak`, and there it stays."""
+    _check_numbers(peak, peak)
+    _check_whole(warmup=warmup)
+
+    def value(step: int) -> float:
+        _check_whole(step=step)
+        return peak * _warmed(step, warmup)
+
+    return value
+
+
+def _warmup_then(decay: Callable[[float], float], peak: float, steps: int, warmup: int, end: float) -> Schedule:
+    """`decay` turns the way from the peak to the last step, 0 to 1, into the share of the peak that is left."""
+    _check_numbers(peak, end)
+    _check_whole(steps=steps, warmup=warmup)
+    if not max(warmup, 1) <= steps:
+        raise ValueError(
+            f"a warm-up of {warmup} in {steps} steps: take at least 1 step, and no more warm-up than steps"
+        )
+    top = max(warmup - 1, 0)
+    last = steps - 1
+
+    def value(step: int) -> float:
+        _check_whole(step=step)
+        if step <= top:
+            return peak * _warmed(step, warmup)
+        share = decay((step - top) / (last - top)) if step < last else 0.0
+        return peak * share + end * (1 - share)  # in this form the ends are exact
+
+    return value
+
+
+def _warmed(step: int, warmup: int) -> float:
+    """The share of the peak that the warm-up has reached."""
+    return 1.0 if step + 1 >= warmup else (step + 1) / warmup
+
+
+def _check_numbers(peak: float, end: float) -> None:
+    if not (math.isfinite(peak) and peak > 0):
+        raise ValueError(f"peak {peak!r}: take a number above 0")
+    if not 0 <= end <= peak:
+        raise ValueError(f"end {end!r}: take a number from 0 to the peak, {peak!r}")
+
+
+def _check_whole(**counts: int) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 0:
+            raise ValueError(f"{name} {count!r}: take a whole number from 0 up")

@@ -1,0 +1,388 @@
+"""LARS against a reference written apart, against another library, and at its edges."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from typing import Any
+
+import pytest
+import pytorch_optimizer
+import torch
+from torch import Tensor, nn
+
+from conadv.optim.lars import Lars, parameter_groups
+
+BOTH_WAYS = pytest.mark.parametrize("foreach", [False, True], ids=["each", "together"])
+SHAPES = [(4, 3, 3, 3), (5, 4), (7,), ()]
+
+
+class Reference:
+    """LARS on plain Python lists: one tensor, its numbers in a row."""
+
+    def __init__(self, weights: list[float]) -> None:
+        self.weights = list(weights)
+        self.velocities = [0.0] * len(weights)
+
+    def step(
+        self,
+        gradients: list[float],
+        lr: float,
+        momentum: float,
+        decay: float,
+        coefficient: float,
+        eps: float,
+        adapt: bool,
+    ) -> None:
+        trust = 1.0
+        weight_norm = math.sqrt(math.fsum(w * w for w in self.weights))
+        gradient_norm = math.sqrt(math.fsum(g * g for g in gradients))
+        if adapt and weight_norm > 0 and gradient_norm > 0:
+            trust = coefficient * weight_norm / (gradient_norm + decay * weight_norm + eps)
+        for i, gradient in enumerate(gradients):
+            direction = lr * trust * (gradient + decay * self.weights[i])
+            self.velocities[i] = momentum * self.velocities[i] + direction
+            self.weights[i] -= self.velocities[i]
+
+
+def make_parameters(dtype: torch.dtype = torch.float64, shapes: list[tuple[int, ...]] = SHAPES) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(5)
+    return [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)) for shape in shapes]
+
+
+def give_gradients(parameters: list[nn.Parameter], seed: int) -> None:
+    generator = torch.Generator().manual_seed(100 + seed)
+    for parameter in parameters:
+        gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.grad = gradient.to(parameter.dtype)
+
+
+def flat(x: Tensor) -> list[float]:
+    return [float(value) for value in x.detach().double().reshape(-1)]
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+@pytest.mark.parametrize("adapt", [True, False])
+def test_follows_the_reference_step_by_step(foreach: bool, momentum: float, decay: float, adapt: bool) -> None:
+    parameters = make_parameters()
+    references = [Reference(flat(parameter)) for parameter in parameters]
+    settings = {"momentum": momentum, "weight_decay": decay, "trust_coefficient": 0.02, "eps": 1e-3, "adapt": adapt}
+    optimizer = Lars(parameters, lr=1.0, **settings, foreach=foreach)  # type: ignore[arg-type]
+    lrs = random.Random(0)
+    for step in range(8):
+        lr = lrs.uniform(0, 3) if step != 5 else 0.0
+        optimizer.param_groups[0]["lr"] = lr
+        give_gradients(parameters, step)
+        optimizer.step()
+        for parameter, reference in zip(parameters, references, strict=True):
+            assert parameter.grad is not None
+            reference.step(flat(parameter.grad), lr, momentum, decay, 0.02, 1e-3, adapt)
+            assert flat(parameter) == pytest.approx(reference.weights, rel=1e-12, abs=1e-13)
+
+
+@BOTH_WAYS
+def test_defaults_are_those_of_the_reference(foreach: bool) -> None:
+    parameters = make_parameters()
+    references = [Reference(flat(parameter)) for parameter in parameters]
+    optimizer = Lars(parameters, lr=2.0, foreach=foreach)
+    for step in range(3):
+        give_gradients(parameters, step)
+        optimizer.step()
+        for parameter, reference in zip(parameters, references, strict=True):
+            assert parameter.grad is not None
+            reference.step(flat(parameter.grad), 2.0, 0.9, 0.0, 0.001, 0.0, True)
+            assert flat(parameter) == pytest.approx(reference.weights, rel=1e-13)
+
+
+@BOTH_WAYS
+def test_agrees_with_another_library_at_a_constant_rate(foreach: bool) -> None:
+    """Where the definitions agree: constant lr, matrices, and no eps. (Theirs leaves vectors out by their shape,
+    multiplies by lr outside of the momentum, and overwrites the gradients.)"""
+    ours, theirs = (make_parameters(shapes=SHAPES[:2]) for _ in range(2))
+    settings = {"lr": 3.0, "momentum": 0.9, "weight_decay": 0.01, "trust_coefficient": 0.1}
+    our_optimizer = Lars(ours, **settings, foreach=foreach)  # type: ignore[arg-type]
+    their_optimizer = pytorch_optimizer.LARS(theirs, **settings)
+    for step in range(6):
+        give_gradients(ours, step)
+        give_gradients(theirs, step)
+        our_optimizer.step()
+        their_optimizer.step()
+        for our, their in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(our, their, rtol=1e-12, atol=0)
+
+
+def test_differs_from_the_other_library_at_a_changing_rate() -> None:
+    """The disagreement itself, in one number: after lr 1 then 0, the momentum of the first step still moves ours
+    (0.9 of the first step), but not theirs, which multiplies all of it by the lr of today."""
+    moved = {}
+    for name in ("ours", "theirs"):
+        weight = nn.Parameter(torch.full((2, 2), 4.0, dtype=torch.float64))
+        settings = {"lr": 1.0, "momentum": 0.9, "trust_coefficient": 0.1}
+        make = Lars if name == "ours" else pytorch_optimizer.LARS
+        optimizer: Any = make([weight], **settings)
+        for lr in (1.0, 0.0):
+            optimizer.param_groups[0]["lr"] = lr
+            weight.grad = torch.ones_like(weight)
+            before = weight.detach().clone()
+            optimizer.step()
+        moved[name] = (before - weight).mean().item()
+    assert moved["ours"] == pytest.approx(0.9 * 0.1 * 4.0)
+    assert moved["theirs"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@BOTH_WAYS
+def test_short_dtypes_follow_the_reference_roughly(dtype: torch.dtype, foreach: bool) -> None:
+    parameters = make_parameters(dtype)
+    references = [Reference(flat(parameter)) for parameter in parameters]
+    optimizer = Lars(parameters, lr=1.0, weight_decay=0.01, trust_coefficient=0.1, foreach=foreach)
+    for step in range(4):
+        give_gradients(parameters, step)
+        optimizer.step()
+        for parameter, reference in zip(parameters, references, strict=True):
+            assert parameter.grad is not None
+            reference.step(flat(parameter.grad), 1.0, 0.9, 0.01, 0.1, 0.0, True)
+    tolerance = 20 * torch.finfo(dtype).eps
+    for parameter, reference in zip(parameters, references, strict=True):
+        assert parameter.dtype == dtype
+        assert flat(parameter) == pytest.approx(reference.weights, rel=tolerance, abs=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@BOTH_WAYS
+def test_norms_of_many_short_numbers_neither_overflow_nor_stall(dtype: torch.dtype, foreach: bool) -> None:
+    """100,000 times 300 squared is far above the largest float16, and a bfloat16 sum of ones stalls at 256."""
+    weight = nn.Parameter(torch.full((1000, 100), 300.0, dtype=dtype))
+    weight.grad = torch.ones_like(weight)
+    Lars([weight], lr=1.0, trust_coefficient=0.5, foreach=foreach).step()  # trust = 0.5 · 300
+    assert weight[0, 0].item() == weight[-1, -1].item() == 150.0
+
+
+@BOTH_WAYS
+def test_a_tensor_without_norm_takes_a_plain_step(foreach: bool) -> None:
+    zero_weight = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64))
+    zero_weight.grad = torch.full_like(zero_weight, 2.0)
+    zero_gradient = nn.Parameter(torch.full((3, 2), 2.0, dtype=torch.float64))
+    zero_gradient.grad = torch.zeros_like(zero_gradient)
+    empty = nn.Parameter(torch.empty(0, 4, dtype=torch.float64))
+    empty.grad = torch.zeros_like(empty)
+    Lars([zero_weight, zero_gradient, empty], lr=0.5, weight_decay=0.1, foreach=foreach).step()
+    assert flat(zero_weight) == pytest.approx([-1.0] * 6)
+    assert flat(zero_gradient) == pytest.approx([2.0 - 0.5 * 0.1 * 2.0] * 6)
+
+
+@BOTH_WAYS
+def test_without_decay_two_zero_norms_make_no_nan(foreach: bool) -> None:
+    weight = nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.zeros_like(weight)
+    Lars([weight], lr=1.0, foreach=foreach).step()
+    assert flat(weight) == [0.0] * 4
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_never_writes_to_the_gradient(foreach: bool, momentum: float) -> None:
+    parameters = make_parameters()
+    give_gradients(parameters, 0)
+    gradients = [parameter.grad for parameter in parameters]
+    before = copy.deepcopy(gradients)
+    optimizer = Lars(parameters, lr=1.0, momentum=momentum, weight_decay=0.1, foreach=foreach)
+    for _ in range(2):
+        optimizer.step()
+    for parameter, gradient, old in zip(parameters, gradients, before, strict=True):
+        assert parameter.grad is gradient
+        assert gradient is not None
+        assert old is not None
+        assert torch.equal(gradient, old)
+
+
+@BOTH_WAYS
+def test_skips_a_parameter_without_gradient(foreach: bool) -> None:
+    parameters = make_parameters()
+    optimizer = Lars(parameters, lr=1.0, weight_decay=0.1, foreach=foreach)
+    for step in range(2):
+        before = copy.deepcopy(parameters)
+        give_gradients(parameters, step)
+        parameters[1].grad = None
+        optimizer.step()
+        assert [torch.equal(p, old) for p, old in zip(parameters, before, strict=True)] == [False, True, False, False]
+    assert parameters[1] not in optimizer.state
+    before = copy.deepcopy(parameters)
+    optimizer.zero_grad()
+    optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
+
+
+@BOTH_WAYS
+def test_dtypes_may_be_mixed_in_a_group(foreach: bool) -> None:
+    mixed = [*make_parameters(torch.float32)[:2], *make_parameters(torch.float64)[:2]]
+    apart = copy.deepcopy(mixed)
+    for parameters in (mixed, apart):
+        give_gradients(parameters, 1)
+    Lars(mixed, lr=1.0, foreach=foreach).step()
+    for parameter in apart:
+        Lars([parameter], lr=1.0, foreach=foreach).step()
+    for together, alone in zip(mixed, apart, strict=True):
+        assert torch.equal(together, alone)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_memory_format_of_weights_and_gradients_does_not_matter(
+    foreach: bool, memory_format: torch.memory_format
+) -> None:
+    plain, other = (make_parameters(shapes=[(4, 3, 5, 5)]) for _ in range(2))
+    other[0].data = other[0].data.to(memory_format=torch.channels_last)
+    for parameters in (plain, other):
+        optimizer = Lars(parameters, lr=1.0, weight_decay=0.1, foreach=foreach)
+        for step in range(3):
+            give_gradients(parameters, step)
+            assert parameters[0].grad is not None
+            if parameters is other:
+                parameters[0].grad = parameters[0].grad.to(memory_format=memory_format)
+            optimizer.step()
+    assert other[0].is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(plain[0], other[0], rtol=1e-13, atol=1e-13)
+
+
+def test_together_never_asks_for_a_value() -> None:
+    """On the meta device tensors have no values: whatever would wait for a device raises an error there."""
+    parameters = [nn.Parameter(torch.empty(shape, device="meta")) for shape in SHAPES]
+    optimizer = Lars(parameters, lr=1.0, weight_decay=0.1, foreach=True)
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="meta"):
+        Lars(parameters, lr=1.0, foreach=False).step()  # the check checks
+
+
+@BOTH_WAYS
+def test_continues_bitwise_from_its_state(foreach: bool) -> None:
+    parameters = make_parameters(torch.float32)
+    optimizer = Lars(parameters, lr=1.0, weight_decay=0.01, foreach=foreach)
+    for step in range(3):
+        give_gradients(parameters, step)
+        optimizer.step()
+    resumed = copy.deepcopy(parameters)
+    resumed_optimizer = Lars(resumed, lr=9.0, momentum=0.1)
+    resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for step in range(3, 6):
+        for group in (optimizer.param_groups[0], resumed_optimizer.param_groups[0]):
+            group["lr"] = 1 / step
+        give_gradients(parameters, step)
+        give_gradients(resumed, step)
+        optimizer.step()
+        resumed_optimizer.step()
+    for parameter, other in zip(parameters, resumed, strict=True):
+        assert torch.equal(parameter, other)
+
+
+def test_returns_the_loss_of_a_closure_that_needs_gradients() -> None:
+    weight = nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    optimizer = Lars([weight], lr=1.0, trust_coefficient=0.1)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 25.0
+    assert flat(weight) == pytest.approx([2.7, 3.6])  # a tenth of |w| along the gradient, which is along w
+    assert optimizer.step() is None
+
+
+class Branched(nn.BatchNorm2d):
+    """A layer whose other branch lives below it, as a split BatchNorm's does."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.adv = nn.BatchNorm2d(features)
+
+
+def test_groups_leave_out_biases_and_normalization() -> None:
+    model = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(3, 4, 3),
+            "bn": Branched(4),
+            "group": nn.GroupNorm(2, 4),
+            "layer": nn.LayerNorm([4, 6, 6]),
+            "rms": nn.RMSNorm([4, 6]),
+            "instance": nn.InstanceNorm2d(4, affine=True),
+            "rnn": nn.LSTM(4, 4),
+            "attention": nn.MultiheadAttention(4, 2, add_bias_kv=True),
+            "fc": nn.Linear(4, 2),
+        }
+    )
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    adapted, plain = parameter_groups(model, 0.25)
+    assert {names[parameter] for parameter in adapted["params"]} == {
+        "conv.weight",
+        "rnn.weight_ih_l0",
+        "rnn.weight_hh_l0",
+        "attention.in_proj_weight",
+        "attention.out_proj.weight",
+        "fc.weight",
+    }
+    assert {"bn.adv.weight", "bn.adv.bias", "bn.weight"} < {names[parameter] for parameter in plain["params"]}
+    assert len(adapted["params"]) + len(plain["params"]) == len(names)
+    assert (adapted["weight_decay"], adapted["adapt"]) == (0.25, True)
+    assert (plain["weight_decay"], plain["adapt"]) == (0.0, False)
+
+
+def test_groups_hold_a_shared_parameter_once_and_a_frozen_one_not() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    model[2].weight.requires_grad_(False)
+    model[2].bias = model[0].bias
+    adapted, plain = parameter_groups(model, 0.1)
+    assert [id(p) for p in adapted["params"]] == [id(model[0].weight)]
+    assert [id(p) for p in plain["params"]] == [id(model[0].bias), id(model[1].bias)]
+    with pytest.raises(ValueError, match="no parameter to train"):
+        parameter_groups(model.requires_grad_(False), 0.1)
+
+
+def test_groups_follow_their_own_rules_in_one_optimizer() -> None:
+    model = nn.Linear(2, 2).double()
+    references = {name: Reference(flat(parameter)) for name, parameter in model.named_parameters()}
+    optimizer = Lars(parameter_groups(model, 0.1), lr=0.5, weight_decay=7.0)
+    for step in range(3):
+        give_gradients(list(model.parameters()), step)
+        optimizer.step()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            weight = name == "weight"
+            gradients = flat(parameter.grad)
+            references[name].step(gradients, 0.5, 0.9, 0.1 if weight else 0.0, 0.001, 0.0, weight)
+            assert flat(parameter) == pytest.approx(references[name].weights, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lr": -1.0}, "lr -1.0"),
+        ({"lr": math.nan}, "lr nan"),
+        ({"lr": math.inf}, "lr inf"),
+        ({"lr": "10"}, "lr '10'"),
+        ({"momentum": 1.0}, "momentum 1.0"),
+        ({"momentum": -0.1}, "momentum -0.1"),
+        ({"weight_decay": -1e-4}, "weight_decay -0.0001"),
+        ({"trust_coefficient": 0.0}, "trust_coefficient 0"),
+        ({"eps": -1.0}, "eps -1.0"),
+    ],
+)
+def test_bad_values_are_named_for_all_and_for_a_group(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Lars(make_parameters(), **{"lr": 1.0, **wrong})
+    with pytest.raises(ValueError, match=message):
+        Lars([{"params": make_parameters(), **wrong}], lr=1.0)
+
+
+def test_a_sparse_gradient_is_an_error() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="dense"):
+        Lars(table.parameters(), lr=1.0).step()
