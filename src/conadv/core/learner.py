@@ -93,8 +93,9 @@ class Learner:
             self._losses[place] += loss.detach() / (mates * count)
 
     def end_step(self) -> Losses:
-        """Let the running statistics move, and start the next step."""
-        settle(self.model)
+        """Let the running statistics move, unless others have a part in them, and start the next step."""
+        if self.place.settles:
+            settle(self.model)
         self.step += 1
         losses = Losses(*self._losses.clone())
         self._losses.zero_()
@@ -106,10 +107,10 @@ class Learner:
         with self._precision():
             return Twin(attack(self.model, self.loss, images, labels, generator), labels)
 
-    def input_gradient(self, chunk: Batch, number: int) -> Tensor:
-        """The gradient of the clean loss, summed over images, by the images alone. It leaves no trace."""
+    def input_gradient(self, chunk: Batch, step: int, number: int) -> Tensor:
+        """The gradient of the clean loss of `step`, summed over images, by the images alone. It leaves no trace."""
         images, model = chunk[0].detach().requires_grad_(), unwrap(self.model)
-        with self._randomness(number, "main"), route(model, "main", tracking="off"), self._precision():
+        with self._randomness(step, number, "main"), route(model, "main", tracking="off"), self._precision():
             total = self.loss(model(images.clone()), chunk[1]) * len(images)
         (gradient,) = torch.autograd.grad(total, images)
         return gradient
@@ -121,7 +122,7 @@ class Learner:
 
     def _forward(self, part: Part, number: int) -> Tensor:
         with (
-            self._randomness(number, part.branch),
+            self._randomness(self.step, number, part.branch),
             route(self.model, part.branch, tracking="step"),
             self._precision(),
         ):
@@ -133,12 +134,12 @@ class Learner:
         """DistributedDataParallel exchanges gradients once a step: with the last chunk."""
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) and not last else nullcontext()
 
-    def _randomness(self, number: int, branch: str) -> AbstractContextManager[None]:
+    def _randomness(self, step: int, number: int, branch: str) -> AbstractContextManager[None]:
         """With a seed, what the model draws (for dropout, say) does not depend on what ran before."""
         if self.seed is None:
             return nullcontext()
         chunk = self.place.first_chunk + number
-        return untouched_randomness(self.device, mix(self.seed, _FORWARD, self.step, chunk, _BRANCH_NUMBER[branch]))
+        return untouched_randomness(self.device, mix(self.seed, _FORWARD, step, chunk, _BRANCH_NUMBER[branch]))
 
     def _precision(self) -> AbstractContextManager[None]:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)

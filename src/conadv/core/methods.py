@@ -43,11 +43,11 @@ class Method(Protocol):
     def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
         """Add the gradients of one step to `.grad`."""
 
-    def prime(self, batch: Batch) -> None:
-        """Put the twins of a batch, made with the weights as they are, in flight."""
+    def prime(self, batch: Batch, number: int) -> None:
+        """Put the twins of batch `number`, made with the weights as they are, in flight."""
 
     def resume(self, step: int) -> None:
-        """Go on at `step`, with nothing in flight."""
+        """Go on at `step`; what was in flight is to be primed again."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the next step needs beside the weights, as numbers and tensors; of a process that stands alone."""
@@ -90,7 +90,7 @@ class Vanilla:
             self._learner.learn(_clean_parts(chunk, 1.0), number, count)
         return self._learner.end_step()
 
-    def prime(self, batch: Batch) -> None:
+    def prime(self, batch: Batch, number: int) -> None:
         """Nothing is ever in flight."""
 
     def resume(self, step: int) -> None:
@@ -156,7 +156,7 @@ class ConAdv:
                 yield self._pair(window.popleft(), batch)
             elif len(window) > self._attacked - self.step:
                 assert batch is not None
-                self.prime(batch)
+                self.prime(batch, self._attacked)
         while window:
             yield self._pair(window.popleft(), None)
 
@@ -175,13 +175,14 @@ class ConAdv:
         self._attacked += victims is not None
         return self._learner.end_step()
 
-    def prime(self, batch: Batch) -> None:
-        for number, chunk in enumerate(self._learner.chunks(batch)):
-            self.handoff.put(self._learner.attack(self.attack, chunk, self._attacked, number))
-        self._attacked += 1
+    def prime(self, batch: Batch, number: int) -> None:
+        for chunk_number, chunk in enumerate(self._learner.chunks(batch)):
+            self.handoff.put(self._learner.attack(self.attack, chunk, number, chunk_number))
+        self._attacked = number + 1
 
     def resume(self, step: int) -> None:
         self._learner.step = self._attacked = step
+        self._loaded = True
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step, "attacked": self._attacked, "twins": _in_flight(self.handoff)}
@@ -254,7 +255,7 @@ class Recycled:
     def feed(self, batches: Iterable[Batch | None]) -> Iterator[Pair]:
         for batch in batches:
             if not self._primed and batch is not None:
-                self.prime(batch)
+                self.prime(batch, self.step)
             yield batch, None
 
     def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
@@ -272,10 +273,10 @@ class Recycled:
                 self.handoff.put(self._recycle(parts[0], number, count))
         return self._learner.end_step()
 
-    def prime(self, batch: Batch) -> None:
-        for number, chunk in enumerate(self._learner.chunks(batch)):
-            gradient = self._learner.input_gradient(chunk, number)
-            self.handoff.put(self._twin(chunk[0], chunk[1], gradient, number))
+    def prime(self, batch: Batch, number: int) -> None:
+        for chunk_number, chunk in enumerate(self._learner.chunks(batch)):
+            gradient = self._learner.input_gradient(chunk, number, chunk_number)
+            self.handoff.put(self._twin(chunk[0], chunk[1], gradient, number, chunk_number))
         self._primed = True
 
     def resume(self, step: int) -> None:
@@ -296,11 +297,11 @@ class Recycled:
         assert gradient is not None
         # The loss was a weighted mean; the loss of an attack is a sum over images.
         scale = part.weight * self._learner.place.share / (count * len(images))
-        return self._twin(images, part.labels, gradient / scale, number)
+        return self._twin(images, part.labels, gradient / scale, self.step, number)
 
-    def _twin(self, images: Tensor, labels: Tensor, gradient: Tensor, number: int) -> Twin:
+    def _twin(self, images: Tensor, labels: Tensor, gradient: Tensor, batch_number: int, chunk_number: int) -> Twin:
         if self.attack.direction == "noise":
-            gradient = self.attack.noise(images, self._learner.generator(self.step, number))
+            gradient = self.attack.noise(images, self._learner.generator(batch_number, chunk_number))
         return Twin(self.attack.step(images, images, gradient), labels)
 
     def _count(self, now: Batch | None) -> int:

@@ -176,6 +176,12 @@ def settle(model: nn.Module) -> None:
                 _settle(owner)
 
 
+def pending_statistics(model: nn.Module) -> list[Tensor]:
+    """What `settle` will use: sums over forward passes, so that those of several processes may be added up."""
+    owners = [owner for layer in split_layers(model) for owner in layer.owners().values()]
+    return [owner.get_buffer("pending") for owner in owners if owner.running_mean is not None]
+
+
 def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state of the model as it was before the split: the main branch, under BatchNorm's own keys."""
     model = unwrap(model)
