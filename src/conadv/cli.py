@@ -1,0 +1,223 @@
+"""The command line: a command reads its input, calls the function that does the work, and prints what it returns.
+
+Flags for the fields of a recipe are made from the dataclasses in config, so that a new field needs nothing here.
+PyTorch is imported only by commands that compute.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from conadv import config
+
+# What `eval` may change of a run: where things lie on this machine, and code to import, which only a flag may name.
+_EVAL_FIELDS = ("model", "threads", "data.path", "data.workers")
+
+_METAVARS = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
+
+
+def _option(text: str, metavar: str | None = None, default: str | None = None) -> Parameter:
+    return Parameter(help=text, metavar=metavar, show_default=default or False, negative="", allow_leading_hyphen=True)
+
+
+Json = Annotated[bool, _option("Print one JSON object on standard output, and nothing else there.")]
+Run = Annotated[Path, Parameter(help="The folder of a run.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. The exit status: 0, 1 (the run failed), 2 (bad input) or 130 (interrupted)."""
+    try:
+        words = sys.argv[1:] if arguments is None else arguments
+        command, bound, _ = _app().parse_args(words, print_error=False, exit_on_error=False)
+        command(*bound.args, **bound.kwargs)
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _refuse(f"{error} See {' '.join(['conadv', *(error.command_chain or ())])} --help")
+    except ValueError as error:
+        return _refuse(str(error))
+    except BrokenPipeError:  # whoever read our output has gone; without this, Python complains once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (OSError, FloatingPointError) as error:  # a full disk, a loss that is not finite: no fault in our code
+        _say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 130
+    return 0
+
+
+def train(
+    recipe: Annotated[
+        str | None, Parameter(help="A TOML file, or one that conadv recipes lists; none: digits.")
+    ] = None,
+    /,
+    *,
+    run: Annotated[Path | None, _option("The folder to write; none: a new one under runs.", "DIR")] = None,
+    resume: Annotated[Path | None, _option("The folder of a run to go on with, instead of a recipe.", "DIR")] = None,
+    quiet: Annotated[bool, _option("No progress.")] = False,
+    json: Json = False,
+    **fields: str,
+) -> None:
+    """Train as a recipe says.
+
+    A flag changes one field of the recipe: conadv train digits --method recycled --attack.epsilon 8/255 --seed 1
+    """
+    if resume is None:
+        chosen = config.load_recipe(recipe or "digits", _dotted(fields))
+    elif recipe is not None or run is not None:
+        raise ValueError("--resume goes on with the recipe and the folder of its run: drop RECIPE and --run")
+    else:
+        chosen = config.recipe_of_run(resume, _dotted(fields))
+    from conadv.train import commands
+
+    _report(lambda: commands.train(chosen, run, resume, quiet), json)
+
+
+def evaluate(
+    run: Run,
+    /,
+    *,
+    robust: Annotated[bool, _option("Also under attack by PGD.")] = False,
+    epsilon: Annotated[str | None, _option("Its radius, a fraction of the pixel range.", "X", "4/255")] = None,
+    steps: Annotated[str | None, _option("Its steps.", "N", "10")] = None,
+    json: Json = False,
+    **fields: str,
+) -> None:
+    """Evaluate the newest checkpoint of a run."""
+    if not robust and (epsilon is not None or steps is not None):
+        raise ValueError("--epsilon and --steps describe the attack of --robust: add --robust, or drop them")
+    radius, count = (
+        replace(config.settings()[f"attack.{name}"], key=name).parse(text)
+        for name, text in {"epsilon": epsilon or "4/255", "steps": steps or "10"}.items()
+    )
+    recipe = config.recipe_of_run(run, _dotted(fields))
+    from conadv.train import commands
+
+    _report(lambda: commands.evaluate(recipe, run, robust, radius, count), json)
+
+
+def export(
+    run: Run, out: Annotated[Path, Parameter(help="The file to write, NAME.safetensors.")], /, *, json: Json = False
+) -> None:
+    """Write the weights of a run as the plain model has them."""
+    if out.suffix != ".safetensors":
+        raise ValueError(f"weights are written as safetensors, not {str(out)!r}: name a file that ends in .safetensors")
+    from conadv.train import commands
+
+    _report(lambda: commands.export(run, out), json)
+
+
+def recipes(*, json: Json = False) -> None:
+    """List the built-in recipes."""
+    _report(lambda: {name: _title(config.find_recipe(name)) for name in config.recipe_names()}, json)
+
+
+def _app() -> App:
+    """The commands, with a flag for each field where a command takes fields of a recipe."""
+    app = App(
+        name="conadv",
+        help="Concurrent adversarial learning: large-batch training that keeps its accuracy.",
+        help_format="plaintext",
+        version=lambda: version("conadv"),
+        version_flags=["--version"],
+    )
+    digits = config.flatten(config.Recipe())
+    defaults = {key: config.toml_value(value).strip('"') for key, value in digits.items()}
+    app.command(_with_fields(train, defaults))
+    app.command(_with_fields(evaluate, dict.fromkeys(_EVAL_FIELDS, "that of the run")), name="eval")
+    app.command(export)
+    app.command(recipes)
+    return app
+
+
+def _with_fields(command: Callable[..., None], defaults: Mapping[str, str]) -> Callable[..., None]:
+    """The command, whose `**fields` are now a flag for each of these fields of a recipe, by dotted key."""
+
+    def with_fields(*arguments: Any, **flags: Any) -> None:
+        command(*arguments, **flags)
+
+    signature = inspect.signature(command, eval_str=True)
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind != parameter.VAR_KEYWORD]
+    flags = [_flag(key, default) for key, default in defaults.items()]
+    with_fields.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
+    with_fields.__name__, with_fields.__doc__ = command.__name__, command.__doc__
+    return with_fields
+
+
+def _flag(key: str, default: str) -> inspect.Parameter:
+    """A keyword for a field, absent unless it is given. Its value stays a text: config knows what may stand there."""
+    setting = config.settings()[key]
+    limits = ", ".join(setting.choices) or setting.rule.text
+    option = Parameter(
+        name=setting.flag,
+        help=config.description(key) + (f" ({limits})" if limits else ""),
+        metavar="NAME" if setting.choices else _METAVARS[setting.kind],
+        show_default=default,
+        group=_group(key.rpartition(".")[0]),
+        allow_leading_hyphen=True,
+    )
+    name = key.replace(".", "__")
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
+
+
+def _dotted(fields: Mapping[str, str]) -> dict[str, str]:
+    return {name.replace("__", "."): text for name, text in fields.items()}
+
+
+def _group(table: str) -> Group:
+    """Where the help lists the flags of a table: after the command's own, in the order of the recipe."""
+    tables = list(config.TABLES)
+    if not table:
+        return Group("Recipe", help=config.Recipe.__doc__ or "", sort_key=1)
+    return Group(f"Recipe: {table}", help=config.TABLES[table].__doc__ or "", sort_key=2 + tables.index(table))
+
+
+def _report(work: Callable[[], Mapping[str, object]], as_json: bool) -> None:
+    """Do the work and print what it returns; ranks that have nothing to say return nothing."""
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        result = work()
+    if not result:
+        return
+    if as_json:
+        # JSON has no word for numbers that are not finite.
+        print(json.dumps({key: None if _is_odd(value) else value for key, value in result.items()}))
+        return
+    width = max(map(len, result))
+    for key, value in result.items():
+        print(f"{key:<{width}}  {value:.4g}" if isinstance(value, float) else f"{key:<{width}}  {value}")
+
+
+def _is_odd(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _title(recipe: Path) -> str:
+    """The first line of a recipe, which is a comment that says what it is."""
+    with recipe.open(encoding="utf-8") as file:
+        return file.readline().lstrip("# ").rstrip()
+
+
+def _refuse(problem: str) -> int:
+    # Every rank reads the same input, so one of them says what is wrong with it.
+    if os.environ.get("RANK", "0") == "0":
+        _say(f"error: {problem}")
+    return 2
+
+
+def _say(text: str) -> None:
+    print(" ".join(text.split()), file=sys.stderr)

@@ -1,0 +1,218 @@
+"""Recipes to and from TOML, with flags on top; everything that is wrong is a ValueError of one line.
+
+digits.toml ──► {"attack.epsilon": ...} ──► flags on top ──► Recipe ──► config.toml of the run
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .recipe import Attack, Checkpoint, Data, Optimizer, Recipe, Schedule
+from .setting import Setting, Value, descriptions, did_you_mean, settings_of, show
+
+TABLES = {"attack": Attack, "optimizer": Optimizer, "schedule": Schedule, "data": Data, "checkpoint": Checkpoint}
+
+# What a run may change when it goes on: none of it changes a number.
+RESUMABLE = (
+    "layout", "threads", "max_steps", "eval_every", "data.path", "data.workers",
+    "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
+)  # fmt: skip
+
+# A recipe has a few thousand bytes; whoever names an archive by mistake should not wait until it is read.
+_LARGEST_FILE = 1_000_000
+
+
+@cache
+def settings() -> dict[str, Setting]:
+    """Every field of a recipe by its dotted key, in order."""
+    tables = [settings_of(Recipe), *(settings_of(table, f"{name}.") for name, table in TABLES.items())]
+    return {setting.key: setting for table in tables for setting in table}
+
+
+def description(key: str) -> str:
+    """What the field with this dotted key means."""
+    table, _, name = key.rpartition(".")
+    owner = TABLES[table] if table else Recipe
+    return descriptions(owner.__module__)[f"{owner.__name__}.{name}"]
+
+
+def flatten(recipe: Recipe) -> dict[str, Value]:
+    """The values of a recipe by their dotted keys."""
+    values: dict[str, Value] = {}
+    for key in settings():
+        table, _, name = key.rpartition(".")
+        values[key] = getattr(getattr(recipe, table) if table else recipe, name)
+    return values
+
+
+def recipe_names() -> list[str]:
+    """The names of the built-in recipes."""
+    return sorted(path.stem for path in _folder().glob("*.toml"))
+
+
+def find_recipe(name: str | Path) -> Path:
+    """The file of a built-in recipe, or the path of one's own."""
+    text = os.fspath(name)
+    return _folder() / f"{text}.toml" if text in recipe_names() else Path(text)
+
+
+def load_recipe(name: str | Path, overrides: Mapping[str, object] | None = None) -> Recipe:
+    """The recipe of a file, or a built-in one by name, with `overrides` (dotted keys; values, or texts as in flags)."""
+    path = find_recipe(name)
+    values, changes = _read(path), _typed(overrides or {})
+    model = str(values.get("model", ""))
+    if ":" in model and "model" not in changes:
+        raise ValueError(
+            f"{show(str(path))} names code to import, which a file may not: if you trust it, say --model {show(model)}"
+        )
+    return _build(_combine(values, changes))
+
+
+def override(recipe: Recipe, overrides: Mapping[str, object]) -> Recipe:
+    """The recipe with some values changed, by dotted key, under the same rules as flags over a file."""
+    return _build(_combine(flatten(recipe), _typed(overrides)))
+
+
+def recipe_of_run(run: str | Path, overrides: Mapping[str, object] | None = None) -> Recipe:
+    """The recipe in a run folder; `overrides` may change only what leaves the numbers of the run as they are."""
+    path = Path(run) / "config.toml"
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"{show(str(run))} is no run: it has no config.toml; name a folder that conadv train wrote")
+    recipe = load_recipe(path, overrides)
+    before, after = flatten(_build(_read(path))), flatten(recipe)
+    changed = [settings()[key].flag for key in after if after[key] != before[key] and key not in RESUMABLE]
+    if changed:
+        raise ValueError(
+            f"{', '.join(changed)} would change the numbers of the run {show(str(run))}: start a new run, or change "
+            f"only {', '.join(settings()[key].flag for key in RESUMABLE)}"
+        )
+    return recipe
+
+
+def dump_recipe(recipe: Recipe, header: str = "") -> str:
+    """TOML that loads back as an equal recipe, every field written out; `header` becomes comments at its top."""
+    lines = [f"# {line}" for line in header.splitlines()]
+    previous = ""
+    for key, value in flatten(recipe).items():
+        table, _, name = key.rpartition(".")
+        if table != previous:
+            lines += ["", f"[{table}]"]
+            previous = table
+        lines.append(f"{name} = {toml_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value: Value) -> str:
+    """The shortest exact spelling: 24/255 as a fraction, 0.8 (which is 204/255) as it is."""
+    match value:
+        case None:
+            return '"none"'
+        case bool():
+            return "true" if value else "false"
+        case float():
+            fraction = f'"{round(value * 255)}/255"'
+            exact = abs(value) < 2**53 / 255 and round(value * 255) / 255 == value
+            return min(repr(value), fraction, key=len) if exact else repr(value)
+        case str():
+            # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case int():
+            return str(value)
+
+
+def _folder() -> Path:
+    """Where the built-in recipes lie: inside the package, or beside src in a clone."""
+    package = Path(__file__).parents[1]
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parents[1] / "recipes"
+
+
+def _read(path: Path) -> dict[str, Value]:
+    """The checked values of a recipe file by their dotted keys."""
+    try:
+        values = _flat(tomllib.loads(_text(path)))
+        return {key: settings()[key].check(value) for key, value in values.items()}
+    except RecursionError:
+        raise ValueError(f"recipe {show(str(path))}: brackets in brackets without end; a recipe has none") from None
+    except ValueError as error:
+        raise ValueError(f"recipe {show(str(path))}: {' '.join(str(error).split())}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+    except FileNotFoundError:
+        names = recipe_names()
+        raise ValueError(
+            f"there is no such file; name a TOML file, or a built-in recipe: {', '.join(names)}"
+            + did_you_mean(str(path), names)
+        ) from None
+    except OSError as error:
+        raise ValueError(f"{error.strerror or error}; name a TOML file that can be read") from None
+    if len(content) > _LARGEST_FILE:
+        raise ValueError(f"larger than {_LARGEST_FILE} bytes, so no recipe; name a TOML file")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError("not a text in UTF-8, so no recipe; name a TOML file") from None
+
+
+def _flat(tables: Mapping[str, Any]) -> dict[str, object]:
+    """Values by dotted key; a key that no recipe has is an error."""
+    values: dict[str, object] = {}
+    for name, value in tables.items():
+        if name in TABLES and not isinstance(value, dict):
+            raise ValueError(f"{name} is {show(value)} but must be a table: write [{name}] and its keys below it")
+        entries = {f"{name}.{key}": entry for key, entry in value.items()} if name in TABLES else {name: value}
+        for key, entry in entries.items():
+            # A quoted key with a dot in it, "attack.epsilon" = 0, would otherwise stand beside the table's own.
+            if key not in settings() or key.count(".") != (name in TABLES):
+                _unknown(key)
+            values[key] = entry
+    return values
+
+
+def _unknown(key: str) -> NoReturn:
+    """Names the nearest key, first by the last part alone: `lr` is meant to be `optimizer.lr`."""
+    known = list(settings())
+    same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2] and other != key]
+    raise ValueError(f"unknown key {show(key)}" + did_you_mean(same[0] if same else key, known))
+
+
+def _typed(overrides: Mapping[str, object]) -> dict[str, Value]:
+    changes: dict[str, Value] = {}
+    for key, value in overrides.items():
+        if key not in settings():
+            _unknown(key)
+        setting = settings()[key]
+        changes[key] = setting.parse(value) if isinstance(value, str) else setting.check(value)
+    return changes
+
+
+def _combine(values: dict[str, Value], changes: dict[str, Value]) -> dict[str, Value]:
+    """Changes on top of values. What belongs to a method or a data set that is replaced goes with it."""
+    gone: set[str] = set()
+    if changes.get("method", values.get("method", "conadv")) != values.get("method", "conadv"):
+        gone = {"delay"}
+    own_data = values.get("data.path") is not None
+    if changes.get("data.path") is not None and not own_data:
+        gone |= {"data.name", "data.train_size"}
+    if changes.get("data.name") is not None and (own_data or changes["data.name"] != values.get("data.name", "digits")):
+        gone |= {"data.path", "data.train_size"}
+    return {key: value for key, value in values.items() if key not in gone} | changes
+
+
+def _build(values: Mapping[str, Value]) -> Recipe:
+    arguments: dict[str, Any] = {name: {} for name in TABLES}
+    for key, value in values.items():
+        table, _, name = key.rpartition(".")
+        (arguments[table] if table else arguments)[name] = value
+    tables = {name: table(**arguments[name]) for name, table in TABLES.items() if arguments[name]}
+    return Recipe(**{key: value for key, value in arguments.items() if key not in TABLES}, **tables)

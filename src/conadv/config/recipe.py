@@ -1,0 +1,199 @@
+"""A recipe: what a run is. The text under a field is what `conadv train --help` says about its flag."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .setting import BelowOne, Count, NotNegative, Positive, Share, Whole, normalise, show
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """The adversary that makes the twin of an image. Sizes are fractions of the pixel range."""
+
+    epsilon: Share = 24 / 255
+    """Radius of the ball around an image: 4/255 is four grey levels of 256. 0: twins without an adversary."""
+    step_size: NotNegative | None = None
+    """How far one step goes, in the unit of epsilon. none: epsilon."""
+    steps: Count = 1
+    """Gradient steps of the attack."""
+    norm: Literal["linf", "l2"] = "linf"
+    """The shape of the ball."""
+    direction: Literal["sign", "unit", "raw", "noise"] | None = None
+    """What a step follows: the gradient's sign, the gradient at length 1, the gradient as it is, or a random sign
+    (the control without a gradient). none: sign for linf, unit for l2."""
+    random_start: Share = 0.8
+    """Probability that an attack starts at a random point of the ball instead of the image."""
+    targeted: bool = False
+    """Towards a random wrong label instead of away from the right one."""
+
+    def __post_init__(self) -> None:
+        normalise(self, "attack.")
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What turns gradients into an update."""
+
+    name: Literal["lars", "sgd"] = "lars"
+    """LARS, or SGD with momentum."""
+    lr: NotNegative = 10.0
+    """Learning rate at its peak, after the warm-up."""
+    momentum: BelowOne = 0.9
+    """Share of the last update that is kept."""
+    weight_decay: NotNegative = 5e-4
+    """Pull of the weights towards 0; biases and BatchNorm parameters are left out."""
+    trust_coefficient: Positive = 0.001
+    """LARS alone: length of an update relative to the length of the weights, at learning rate 1."""
+
+    def __post_init__(self) -> None:
+        normalise(self, "optimizer.")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The learning rate over the run: a linear warm-up to its peak, then a decay until the last epoch."""
+
+    warmup_epochs: NotNegative = 36.0
+    """Epochs of warm-up; a part of one is fine."""
+    decay: Literal["poly", "cosine", "constant"] = "poly"
+    """The shape of the way down."""
+    power: Positive = 2.0
+    """Exponent of the poly decay."""
+    end_lr: NotNegative = 0.0
+    """Learning rate at the end of the decay."""
+
+    def __post_init__(self) -> None:
+        normalise(self, "schedule.")
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The images to learn from and to be judged by."""
+
+    name: Literal["digits", "synthetic"] | None = None
+    """An embedded data set. none: the digits, or what lies at data.path."""
+    path: str | None = None
+    """Where your own data lies; what it is, is recognized by what is there."""
+    train_size: Count | None = None
+    """Training images to use. none: all."""
+    image_size: Count | None = None
+    """Height and width in pixels that images are brought to. none: as they are stored (synthetic: 32)."""
+    channels: Count = 3
+    """Synthetic data alone: colours of an image."""
+    classes: Count = 10
+    """Synthetic data alone: number of classes."""
+    augment: Literal["none", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet"] = "none"
+    """What happens to a training image before it is seen."""
+    views: Literal["one", "three"] = "one"
+    """one: learn from augmented images and their twins. three: from clean, augmented and adversarial images, a third
+    each, with a BatchNorm branch for each."""
+    workers: Whole = 0
+    """Processes that load images. 0: the training process itself."""
+    damaged: Literal["stop", "skip"] = "stop"
+    """What to do about an image that cannot be read: end the run, or name it and go on without it."""
+
+    def __post_init__(self) -> None:
+        normalise(self, "data.")
+        if self.name is not None and self.path is not None:
+            raise ValueError(
+                f"data.name {self.name} and data.path {show(self.path)} are two data sets: "
+                "drop --data.name or --data.path"
+            )
+        if self.name is None and self.path is None:
+            object.__setattr__(self, "name", "digits")
+        if self.views == "three" and self.augment == "none":
+            raise ValueError("data.views three needs an augmentation: choose one with --data.augment")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """When the state of a run is written to its folder. The end of a run always is."""
+
+    every: Whole = 0
+    """Steps from one checkpoint to the next. 0: at the end of each epoch."""
+    minutes: NotNegative = 0.0
+    """Minutes from one checkpoint to the next, beside those of checkpoint.every. 0: off."""
+    keep: Count = 2
+    """How many of the newest checkpoints stay."""
+
+    def __post_init__(self) -> None:
+        normalise(self, "checkpoint.")
+
+
+# Every method but conadv has one delay: vanilla has no twins, disadv learns from them in the same step,
+# recycled in the next.
+_DELAYS = {"vanilla": 0, "disadv": 0, "recycled": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A run. What a file leaves out is as in the recipe `digits`."""
+
+    method: Literal["vanilla", "disadv", "conadv", "recycled"] = "conadv"
+    """How a step is taken. disadv is conadv with delay 0."""
+    delay: Whole = None  # type: ignore[assignment]  # only until __post_init__ asks the method
+    """Steps between making a twin and learning from it. conadv takes any, 1 unless told; the others have their own."""
+    adv_weight: Share = 0.5
+    """Share of the twins in the loss; the clean images have the rest."""
+    batch_size: Count = 100
+    """Images a step, over all ranks."""
+    chunk_size: Count = 100
+    """Images that share BatchNorm statistics and are worked on at once; it divides the batch. The paper's is 64."""
+    epochs: Count = 120
+    """Passes over the training images."""
+    max_steps: Count | None = None
+    """Stop after this many steps; the schedule stays that of all epochs. none: go to the end."""
+    seed: Whole = 0
+    """Decides everything random: weights, order, augmentation, starts of attacks."""
+    layout: str | None = None
+    """Which ranks do what, such as "clean | adv | attack". none: everything on each rank."""
+    model: str = "resnet8"
+    """A network by its name, or your own as package.module:callable (as a flag only, never in a file)."""
+    width: Count = 16
+    """Channels of the network's first stage."""
+    precision: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Numbers of the forward and backward passes; with bfloat16 the weights stay float32."""
+    label_smoothing: BelowOne = 0.1
+    """Share of the label spread evenly over all classes."""
+    threads: Count | None = None
+    """Threads of each rank. none: as PyTorch finds best."""
+    eval_every: Whole = 0
+    """Epochs from one evaluation to the next. 0: only at the end."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """What to do about a loss or gradient that is not a finite number: end the run, or leave the step out."""
+    skip_limit: Count = 10
+    """Steps that nonfinite skip may leave out before the run ends all the same."""
+    attack: Attack = Attack()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    data: Data = Data(train_size=100)
+    checkpoint: Checkpoint = Checkpoint()
+
+    def __post_init__(self) -> None:
+        if self.delay is None:
+            object.__setattr__(self, "delay", _DELAYS.get(str(self.method), 1))
+        normalise(self)
+        if self.method == "conadv" and self.delay == 0:
+            object.__setattr__(self, "method", "disadv")
+        if self.delay != _DELAYS.get(self.method, self.delay):
+            raise ValueError(
+                f"method {self.method} means delay {_DELAYS[self.method]}, not {self.delay}: "
+                "drop --delay, or choose --method conadv"
+            )
+        if self.batch_size % self.chunk_size:
+            raise ValueError(
+                f"a batch of {self.batch_size} images is not a whole number of chunks of {self.chunk_size}: "
+                "change --batch-size or --chunk-size"
+            )
+        if self.data.train_size is not None and self.batch_size > self.data.train_size:
+            raise ValueError(
+                f"a batch of {self.batch_size} is larger than the {self.data.train_size} training images: "
+                "lower --batch-size or raise --data.train-size"
+            )
+        if self.schedule.warmup_epochs > self.epochs:
+            raise ValueError(
+                f"a warm-up of {self.schedule.warmup_epochs:g} epochs is longer than the {self.epochs} of the run: "
+                "lower --schedule.warmup-epochs"
+            )

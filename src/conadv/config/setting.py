@@ -1,0 +1,165 @@
+"""One field of a configuration: what may stand there, in Python, in TOML and as a flag, and what to say otherwise."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
+
+Value = int | float | str | bool | None
+
+
+class Rule(NamedTuple):
+    """What a value must be beyond its type."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+Count = Annotated[int, Rule("1 or more", lambda value: 1 <= value < 2**63)]
+Whole = Annotated[int, Rule("0 or more", lambda value: 0 <= value < 2**63)]
+Positive = Annotated[float, Rule("above 0", lambda value: value > 0)]
+NotNegative = Annotated[float, Rule("0 or more", lambda value: value >= 0)]
+Share = Annotated[float, Rule("from 0 to 1", lambda value: 0 <= value <= 1)]
+BelowOne = Annotated[float, Rule("0 or more and below 1", lambda value: 0 <= value < 1)]
+
+_ANYTHING = Rule("", lambda value: True)
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field by its dotted key, such as attack.epsilon."""
+
+    key: str
+    kind: type
+    """int, float, bool or str."""
+    choices: tuple[str, ...]
+    """The only texts that may stand here; empty: any."""
+    rule: Rule
+    optional: bool
+    """None may stand here, which TOML and flags write as none."""
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.key.replace("_", "-")
+
+    @property
+    def wanted(self) -> str:
+        """What may stand here, in words."""
+        words = f"one of {', '.join(self.choices)}" if self.choices else f"{_KINDS[self.kind]}, {self.rule.text}"
+        return words.removesuffix(", ") + (", or none" if self.optional else "")
+
+    def parse(self, text: str) -> Value:
+        """The value that a flag writes as text."""
+        return self.check(self._read(text))
+
+    def check(self, value: Any) -> Value:
+        """The value in its one form (a float field holds a float), or a ValueError that names the flag."""
+        if self.optional and (value is None or value == "none"):
+            return None
+        form = _number(value) if self.kind is float else value
+        if type(form) is not self.kind or not self._allows(form):
+            wrong = f"{self.key} is {show(value)} but must be {self.wanted}: change {self.flag}"
+            raise ValueError(wrong + did_you_mean(value, self.choices))
+        return cast(Value, form)
+
+    def _read(self, text: str) -> object:
+        if self.kind is bool:
+            return {"true": True, "false": False}.get(text.lower(), text)
+        try:
+            return self.kind(text)
+        except ValueError:
+            return text  # none or a fraction, or refused by check
+
+    def _allows(self, value: Any) -> bool:
+        if self.kind is str:
+            return value in self.choices if self.choices else _is_text(value)
+        return (self.kind is not float or math.isfinite(value)) and self.rule.holds(value)
+
+
+@cache
+def settings_of(table: type[Any], prefix: str = "") -> tuple[Setting, ...]:
+    """The settings of a dataclass in the order of its fields, without those that are tables themselves."""
+    hints = get_type_hints(table, include_extras=True)
+    return tuple(
+        _setting(prefix + field.name, hints[field.name])
+        for field in fields(table)
+        if not is_dataclass(hints[field.name])
+    )
+
+
+def normalise(table: object, prefix: str = "") -> None:
+    """Check every setting of a frozen dataclass under construction, and bring it into its one form."""
+    own: type = type(table)
+    for setting in settings_of(own, prefix):
+        name = setting.key.removeprefix(prefix)
+        object.__setattr__(table, name, setting.check(getattr(table, name)))
+
+
+@cache
+def descriptions(module: str) -> dict[str, str]:
+    """The text under each field of a module's dataclasses, by Class.field, on one line."""
+    texts = {}
+    source = ast.parse(inspect.getsource(sys.modules[module]))
+    for table in (statement for statement in source.body if isinstance(statement, ast.ClassDef)):
+        for field, below in pairwise(table.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[f"{table.name}.{name}"] = " ".join(text.split())
+    return texts
+
+
+def show(value: object) -> str:
+    """A value as an error message quotes it: on one line and not too long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, lists in lists without end
+        return "too large to show"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def did_you_mean(value: object, known: Iterable[str]) -> str:
+    """The end of an error message: the known name that is nearest to what was given, if any is near."""
+    nearest = difflib.get_close_matches(value, known, 1) if isinstance(value, str) else []
+    return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def _setting(key: str, hint: Any) -> Setting:
+    parts = get_args(hint)
+    optional = NoneType in parts
+    if optional:
+        (hint,) = (part for part in parts if part is not NoneType)
+    if get_origin(hint) is Literal:
+        return Setting(key, str, get_args(hint), _ANYTHING, optional)
+    if get_origin(hint) is Annotated:
+        kind, rule = get_args(hint)
+        return Setting(key, kind, (), rule, optional)
+    return Setting(key, hint, (), _ANYTHING, optional)
+
+
+def _number(value: Any) -> Any:
+    """Whole numbers and fractions such as "4/255" as floats; anything else as it is."""
+    try:
+        match value:
+            case int() if type(value) is int:
+                return float(value)
+            case str() if value.count("/") == 1:
+                above, below = value.split("/")
+                return float(above) / float(below)
+    except (ValueError, ArithmeticError):
+        return value
+    return value
+
+
+def _is_text(value: str) -> bool:
+    """Not empty, and a file in UTF-8 can hold it: names of files that are no text have surrogates."""
+    return value != "" and not any("\ud800" <= character <= "\udfff" for character in value)
