@@ -1,0 +1,110 @@
+"""The hand-off between two ranks of a lane: twins with their labels, sent and received beside the computation.
+
+maker:  put ──► pack ──► isend (owned until it is done)          taker:  irecv (posted ahead) ──► unpack ──► take
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conadv.core.handoff import Twin
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How a twin crosses from rank to rank: one message of bytes, of a size that both sides know."""
+
+    images: int
+    """Images a chunk."""
+    shape: tuple[int, ...]
+    """The shape of one image."""
+    dtype: torch.dtype
+    """The type of the images on either side."""
+    as_bytes: bool
+    """Whether pixels are whole numbers of 255ths, so that a byte each loses nothing."""
+
+    @property
+    def size(self) -> int:
+        pixel = 1 if self.as_bytes else self.dtype.itemsize
+        return self.images * (8 + pixel * torch.Size(self.shape).numel())
+
+    def pack(self, twin: Twin) -> Tensor:
+        images = twin.images.detach()
+        images = images.mul(255).round_().to(torch.uint8) if self.as_bytes else images.to(self.dtype)
+        parts = (twin.labels.to(torch.int64), images)
+        return torch.cat([part.contiguous().flatten().view(torch.uint8) for part in parts])
+
+    def unpack(self, message: Tensor) -> Twin:
+        labels, images = message.split([8 * self.images, self.size - 8 * self.images])
+        # A clone is aligned, wherever its bytes lay in the message.
+        pixels = images.to(self.dtype).div_(255) if self.as_bytes else images.clone().view(self.dtype)
+        return Twin(pixels.view(self.images, *self.shape), labels.clone().view(torch.int64))
+
+
+class RankHandoff:
+    """Twins from one rank of a lane to another, in the order in which they were put.
+
+    At the end of a step, `window` messages are under way (or fewer, in the last steps), and just as many receives are
+    posted: a run that stops there can `drain` the hand-off, and no message is left without a receiver.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        source: int,
+        target: int,
+        window: int,
+        total: int,
+        group: dist.ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        self._wire = wire
+        self._source, self._target = source, target
+        self._group = group
+        self._device = device
+        self._window = window
+        self._to_post = total  # messages of the whole run that are not posted yet
+        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+        self._posted: deque[tuple[dist.Work, Tensor]] = deque()
+
+    def put(self, twin: Twin) -> None:
+        while self._sent and self._sent[0][0].is_completed():
+            self._sent.popleft()
+        message = self._wire.pack(twin)
+        work = dist.isend(message, self._target, group=self._group)
+        assert work is not None
+        self._sent.append((work, message))
+
+    def take(self) -> Twin:
+        self._post(max(1, self._window))
+        work, message = self._posted.popleft()
+        work.wait()
+        self._post(self._window)
+        return self._wire.unpack(message)
+
+    def clear(self) -> None:
+        raise AssertionError("what is under way between ranks cannot be called back")
+
+    def expect(self) -> None:
+        """Post the receives of what is under way from the start."""
+        self._post(self._window)
+
+    def drain(self) -> None:
+        """Wait for every message that is under way."""
+        for work, _ in (*self._sent, *self._posted):
+            work.wait()
+        self._sent.clear()
+        self._posted.clear()
+
+    def _post(self, count: int) -> None:
+        while len(self._posted) < count and self._to_post:
+            message = torch.empty(self._wire.size, dtype=torch.uint8, device=self._device)
+            work = dist.irecv(message, self._source, group=self._group)
+            assert work is not None
+            self._posted.append((work, message))
+            self._to_post -= 1
