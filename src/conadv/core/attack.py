@@ -61,6 +61,8 @@ class PGD:
             raise ValueError(f"norm {self.norm!r}: linf or l2")
         if self.direction not in (None, "sign", "unit", "raw", "noise"):
             raise ValueError(f"direction {self.direction!r}: sign, unit, raw or noise")
+        if self.statistics not in ("batch", "running"):
+            raise ValueError(f"statistics {self.statistics!r}: batch or running")
         if (self.mean is None) != (self.std is None):
             raise ValueError("mean and std go together: give both or neither")
         if self.std is not None and min(self.std) <= 0:
@@ -75,6 +77,8 @@ class PGD:
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """The twins of images (N, C, ...). Randomness comes from `generator` alone, on the CPU; None: seed 0."""
+        if not images.is_floating_point():
+            raise ValueError(f"images of {images.dtype}: scale bytes to the pixel range first, images.float() / 255")
         generator = generator or torch.Generator().manual_seed(0)
         images = images.detach()
         twins = self._start(images, generator)
@@ -83,7 +87,8 @@ class PGD:
             if self.direction == "noise":
                 gradient = self.noise(images, generator)
             else:
-                gradient = self._gradient(model, loss, twins, labels, towards)
+                seed = int(torch.randint(2**63 - 1, (), generator=generator))  # of what the model draws
+                gradient = self._gradient(model, loss, twins, labels, towards, seed)
             twins = self.step(images, twins, gradient)
         return twins
 
@@ -98,11 +103,13 @@ class PGD:
         # The gradient in pixel units is divided by std, and a step in pixel units again on its way to the images.
         return self._project(images, twins + size * self._along(gradient / std) / std)
 
-    def _gradient(self, model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, towards: Tensor | None) -> Tensor:
+    def _gradient(
+        self, model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, towards: Tensor | None, seed: int
+    ) -> Tensor:
         """The gradient by the images alone: with inputs named, autograd computes none for the weights."""
         model = unwrap(model)
         images = images.detach().requires_grad_()
-        with torch.enable_grad(), _without_trace(model, self.branch, self.statistics):
+        with torch.enable_grad(), without_trace(model, self.branch, self.statistics, seed):
             outputs = model(images.clone())  # a model may work in place, which a leaf of the graph does not allow
             if towards is not None:  # a fraction of the way round the other labels
                 classes = outputs.shape[1]
@@ -168,23 +175,46 @@ def _uniform(shape: Sequence[int], generator: torch.Generator, like: Tensor) -> 
 
 
 @contextmanager
-def _without_trace(model: nn.Module, branch: str, statistics: Statistics) -> Iterator[None]:
+def without_trace(model: nn.Module, branch: str, statistics: Statistics | None, seed: int | None) -> Iterator[None]:
     """Within, images go through `branch` with `statistics`; after it buffers, flags and generators are as before."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     split = {module for layer in split_layers(model) for module in layer.modules()}
     plain = [module for module in model.modules() if module not in split]
-    norms = [module for module in plain if is_batchnorm(module)]
-    flags = [norm.training for norm in norms]
-    buffers = [(buffer, buffer.clone()) for module in plain for buffer in module.buffers(recurse=False)]
+    with (
+        _copied_buffers(plain),
+        _statistics_of(plain, statistics, model.training),
+        untouched_randomness(device, seed),
+        route(model, branch, statistics=statistics, tracking="off"),
+    ):
+        yield
+
+
+@contextmanager
+def _copied_buffers(modules: list[nn.Module]) -> Iterator[None]:
+    """Within, modules work on copies: the buffers themselves may belong to a graph that is still to be walked."""
+    before = [(module, dict(module._buffers)) for module in modules]
+    copies: dict[Tensor, Tensor] = {}  # a buffer of two modules stays one buffer
     try:
-        for norm in norms:
-            frozen = model.training and not norm.training
-            norm.training = statistics == "batch" and not frozen
-        with untouched_randomness(device), route(model, branch, statistics=statistics, tracking="off"):
-            yield
+        for module, buffers in before:
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = copies.setdefault(buffer, buffer.clone())
+        yield
+    finally:
+        for module, buffers in before:
+            module._buffers.update(buffers)
+
+
+@contextmanager
+def _statistics_of(modules: list[nn.Module], statistics: Statistics | None, training: bool) -> Iterator[None]:
+    """Within, plain BatchNorm layers take `statistics`, unless they are frozen; None: as their own flag says."""
+    norms = [module for module in modules if is_batchnorm(module)]
+    flags = [norm.training for norm in norms]
+    try:
+        for norm, flag in zip(norms, flags, strict=True):
+            frozen = training and not flag
+            norm.training = flag if statistics is None else statistics == "batch" and not frozen
+        yield
     finally:
         for norm, flag in zip(norms, flags, strict=True):
             norm.training = flag
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)

@@ -27,5 +27,9 @@ def untouched_randomness(device: torch.device, seed: int | None = None) -> Itera
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         if seed is not None:
-            torch.manual_seed(seed)
+            # Not torch.manual_seed, which reaches every device, also those that are not put back.
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed)
         yield

@@ -1,0 +1,28 @@
+"""What every test starts from: one thread, a known seed, and no process group or default left behind by another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+# On a busy two-core machine two threads can be fifteen times slower than one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def clean_slate() -> Iterator[None]:
+    """A known seed before each test; after it, the environment and PyTorch's globals as they were."""
+    environment, default = dict(os.environ), torch.get_default_dtype()
+    torch.manual_seed(0)
+    yield
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+        pytest.fail("the test left a process group behind")
+    assert torch.get_default_dtype() == default, "the test left another default dtype behind"
+    os.environ.clear()
+    os.environ.update(environment)

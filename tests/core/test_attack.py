@@ -1,0 +1,351 @@
+"""The attack's numbers: against foolbox, and against gradients computed apart."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conadv import PGD, route, split_batchnorm
+from conadv.core.attack import Norm
+from settings import CLASSES, small_batches, small_cnn
+
+with warnings.catch_warnings():  # its blurring attack imports from where scipy has moved away
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import foolbox
+
+EPSILON = 8 / 255
+MEAN, STD = (0.45, 0.38), (0.25, 0.5)
+
+
+def evaluated(model: nn.Module) -> nn.Module:
+    """A model with running statistics of its own, in eval mode."""
+    with torch.no_grad():
+        for images, _ in small_batches(3, seed=9):
+            model.train()(images)
+    return model.eval()
+
+
+def input_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """The gradient of each image, one image at a time: what a sum over the images means."""
+    rows = []
+    for image, label in zip(images, labels, strict=True):
+        leaf = image[None].clone().requires_grad_()
+        F.cross_entropy(model(leaf), label[None]).backward()
+        assert leaf.grad is not None
+        rows.append(leaf.grad[0])
+    return torch.stack(rows)
+
+
+class Normalized(nn.Module):
+    """A model that takes pixels and normalizes them by itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.mean = torch.tensor(MEAN, dtype=torch.float64).view(-1, 1, 1)
+        self.std = torch.tensor(STD, dtype=torch.float64).view(-1, 1, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.model(self.to_model(images))
+        return outputs
+
+    def to_model(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+    def to_pixels(self, images: Tensor) -> Tensor:
+        return images * self.std + self.mean
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize(("steps", "step_size"), [(1, None), (10, EPSILON / 3)])
+def test_it_equals_foolbox(norm: Norm, steps: int, step_size: float | None) -> None:
+    model = evaluated(small_cnn())
+    ((images, labels),) = small_batches(1)
+    epsilon = EPSILON if norm == "linf" else 0.5
+    size = None if step_size is None else epsilon / 3
+    attack = PGD(epsilon, step_size=size, steps=steps, norm=norm, random_start=0, statistics="running")
+
+    oracle = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD}[norm](
+        abs_stepsize=epsilon if size is None else size, steps=steps, random_start=False
+    )
+    wrapped = foolbox.PyTorchModel(model, bounds=(0, 1))
+    _, expected, _ = oracle(wrapped, images, foolbox.criteria.Misclassification(labels), epsilons=epsilon)
+
+    twins = attack(model, F.cross_entropy, images, labels)
+    assert not torch.equal(twins, images)
+    torch.testing.assert_close(twins, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_raw_gradient_is_of_the_loss_summed_over_images(norm: Norm) -> None:
+    model = evaluated(small_cnn())
+    ((images, labels),) = small_batches(1)
+    images = images * 0.5 + 0.25  # so that the pixel range cuts nothing off
+    attack = PGD(0.2, 1e-3, norm=norm, direction="raw", random_start=0, statistics="running")
+    twins = attack(model, F.cross_entropy, images, labels)
+    torch.testing.assert_close(twins, images + 1e-3 * input_gradient(model, images, labels), rtol=0, atol=1e-12)
+
+
+def test_a_twin_does_not_depend_on_the_size_of_the_batch() -> None:
+    model = evaluated(small_cnn())
+    ((images, labels),) = small_batches(1)
+    attack = PGD(0.2, 0.1, direction="raw", random_start=0, statistics="running")
+    whole = attack(model, F.cross_entropy, images, labels)
+    alone = attack(model, F.cross_entropy, images[:1], labels[:1])
+    torch.testing.assert_close(whole[:1], alone, rtol=0, atol=1e-12)
+
+
+def test_directions_by_hand() -> None:
+    images, gradient = torch.full((1, 1, 1, 2), 0.5), torch.tensor([0.03, -0.04]).view(1, 1, 1, 2)
+
+    def moved(**options: object) -> list[float]:
+        attack = replace(PGD(0.25, 0.1), **options)  # type: ignore[arg-type]
+        return ((attack.step(images, images, gradient) - images) / 0.1).flatten().tolist()
+
+    assert moved() == pytest.approx([1, -1], abs=1e-5)
+    assert moved(norm="l2") == pytest.approx([0.6, -0.8], abs=1e-5)
+    assert moved(direction="unit") == pytest.approx([0.6, -0.8], abs=1e-5)
+    assert moved(direction="raw") == pytest.approx([0.03, -0.04], abs=1e-5)
+    assert moved(norm="l2", direction="sign") == pytest.approx([1, -1], abs=1e-5)
+    assert moved(norm="l2", direction="sign", epsilon=0.1) == pytest.approx([2**-0.5, -(2**-0.5)], abs=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_no_gradient_no_step(norm: Norm) -> None:
+    images = torch.rand(3, 2, 4, 4)
+    assert torch.equal(PGD(0.1, norm=norm).step(images, images, torch.zeros_like(images)), images)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        PGD(EPSILON, random_start=0),
+        PGD(EPSILON, 3 / 255, steps=5, random_start=1),
+        PGD(0.5, 0.2, steps=4, norm="l2", random_start=1),
+        PGD(EPSILON, 0.02, direction="raw", random_start=0),
+        PGD(EPSILON, direction="noise", random_start=1),
+    ],
+    ids=["one", "five", "l2", "raw", "noise"],
+)
+def test_normalized_images_give_the_same_twins(attack: PGD) -> None:
+    model = Normalized(small_cnn())
+    attack = replace(attack, statistics="batch")
+    ((pixels, labels),) = small_batches(1)
+    expected = attack(model, F.cross_entropy, pixels, labels)
+    told = replace(attack, mean=MEAN, std=STD)
+    twins = told(model.model, F.cross_entropy, model.to_model(pixels), labels)
+    torch.testing.assert_close(model.to_pixels(twins), expected, rtol=0, atol=1e-12)
+
+
+def test_targeted_goes_towards_a_wrong_label_and_keeps_to_it() -> None:
+    model = evaluated(small_cnn())
+    ((images, labels),) = small_batches(1, size=64)
+    images = images * 0.5 + 0.25
+    attack = PGD(0.2, 1e-3, direction="raw", random_start=0, targeted=True, statistics="running")
+    once = attack(model, F.cross_entropy, images, labels)
+    every_label = torch.arange(CLASSES)[:, None].expand(CLASSES, len(images))
+    ways = torch.stack([images - 1e-3 * input_gradient(model, images, label) for label in every_label])
+    distances = (once - ways).abs().flatten(2).amax(2)  # of each label, of each image
+    targets = distances.argmin(0)
+    assert float(distances.amin(0).max()) < 1e-12
+    assert set(((targets - labels) % CLASSES).tolist()) == {1, 2, 3, 4}, "every label but the right one"
+
+    twice = replace(attack, steps=2)(model, F.cross_entropy, images, labels)
+    torch.testing.assert_close(twice, once - 1e-3 * input_gradient(model, once, targets), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_random_start_is_drawn_for_each_image(probability: float, norm: Norm) -> None:
+    images = torch.full((2000, 1, 2, 2), 0.5)
+    attack = PGD(0.1, step_size=0, norm=norm, random_start=probability, direction="noise")
+    delta = (attack(nn.Identity(), F.cross_entropy, images, images) - images).flatten(1)
+    moved = delta.abs().amax(1) > 0
+    assert float(moved.double().mean()) == pytest.approx(probability, abs=0.04)  # four standard deviations
+    if probability > 0:
+        if norm == "linf":  # uniform in a cube: the mean of |x| is half of its radius
+            assert float(delta[moved].abs().mean()) == pytest.approx(0.05, rel=0.05)
+        else:  # uniform in a ball of 4 dimensions: the mean radius is 4/5
+            assert float(delta[moved].norm(dim=1).mean()) == pytest.approx(0.08, rel=0.05)
+        assert float(delta[moved].mean()) == pytest.approx(0, abs=0.004)
+
+
+def test_the_generator_alone_decides_what_is_random() -> None:
+    model = nn.Sequential(small_cnn(), nn.Dropout(0.5))
+    ((images, labels),) = small_batches(1)
+    attack = PGD(EPSILON, 2 / 255, steps=3, random_start=0.5, targeted=True)
+
+    def twins(seed: int, disturbance: int) -> Tensor:
+        torch.manual_seed(disturbance)
+        return attack(model, F.cross_entropy, images, labels, torch.Generator().manual_seed(seed))
+
+    assert torch.equal(twins(1, 1), twins(1, 2))
+    assert not torch.equal(twins(1, 1), twins(2, 1))
+
+
+def test_without_a_generator_it_is_seed_0() -> None:
+    model = small_cnn()
+    ((images, labels),) = small_batches(1)
+    attack = PGD(EPSILON)
+    seeded = attack(model, F.cross_entropy, images, labels, torch.Generator().manual_seed(0))
+    assert torch.equal(attack(model, F.cross_entropy, images, labels), seeded)
+
+
+def test_noise_is_a_random_sign_and_asks_the_model_nothing() -> None:
+    images = torch.full((500, 2, 3, 3), 0.5, dtype=torch.float64)
+
+    def model(_: Tensor) -> Tensor:
+        raise AssertionError("the control needs no gradient")
+
+    attack = PGD(EPSILON, direction="noise", random_start=0)
+    signs = (attack(model, F.cross_entropy, images, images) - images) / EPSILON  # type: ignore[arg-type]
+    torch.testing.assert_close(signs.abs(), torch.ones_like(signs))
+    assert float(signs.mean()) == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize("branch", ["main", "adv"])
+@pytest.mark.parametrize("statistics", ["batch", "running"])
+@pytest.mark.parametrize("training", [True, False])
+def test_branch_and_statistics_are_those_of_its_arguments(branch: str, statistics: str, training: bool) -> None:
+    model = split_batchnorm(small_cnn())
+    ((images, labels),) = small_batches(1)
+    images = images * 0.5 + 0.25
+    with torch.no_grad():
+        for seed, name in enumerate(("main", "adv")):
+            with route(model, name):
+                model(small_batches(1, seed=seed)[0][0] * (1 + seed))
+        for layer in (model[1], model[4]):
+            layer.adv.weight.mul_(-1)
+    model.train(training)
+    attack = PGD(0.2, 1e-3, direction="raw", random_start=0, branch=branch, statistics=statistics)  # type: ignore[arg-type]
+    twins = attack(model, F.cross_entropy, images, labels)
+
+    def normalize(x: Tensor, layer: nn.Module) -> Tensor:
+        owner = layer if branch == "main" else layer.adv
+        dims = (0, 2, 3)
+        mean, var = x.mean(dims), x.var(dims, unbiased=False)
+        if statistics == "running":
+            mean, var = owner.running_mean, owner.running_var  # type: ignore[assignment]
+        mean, var, weight, bias = (v[:, None, None] for v in (mean, var, owner.weight, owner.bias))  # type: ignore[index]
+        return (x - mean) / (var + layer.eps).sqrt() * weight + bias  # type: ignore[operator, no-any-return]
+
+    leaf = images.clone().requires_grad_()
+    hidden = normalize(model[0](leaf), model[1]).relu()
+    hidden = normalize(model[3](hidden), model[4]).relu()
+    (gradient,) = torch.autograd.grad(F.cross_entropy(model[7](hidden.flatten(1)), labels, reduction="sum"), leaf)
+    torch.testing.assert_close(twins, images + 1e-3 * gradient, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("statistics", ["batch", "running"])
+def test_a_plain_batchnorm_follows_statistics_too(statistics: str) -> None:
+    plain, split = small_cnn(), split_batchnorm(small_cnn())
+    ((images, labels),) = small_batches(1)
+    attack = PGD(EPSILON, 0.02, direction="raw", random_start=0, branch="main", statistics=statistics)  # type: ignore[arg-type]
+    expected = attack(split, F.cross_entropy, images, labels)
+    for model in (plain.train(), plain.eval()):
+        torch.testing.assert_close(attack(model, F.cross_entropy, images, labels), expected, rtol=0, atol=1e-12)
+
+
+def test_a_frozen_layer_keeps_to_its_running_statistics() -> None:
+    model = evaluated(small_cnn()).train()
+    for layer in (model[1], model[4]):  # type: ignore[index]
+        layer.eval()
+    ((images, labels),) = small_batches(1)
+    attack = PGD(EPSILON, 0.02, direction="raw", random_start=0, branch="adv", statistics="batch")
+    expected = replace(attack, statistics="running")(model.eval(), F.cross_entropy, images, labels)
+    model.train()
+    for layer in (model[1], model[4]):  # type: ignore[index]
+        layer.eval()
+    assert torch.equal(attack(model, F.cross_entropy, images, labels), expected)
+    assert torch.equal(attack(split_batchnorm(model), F.cross_entropy, images, labels), expected)
+
+
+def test_a_model_may_work_in_place_on_its_input() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = small_cnn()
+
+        def forward(self, images: Tensor) -> Tensor:
+            outputs: Tensor = self.model(images.sub_(0.5).mul_(2))
+            return outputs
+
+    model = InPlace()
+    ((images, labels),) = small_batches(1)
+    attack = PGD(EPSILON, 3 / 255, steps=3, random_start=0)
+    before = images.clone()
+    twins = attack(model, F.cross_entropy, images, labels)
+    assert torch.equal(images, before)
+    apart = attack(lambda_model(lambda x: model.model((x - 0.5) * 2), model), F.cross_entropy, images, labels)
+    torch.testing.assert_close(twins, apart, rtol=0, atol=1e-12)
+
+
+def lambda_model(function: object, holder: nn.Module) -> nn.Module:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.holder = holder
+
+        def forward(self, images: Tensor) -> Tensor:
+            return function(images)  # type: ignore[operator, no-any-return]
+
+    return Wrapped()
+
+
+@pytest.mark.parametrize("shape", [(8, 7), (8, 3, 11), (4, 2, 3, 4, 5)])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_images_of_any_dimension(shape: tuple[int, ...], norm: Norm) -> None:
+    images = torch.rand(shape, dtype=torch.float64)
+    labels = torch.randint(CLASSES, shape[:1])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(images[0].numel(), CLASSES)).double()
+    channels = [0.5] * shape[1]
+    attack = PGD(0.1, 0.03, steps=3, norm=norm)
+    assert attack(model, F.cross_entropy, images, labels).shape == shape
+    normalized = replace(attack, mean=channels, std=channels)
+    assert normalized(model, F.cross_entropy, images * 2 - 1, labels).shape == shape
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon": -0.1}, "epsilon -0.1: a fraction of the pixel range, from 0 to 1, such as 4/255"),
+        ({"epsilon": 4}, "epsilon 4: a fraction of the pixel range, from 0 to 1, such as 4/255"),
+        ({"epsilon": float("nan")}, "epsilon nan: a fraction"),
+        ({"step_size": -1}, "step_size -1: a fraction of the pixel range"),
+        ({"step_size": float("inf")}, "step_size inf: a fraction"),
+        ({"steps": 0}, "steps 0: take at least 1"),
+        ({"random_start": 1.5}, "random_start 1.5: a probability, from 0 to 1"),
+        ({"norm": "l1"}, "norm 'l1': linf or l2"),
+        ({"direction": "up"}, "direction 'up': sign, unit, raw or noise"),
+        ({"mean": (0.5,)}, "mean and std go together: give both or neither"),
+        ({"mean": (0.5,), "std": (0.0,)}, r"std \(0.0,\): positive numbers"),
+        ({"statistics": "runing"}, "statistics 'runing': batch or running"),
+    ],
+)
+def test_bad_values_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PGD(**({"epsilon": 0.1} | options))  # type: ignore[arg-type]
+
+
+def test_channels_must_meet_the_images() -> None:
+    attack = PGD(EPSILON, mean=(0.5,) * 3, std=(0.2,) * 3)
+    ((images, labels),) = small_batches(1)
+    with pytest.raises(ValueError, match="mean and std have 3 channels, the images 2"):
+        attack(small_cnn(), F.cross_entropy, images, labels)
+
+
+def test_a_branch_that_does_not_exist_is_refused() -> None:
+    ((images, labels),) = small_batches(1)
+    with pytest.raises(ValueError, match="the model has no branch 'aug'"):
+        PGD(EPSILON, branch="aug")(split_batchnorm(small_cnn()), F.cross_entropy, images, labels)
+
+
+def test_bytes_are_refused_in_words() -> None:
+    ((_, labels),) = small_batches(1)
+    with pytest.raises(ValueError, match=r"images of torch.uint8: .*255"):
+        PGD(EPSILON)(small_cnn(), F.cross_entropy, torch.zeros(8, 2, 6, 6, dtype=torch.uint8), labels)

@@ -1,0 +1,87 @@
+"""One table of small settings: every method that there is, and models on which a step takes milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conadv import PGD, ConAdv, Recycled, Vanilla
+
+CLASSES = 5
+Method = Vanilla | ConAdv | Recycled
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method as one would ask for it on the command line."""
+
+    name: str
+    method: str
+    delay: int = 1
+
+    @property
+    def adversarial(self) -> bool:
+        return self.method != "vanilla"
+
+    def make(self, model: nn.Module, attack: PGD | None = None, **options: Any) -> Method:
+        """The method around a model that has the branches it needs."""
+        attack = attack or PGD(8 / 255, random_start=0)
+        if self.method == "vanilla":
+            options.pop("adv_weight", None)
+            return Vanilla(model, F.cross_entropy, **options)
+        if self.method == "recycled":
+            return Recycled(model, F.cross_entropy, attack, **options)
+        return ConAdv(model, F.cross_entropy, attack, delay=self.delay, **options)
+
+
+SETTINGS = (
+    Setting("vanilla", "vanilla"),
+    Setting("disadv", "conadv", delay=0),
+    Setting("conadv", "conadv"),
+    Setting("conadv-2", "conadv", delay=2),
+    Setting("conadv-3", "conadv", delay=3),
+    Setting("recycled", "recycled"),
+)
+every_method = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+adversarial_methods = pytest.mark.parametrize(
+    "setting", [setting for setting in SETTINGS if setting.adversarial], ids=lambda setting: setting.name
+)
+
+
+def small_cnn(seed: int = 0, norm: Callable[[int], nn.Module] = nn.BatchNorm2d, channels: int = 2) -> nn.Sequential:
+    """A convolutional net in float64 for images of 6 × 6, whose BatchNorm layers have weights that are not 1 and 0."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Conv2d(channels, 4, 3, padding=1, bias=False),
+            norm(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False),
+            norm(6),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(54, CLASSES),
+        ).double()
+        for layer in model.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.affine:
+                nn.init.uniform_(layer.weight, 0.5, 1.5)
+                nn.init.uniform_(layer.bias, -0.5, 0.5)
+    return model
+
+
+def small_batches(count: int, size: int = 8, seed: int = 1, channels: int = 2) -> list[tuple[Tensor, Tensor]]:
+    """Batches of images in [0, 1], in float64, with their labels."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (
+            torch.rand(size, channels, 6, 6, generator=generator, dtype=torch.float64),
+            torch.randint(CLASSES, (size,), generator=generator),
+        )
+        for _ in range(count)
+    ]
