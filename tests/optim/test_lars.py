@@ -69,8 +69,14 @@ def flat(x: Tensor) -> list[float]:
 def test_follows_the_reference_step_by_step(foreach: bool, momentum: float, decay: float, adapt: bool) -> None:
     parameters = make_parameters()
     references = [Reference(flat(parameter)) for parameter in parameters]
-    settings = {"momentum": momentum, "weight_decay": decay, "trust_coefficient": 0.02, "eps": 1e-3, "adapt": adapt}
-    optimizer = Lars(parameters, lr=1.0, **settings, foreach=foreach)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {
+        "momentum": momentum,
+        "weight_decay": decay,
+        "trust_coefficient": 0.02,
+        "eps": 1e-3,
+        "adapt": adapt,
+    }
+    optimizer = Lars(parameters, lr=1.0, **settings, foreach=foreach)
     lrs = random.Random(0)
     for step in range(8):
         lr = lrs.uniform(0, 3) if step != 5 else 0.0
@@ -102,8 +108,8 @@ def test_agrees_with_another_library_at_a_constant_rate(foreach: bool) -> None:
     """Where the definitions agree: constant lr, matrices, and no eps. (Theirs leaves vectors out by their shape,
     multiplies by lr outside of the momentum, and overwrites the gradients.)"""
     ours, theirs = (make_parameters(shapes=SHAPES[:2]) for _ in range(2))
-    settings = {"lr": 3.0, "momentum": 0.9, "weight_decay": 0.01, "trust_coefficient": 0.1}
-    our_optimizer = Lars(ours, **settings, foreach=foreach)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"lr": 3.0, "momentum": 0.9, "weight_decay": 0.01, "trust_coefficient": 0.1}
+    our_optimizer = Lars(ours, **settings, foreach=foreach)
     their_optimizer = pytorch_optimizer.LARS(theirs, **settings)
     for step in range(6):
         give_gradients(ours, step)
@@ -120,7 +126,7 @@ def test_differs_from_the_other_library_at_a_changing_rate() -> None:
     moved = {}
     for name in ("ours", "theirs"):
         weight = nn.Parameter(torch.full((2, 2), 4.0, dtype=torch.float64))
-        settings = {"lr": 1.0, "momentum": 0.9, "trust_coefficient": 0.1}
+        settings: dict[str, Any] = {"lr": 1.0, "momentum": 0.9, "trust_coefficient": 0.1}
         make = Lars if name == "ours" else pytorch_optimizer.LARS
         optimizer: Any = make([weight], **settings)
         for lr in (1.0, 0.0):

@@ -1,0 +1,272 @@
+"""Models: ResNets for small and for large images, one's own from a `package.module:callable`, and a check of both.
+
+    images in [0, 1] ──► normalize ──► conv1, bn1 ──► layer1 ... layerN ──► mean over pixels ──► fc ──► logits
+
+The large ones have torchvision's keys, so its weights load into ours and ours into its.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conadv.core.seeds import untouched_randomness
+
+
+class Normalize(nn.Module):
+    """Images in [0, 1] to (images - mean) / std, channel by channel.
+
+    The figures are part of how a model is built, as its strides are, and not of its state: a checkpoint has the
+    same keys with and without them.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        if len(mean) != len(std):
+            raise ValueError(f"mean has {len(mean)} channels and std {len(std)}: give a figure for each channel")
+        if not all(figure > 0 for figure in std):
+            raise ValueError(f"std {tuple(std)}: take figures above 0")
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions beside a shortcut.
+
+    The last weight of BatchNorm starts at 0, here as in the bottleneck: a block starts as its shortcut, which
+    steadies the first steps of a large batch (Goyal et al., 2017) and did no harm at 8 layers.
+    """
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _convolution(inputs, width, 3, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _convolution(width, width, 3)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = _shortcut(inputs, width, stride)
+        nn.init.zeros_(self.bn2.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + self.downsample(x), inplace=True)
+
+
+class Bottleneck(nn.Module):
+    """1×1, 3×3 and 1×1 convolutions beside a shortcut; the stride is in the 3×3, which makes it version 1.5."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _convolution(inputs, width, 1)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _convolution(width, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = _convolution(width, width * self.expansion, 1)
+        self.bn3 = nn.BatchNorm2d(width * self.expansion)
+        self.downsample = _shortcut(inputs, width * self.expansion, stride)
+        nn.init.zeros_(self.bn3.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + self.downsample(x), inplace=True)
+
+
+Block = type[BasicBlock] | type[Bottleneck]
+_DEPTHS_FOR_SMALL_IMAGES = (8, 14, 20, 26, 32, 44, 56, 110)
+_FOR_LARGE_IMAGES: dict[str, tuple[Block, Sequence[int]]] = {
+    "resnet18": (BasicBlock, (2, 2, 2, 2)),
+    "resnet34": (BasicBlock, (3, 4, 6, 3)),
+    "resnet50": (Bottleneck, (3, 4, 6, 3)),
+}
+# Three stages of n blocks, each of two convolutions; the first convolution and the last layer make 6n + 2.
+_FOR_SMALL_IMAGES: dict[str, Sequence[int]] = {
+    f"resnet{depth}": ((depth - 2) // 6,) * 3 for depth in _DEPTHS_FOR_SMALL_IMAGES
+}
+
+
+def model_names() -> list[str]:
+    """The names that `build_model` knows."""
+    return [*_FOR_SMALL_IMAGES, *_FOR_LARGE_IMAGES]
+
+
+def build_model(
+    name: str,
+    classes: int,
+    in_channels: int,
+    width: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> nn.Module:
+    """A model by its name, with new weights from PyTorch's global generator.
+
+    width: channels of the first stage (None: 16 for small images, 64 for large ones); the others are multiples.
+    mean, std: what the images, which lie in [0, 1], are normalized with, by channel; None: nothing.
+    """
+    for what, count in (("classes", classes), ("in_channels", in_channels), ("width", width)):
+        if count is not None and count < 1:
+            raise ValueError(f"{what} {count}: take at least 1")
+    normalize = _normalization(in_channels, mean, std)
+    if name in _FOR_LARGE_IMAGES:
+        block, depths = _FOR_LARGE_IMAGES[name]
+        stem = _convolution(in_channels, width or 64, 7, stride=2)
+        return _resnet(normalize, stem, nn.MaxPool2d(3, stride=2, padding=1), block, depths, classes)
+    if name in _FOR_SMALL_IMAGES:
+        stem = _convolution(in_channels, width or 16, 3)
+        return _resnet(normalize, stem, nn.Identity(), BasicBlock, _FOR_SMALL_IMAGES[name], classes)
+    (nearest,) = difflib.get_close_matches(name, model_names(), n=1, cutoff=0)
+    known = ", ".join(model_names())
+    raise ValueError(f"no model is called {name!r}, the nearest is {nearest!r}: take one of {known}")
+
+
+def load_callable(reference: str) -> Callable[..., object]:
+    """What `package.module:callable` names. The current folder is searched too, after everything installed."""
+    module_name, colon, attribute = reference.partition(":")
+    if not (module_name and colon and attribute):
+        raise ValueError(f"{reference!r} does not name a callable: write package.module:callable")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a module runs code of its own, which may raise anything
+        raise ValueError(f"cannot import {module_name!r} of {reference!r}: {_one_line(error)}") from error
+    try:
+        found = attrgetter(attribute)(module)
+    except AttributeError as error:
+        raise ValueError(f"{module_name!r} has no {attribute!r}: check the name after the colon") from error
+    if not callable(found):
+        raise ValueError(
+            f"{reference!r} is of type {type(found).__name__}: name a function or a class that makes a model"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def build_from_callable(reference: str, classes: int, in_channels: int) -> nn.Module:
+    """One's own model: `package.module:callable` is called as callable(classes=..., in_channels=...).
+
+    It takes images in [0, 1] and normalizes them itself.
+    """
+    factory = load_callable(reference)
+    try:
+        inspect.signature(factory).bind(classes=classes, in_channels=in_channels)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{reference!r} must accept (classes=..., in_channels=...): {_one_line(error)}") from error
+    model = factory(classes=classes, in_channels=in_channels)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{reference!r} returned a value of type {type(model).__name__}: return a torch.nn.Module")
+    return model
+
+
+def check_output(model: nn.Module, shape: Sequence[int], classes: int) -> None:
+    """Raise an error unless the model turns images of `shape` (C, H, W) into one number a class.
+
+    It tries two black images, and leaves no trace on buffers, randomness or the train/eval flags.
+    """
+    like = next(model.parameters(), torch.empty(0))
+    images = torch.zeros(2, *shape, dtype=like.dtype, device=like.device)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        with evaluating(model), torch.no_grad(), untouched_randomness(like.device):
+            outputs = torch.func.functional_call(model, buffers, (images,))
+    except Exception as error:  # the model is the user's: whatever it raises, these images are what it got
+        raise ValueError(f"the model does not take images of {tuple(shape)}: {_one_line(error)}") from error
+    if not isinstance(outputs, Tensor):
+        raise ValueError(
+            f"the model returns a value of type {type(outputs).__name__}: return a tensor of (images, classes)"
+        )
+    if outputs.shape != (2, classes):
+        raise ValueError(
+            f"the model turns 2 images into {tuple(outputs.shape)}, but {classes} classes need (2, {classes}): "
+            f"build it for {classes} classes"
+        )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within, every module is in eval mode; afterwards each is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _resnet(
+    normalize: nn.Module, stem: nn.Conv2d, pool: nn.Module, block: Block, depths: Sequence[int], classes: int
+) -> nn.Module:
+    width = inputs = stem.out_channels
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        normalize=normalize, conv1=stem, bn1=nn.BatchNorm2d(width), relu=nn.ReLU(inplace=True), maxpool=pool
+    )
+    for stage, depth in enumerate(depths):
+        blocks: list[nn.Module] = []
+        for index in range(depth):
+            stride = 2 if stage > 0 and index == 0 else 1
+            blocks.append(block(inputs, width * 2**stage, stride))
+            inputs = width * 2**stage * block.expansion
+        layers[f"layer{stage + 1}"] = nn.Sequential(*blocks)
+    layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = _classifier(inputs, classes)
+    return nn.Sequential(layers)
+
+
+def _normalization(in_channels: int, mean: Sequence[float] | None, std: Sequence[float] | None) -> nn.Module:
+    if mean is None and std is None:
+        return nn.Identity()
+    if mean is None or std is None:
+        raise ValueError("mean and std go together: give both or neither")
+    if len(mean) != in_channels:
+        raise ValueError(f"mean and std have {len(mean)} channels, the images {in_channels}: give one for each")
+    return Normalize(mean, std)
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return convolution
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """The input itself, or a projection where its shape changes."""
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+
+def _classifier(inputs: int, classes: int) -> nn.Linear:
+    """Starts near even odds for all classes, as in the recipe of Goyal et al. (2017)."""
+    layer = nn.Linear(inputs, classes)
+    nn.init.normal_(layer.weight, std=0.01)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,430 @@
+"""Models: against published figures, against a forward pass written apart, and against bad input."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from conadv.core.splitbn import plain_state_dict, split_batchnorm
+from conadv.task.models import (
+    Bottleneck,
+    Normalize,
+    build_from_callable,
+    build_model,
+    check_output,
+    evaluating,
+    load_callable,
+    model_names,
+)
+
+SMALL = ["resnet8", "resnet14", "resnet20", "resnet26", "resnet32", "resnet44", "resnet56", "resnet110"]
+LARGE = ["resnet18", "resnet34", "resnet50"]
+
+
+def build_on_meta(name: str, classes: int, in_channels: int = 3, width: int | None = None) -> nn.Module:
+    """A model without memory for its weights: shapes and work can be counted at once."""
+    with torch.device("meta"):
+        return build_model(name, classes, in_channels, width)
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_names_are_those_that_are_promised() -> None:
+    assert sorted(model_names()) == sorted(SMALL + LARGE)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "published"),
+    [
+        # torchvision's documentation, 1000 classes
+        ("resnet18", 1000, 11_689_512),
+        ("resnet34", 1000, 21_797_672),
+        ("resnet50", 1000, 25_557_032),
+        # pytorchcv's table for CIFAR-10, which projects in shortcuts as we do. (He et al. pad with zeros there
+        # and need 2,752 parameters less: 0.27M, 0.85M and 1.7M either way.)
+        ("resnet20", 10, 272_474),
+        ("resnet56", 10, 855_770),
+        ("resnet110", 10, 1_730_714),
+    ],
+)
+def test_parameters_are_as_many_as_published(name: str, classes: int, published: int) -> None:
+    assert count_parameters(build_on_meta(name, classes)) == published
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("width", "in_channels", "classes"), [(16, 3, 10), (6, 1, 7)])
+def test_parameters_of_small_models_follow_from_their_depth(
+    name: str, width: int, in_channels: int, classes: int
+) -> None:
+    blocks = (int(name.removeprefix("resnet")) - 2) // 6
+    expected = 9 * in_channels * width + 2 * width + (4 * width * classes + classes)
+    for inputs, outputs in ((width, width), (width, 2 * width), (2 * width, 4 * width)):
+        within = 9 * outputs * outputs + 2 * outputs
+        expected += 9 * inputs * outputs + 2 * outputs + within + (blocks - 1) * 2 * within
+        expected += inputs * outputs + 2 * outputs if inputs != outputs else 0
+    model = build_on_meta(name, classes, in_channels, None if width == 16 else width)
+    assert count_parameters(model) == expected
+    weighted = [m for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear) and "downsample" not in n]
+    assert name == f"resnet{len(weighted)}"
+
+
+@pytest.mark.parametrize(("name", "published"), [("resnet18", 1.814), ("resnet34", 3.664), ("resnet50", 4.089)])
+def test_work_is_as_published(name: str, published: float) -> None:
+    """Billions of multiplications an image of 224 pixels, from torchvision's documentation. ResNet-50 with the
+    stride in the first 1×1 convolution, which is version 1, takes 3.8."""
+    model = build_on_meta(name, 1000)
+    with FlopCounterMode(display=False) as counter:
+        outputs = model(torch.empty(1, 3, 224, 224, device="meta"))
+    assert outputs.shape == (1, 1000)
+    assert counter.get_total_flops() / 2e9 == pytest.approx(published, abs=0.001)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("size", "last"), [(8, 2), (28, 7), (32, 8), (7, 2), (1, 1)])
+def test_small_models_take_small_images_and_halve_them_twice(name: str, size: int, last: int) -> None:
+    model = build_on_meta(name, 10, in_channels=1, width=4)
+    sizes = []
+    model.get_submodule("layer3").register_forward_hook(lambda module, inputs, outputs: sizes.append(outputs.shape))
+    assert model(torch.empty(2, 1, size, size, device="meta")).shape == (2, 10)
+    assert sizes == [(2, 16, last, last)]
+
+
+def forward_written_apart(state: dict[str, Tensor], x: Tensor, large: bool) -> Tensor:
+    """A ResNet in eval mode from the names of its weights alone."""
+
+    def normalized(key: str, x: Tensor) -> Tensor:
+        mean, var = state[f"{key}.running_mean"], state[f"{key}.running_var"]
+        scale = state[f"{key}.weight"] / (var + 1e-5).sqrt()
+        return x * scale.view(-1, 1, 1) + (state[f"{key}.bias"] - mean * scale).view(-1, 1, 1)
+
+    def convolved(key: str, x: Tensor, stride: int) -> Tensor:
+        weight = state[f"{key}.weight"]
+        return F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+
+    x = normalized("bn1", convolved("conv1", x, 2 if large else 1)).clamp(min=0)
+    x = F.max_pool2d(x, 3, 2, 1) if large else x
+    blocks = sorted({tuple(key.split(".")[:2]) for key in state if key.startswith("layer")})
+    for layer, index in blocks:
+        block = f"{layer}.{index}"
+        stride = 2 if layer != "layer1" and index == "0" else 1
+        convolutions = sorted({key.split(".")[2] for key in state if key.startswith(f"{block}.conv")})
+        strided = "conv2" if len(convolutions) == 3 else "conv1"
+        y = x
+        for convolution in convolutions:
+            y = convolved(f"{block}.{convolution}", y, stride if convolution == strided else 1)
+            y = normalized(f"{block}.bn{convolution[-1]}", y)
+            y = y.clamp(min=0) if convolution != convolutions[-1] else y
+        if f"{block}.downsample.0.weight" in state:
+            x = normalized(f"{block}.downsample.1", convolved(f"{block}.downsample.0", x, stride))
+        x = (x + y).clamp(min=0)
+    return x.mean(dim=(2, 3)) @ state["fc.weight"].T + state["fc.bias"]
+
+
+def randomize(model: nn.Module) -> None:
+    """Figures that leave no weight or statistic without effect."""
+    generator = torch.Generator().manual_seed(3)
+    for key, value in model.state_dict().items():
+        if value.is_floating_point():
+            noise = torch.rand(value.shape, generator=generator, dtype=value.dtype)
+            value.copy_(noise + 0.5 if key.endswith(("running_var", "bn1.weight")) else (noise - 0.5) / 2)
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet14", 9), ("resnet18", 40), ("resnet50", 40)])
+def test_forward_equals_one_written_apart(name: str, size: int) -> None:
+    model = build_model(name, 5, 2, width=4).double().eval()
+    randomize(model)
+    images = torch.rand(3, 2, size, size, dtype=torch.float64)
+    state = {key: value.detach() for key, value in model.state_dict().items()}
+    expected = forward_written_apart(state, images, large=name in LARGE)
+    torch.testing.assert_close(model(images), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_keys_of_large_models_are_torchvisions() -> None:
+    def batchnorm(key: str) -> list[str]:
+        names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        return [f"{key}.{name}" for name in names]
+
+    expected = ["conv1.weight", *batchnorm("bn1"), "fc.weight", "fc.bias"]
+    for layer, depth in (("layer1", 3), ("layer2", 4), ("layer3", 6), ("layer4", 3)):
+        expected += [f"{layer}.0.downsample.0.weight", *batchnorm(f"{layer}.0.downsample.1")]
+        for index in range(depth):
+            for number in (1, 2, 3):
+                expected += [f"{layer}.{index}.conv{number}.weight", *batchnorm(f"{layer}.{index}.bn{number}")]
+    with torch.device("meta"):
+        model = build_model("resnet50", 1000, 3, mean=[0.4] * 3, std=[0.2] * 3)
+    assert sorted(model.state_dict()) == sorted(expected)
+    assert len(list(model.parameters())) == 161
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet50"])
+def test_a_block_starts_as_its_shortcut(name: str) -> None:
+    model = build_model(name, 4, 3, width=4).double()
+    block = model.get_submodule("layer2.0")
+    x = torch.randn(3, block.conv1.in_channels, 6, 6, dtype=torch.float64)  # type: ignore[union-attr, arg-type]
+    torch.testing.assert_close(block(x), block.downsample(x).clamp(min=0))  # type: ignore[operator]
+
+
+def test_weights_come_from_the_global_generator() -> None:
+    def build(seed: int) -> dict[str, Tensor]:
+        torch.manual_seed(seed)
+        return build_model("resnet8", 10, 3).state_dict()
+
+    first, same, other = build(1), build(1), build(2)
+    assert all(torch.equal(first[key], same[key]) for key in first)
+    assert not torch.equal(first["conv1.weight"], other["conv1.weight"])
+
+
+def test_convolutions_start_with_the_spread_that_keeps_variance() -> None:
+    weight = build_model("resnet20", 10, 3, width=64).get_submodule("layer3.1.conv1").weight
+    assert isinstance(weight, Tensor)
+    assert weight.std().item() == pytest.approx((2 / (9 * 256)) ** 0.5, rel=0.02)
+
+
+def test_normalize_is_by_channel() -> None:
+    images = np.random.default_rng(0).random((2, 3, 4, 5), dtype=np.float32)
+    mean, std = [0.5, 0.25, 0.1], [0.5, 1.0, 2.0]
+    expected = np.stack([(images[:, i] - mean[i]) / std[i] for i in range(3)], axis=1)
+    np.testing.assert_allclose(Normalize(mean, std)(torch.from_numpy(images)).numpy(), expected, rtol=1e-6)
+
+
+def test_normalization_is_the_first_layer() -> None:
+    torch.manual_seed(0)
+    plain = build_model("resnet8", 10, 3).eval()
+    torch.manual_seed(0)
+    normalizing = build_model("resnet8", 10, 3, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4]).eval()
+    images = torch.rand(2, 3, 8, 8)
+    mean, std = (torch.tensor(figures).view(3, 1, 1) for figures in ([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]))
+    torch.testing.assert_close(normalizing(images), plain((images - mean) / std))
+    assert not torch.allclose(normalizing(images), plain(images))
+
+
+def test_a_trained_checkpoint_loads_into_the_same_model_built_again() -> None:
+    def build() -> nn.Module:
+        return build_model("resnet8", 10, 3, width=8, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4])
+
+    trained = split_batchnorm(build())
+    randomize(trained)
+    again = build()
+    again.load_state_dict(plain_state_dict(trained), strict=True)
+    images = torch.rand(4, 3, 8, 8)
+    assert torch.equal(trained.eval()(images), again.eval()(images))
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50"])
+def test_channels_last_stays_so_to_the_last_layer(name: str) -> None:
+    model = build_model(name, 10, 3, width=8, mean=[0.5] * 3, std=[0.5] * 3).double()
+    randomize(model)
+    images = torch.rand(2, 3, 64, 64, dtype=torch.float64)
+    expected = model(images)
+    kept: dict[str, bool] = {}
+    for key, module in model.named_modules():
+        if isinstance(module, nn.Conv2d | nn.BatchNorm2d):
+            module.register_forward_hook(
+                lambda module, inputs, outputs, key=key: kept.update(
+                    {key: outputs.is_contiguous(memory_format=torch.channels_last)}
+                )
+            )
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    outputs = model(images.to(memory_format=torch.channels_last))
+    assert [key for key, last in kept.items() if not last] == []
+    torch.testing.assert_close(outputs, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "resnet200"}, "'resnet200', the nearest is 'resnet20':"),
+        ({"name": "ResNet50"}, "the nearest is 'resnet50'"),
+        ({"name": ""}, "no model is called ''"),
+        ({"name": "my.models:cnn"}, "no model is called 'my.models:cnn'"),
+        ({"classes": 0}, "classes 0"),
+        ({"in_channels": 0}, "in_channels 0"),
+        ({"width": 0}, "width 0"),
+        ({"mean": [0.5] * 3}, "mean and std go together"),
+        ({"std": [0.5] * 3}, "mean and std go together"),
+        ({"mean": [0.5], "std": [0.5]}, "1 channels, the images 3"),
+        ({"mean": [0.5] * 3, "std": [0.5]}, "std 1"),
+        ({"mean": [0.5] * 3, "std": [0.5, 0.0, 0.5]}, "above 0"),
+    ],
+)
+def test_bad_arguments_are_named_in_one_line(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        build_model(**{"name": "resnet8", "classes": 10, "in_channels": 3, **arguments})  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the user's in the current folder, which is not on the path."""
+    source = """
+from torch import nn
+
+def cnn(classes, in_channels, width=4):
+    return nn.Sequential(nn.Conv2d(in_channels, width, 3), nn.Flatten(), nn.LazyLinear(classes))
+
+class Small(nn.Sequential):
+    def __init__(self, *, in_channels, classes):
+        super().__init__(nn.Flatten(), nn.Linear(in_channels, classes))
+
+class Zoo:
+    small = Small
+
+def no_arguments():
+    return nn.Identity()
+
+def nothing(classes, in_channels):
+    return None
+
+def raises(classes, in_channels):
+    raise TypeError("mine")
+
+number = 3
+"""
+    (tmp_path / "own_models.py").write_text(source)
+    (tmp_path / "own_broken.py").write_text("def (:\n")
+    (tmp_path / "own_raising.py").write_text("raise RuntimeError('first line\\nsecond line')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != ""])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name in ("own_models", "own_broken", "own_raising"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.usefixtures("own_models")
+def test_an_own_model_is_called_with_classes_and_channels() -> None:
+    model = build_from_callable("own_models:cnn", 7, 2)
+    assert model(torch.zeros(1, 2, 5, 5)).shape == (1, 7)
+    small = build_from_callable("own_models:Zoo.small", classes=7, in_channels=2)
+    assert small(torch.zeros(1, 2, 1, 1)).shape == (1, 7)
+    assert load_callable("own_models:Small") is type(small)
+
+
+@pytest.mark.usefixtures("own_models")
+def test_the_current_folder_hides_nothing_that_is_installed() -> None:
+    Path("json.py").write_text("dumps = 3\n")
+    import json
+
+    assert load_callable("json:dumps") is json.dumps
+    assert sys.path.count(str(Path.cwd())) == 1
+    assert sys.path[-1] == str(Path.cwd())
+
+
+@pytest.mark.usefixtures("own_models")
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("own_models", "write package.module:callable"),
+        ("own_models:", "write package.module:callable"),
+        (":cnn", "write package.module:callable"),
+        ("no_such_package.models:cnn", "cannot import 'no_such_package.models'.*No module named"),
+        ("own_broken:cnn", "cannot import 'own_broken'.*SyntaxError"),
+        ("own_raising:cnn", "cannot import 'own_raising'.*RuntimeError: first line$"),
+        (".relative:cnn", "cannot import '.relative'"),
+        ("own_models:rnn", "has no 'rnn'"),
+        ("own_models:Zoo.large", "has no 'Zoo.large'"),
+        ("own_models:number", "is of type int: name a function"),
+        ("own_models:no_arguments", r"must accept \(classes=..., in_channels=...\)"),
+        ("own_models:nothing", "returned a value of type NoneType"),
+    ],
+)
+def test_a_reference_that_makes_no_model_is_named_in_one_line(reference: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        build_from_callable(reference, 10, 3)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("own_models")
+def test_an_error_inside_a_callable_is_the_users_to_see() -> None:
+    with pytest.raises(TypeError, match="mine"):
+        build_from_callable("own_models:raises", 10, 3)
+
+
+class Restless(nn.Module):
+    """Everything that a forward pass may leave behind: a count, statistics, and drawn random numbers."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm2d(3)
+        self.dropout = nn.Dropout(0.5)
+        self.fc = nn.Linear(3, outputs)
+        self.register_buffer("passes", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(self.passes, Tensor)
+        self.passes += 1
+        x = F.batch_norm(x, self.bn.running_mean, self.bn.running_var, training=True)
+        y: Tensor = self.fc(self.dropout(x).mean(dim=(2, 3)))
+        return y + torch.rand(1)
+
+
+@pytest.mark.parametrize("outputs", [10, 9])
+def test_checking_the_output_leaves_no_trace(outputs: int) -> None:
+    model = Restless(outputs)
+    model.bn.eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    randomness = torch.get_rng_state()
+    if outputs == 10:
+        check_output(model, (3, 8, 8), 10)
+    else:
+        with pytest.raises(ValueError, match=r"\(2, 9\), but 10 classes need \(2, 10\)"):
+            check_output(model, (3, 8, 8), 10)
+    assert [module.training for module in model.modules()] == [True, False, True, True]
+    assert torch.equal(torch.get_rng_state(), randomness)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(7, 10), r"does not take images of \(3, 8, 8\): RuntimeError"),
+        (nn.Identity(), r"into \(2, 3, 8, 8\), but 10 classes"),
+        (nn.Sequential(nn.Flatten(0), nn.Linear(384, 10)), r"into \(10,\)"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_data_is_named_in_one_line(model: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        check_output(model, (3, 8, 8), 10)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_returns_no_tensor_is_named() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x
+
+    with pytest.raises(ValueError, match="returns a value of type tuple"):
+        check_output(Two(), (3, 8, 8), 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_checking_follows_the_dtype_of_the_model_and_takes_split_ones(dtype: torch.dtype) -> None:
+    check_output(split_batchnorm(build_model("resnet8", 10, 1, width=4)).to(dtype), (1, 8, 8), 10)
+
+
+def test_evaluating_restores_every_mode_even_after_an_error() -> None:
+    frozen = nn.Dropout().eval()
+    model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(frozen, nn.Dropout()))
+
+    def leave_early() -> None:
+        with evaluating(model):
+            assert not any(module.training for module in model.modules())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        leave_early()
+    assert [module.training for module in model.modules()] == [True, True, True, False, True]
+
+
+def test_strides_of_the_bottleneck_are_those_of_version_1_5() -> None:
+    block = Bottleneck(8, 4, stride=2)
+    assert [block.conv1.stride, block.conv2.stride, block.conv3.stride] == [(1, 1), (2, 2), (1, 1)]
