@@ -43,6 +43,9 @@ class Method(Protocol):
     def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
         """Add the gradients of one step to `.grad`."""
 
+    def in_flight(self, step: int) -> range:
+        """The numbers of the batches whose twins are in flight before `step`, each made one step after the last."""
+
     def prime(self, batch: Batch, number: int) -> None:
         """Put the twins of batch `number`, made with the weights as they are, in flight."""
 
@@ -89,6 +92,9 @@ class Vanilla:
         for number, chunk in enumerate(self._learner.chunks(now)):
             self._learner.learn(_clean_parts(chunk, 1.0), number, count)
         return self._learner.end_step()
+
+    def in_flight(self, step: int) -> range:
+        return range(0)
 
     def prime(self, batch: Batch, number: int) -> None:
         """Nothing is ever in flight."""
@@ -174,6 +180,9 @@ class ConAdv:
                 self._learner.learn(parts, number, count)
         self._attacked += victims is not None
         return self._learner.end_step()
+
+    def in_flight(self, step: int) -> range:
+        return range(step, step + self.delay)
 
     def prime(self, batch: Batch, number: int) -> None:
         for chunk_number, chunk in enumerate(self._learner.chunks(batch)):
@@ -272,6 +281,9 @@ class Recycled:
             if clean is not None:
                 self.handoff.put(self._recycle(parts[0], number, count))
         return self._learner.end_step()
+
+    def in_flight(self, step: int) -> range:
+        return range(step - 1, step)
 
     def prime(self, batch: Batch, number: int) -> None:
         for chunk_number, chunk in enumerate(self._learner.chunks(batch)):

@@ -24,7 +24,7 @@ Statistics = Literal["batch", "running"]
 Tracking = Literal["now", "step", "off"]
 
 _KNOWN_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_KNOWN_BRANCHES = (("main",), ("main", "adv"), ("main", "aug", "adv"))
+_KNOWN_BRANCHES = (("main",), ("main", "adv"), ("main", "aug"), ("main", "aug", "adv"))
 _Module = TypeVar("_Module", bound=nn.Module)
 
 

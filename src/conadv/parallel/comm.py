@@ -20,6 +20,8 @@ from .world import World
 
 # Small enough that the first sum starts early in the backward pass, large enough that few sums are needed.
 _BUCKET_BYTES = 2**20
+# How many numbers a rank tells beside gradients and statistics.
+_TOLD = 5
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Outcome:
     adv_loss: float
     finite: bool
     """Whether losses and gradients are numbers."""
+    rank: int | None
+    """The rank whose loss is not finite; None: no rank's, or several."""
     stop: bool
     """Whether any rank was asked to stop."""
 
@@ -61,22 +65,32 @@ class Exchange:
     def finish(self, losses: Losses, stop: bool = False) -> Outcome:
         """End a step: gradients and pending statistics become their sums over the ranks."""
         self._start(len(self._buckets))
-        head = [float(stop), *(self._share * loss for loss in losses)]
-        tail = torch.cat([self._like.new_tensor(head), *self._statistics])
+        tail = torch.cat([self._told(losses, stop), *self._statistics])
         self._begin_sum(tail)
         for work in self._sums:
             work.wait()
         self._sums.clear()
-        torch._foreach_copy_(self._statistics, list(tail[3:].split([len(part) for part in self._statistics])))
-        stopped, clean, adv = tail[:3].tolist()
-        # One not-a-number or infinity anywhere makes the sum one too.
-        gradients = sum(float(bucket.gradients.sum()) for bucket in self._buckets)
-        return Outcome(clean, adv, all(map(math.isfinite, (clean, adv, gradients))), stopped > 0)
+        told, statistics = tail[:_TOLD], tail[_TOLD:]
+        torch._foreach_copy_(self._statistics, list(statistics.split([len(part) for part in self._statistics])))
+        return self._outcome(*told.tolist())
 
     def discard(self) -> None:
         """Forget the statistics of a step that is not to be taken."""
         for part in self._statistics:
             part.zero_()
+
+    def _told(self, losses: Losses, stop: bool) -> Tensor:
+        """What a rank tells of its step, in numbers whose sum over the ranks says it all."""
+        values = torch.stack([*losses]).to(self._like)
+        bad = values.isfinite().all().logical_not().to(self._like)
+        flags = torch.stack([torch.full_like(bad, float(stop)), bad, bad * self._world.rank])
+        return torch.cat([flags, self._share * values])
+
+    def _outcome(self, stops: float, bad: float, bad_ranks: float, clean: float, adv: float) -> Outcome:
+        # One not-a-number or infinity anywhere makes the sum one too.
+        gradients = sum(float(bucket.gradients.sum()) for bucket in self._buckets)
+        finite = all(map(math.isfinite, (clean, adv, gradients)))
+        return Outcome(clean, adv, finite, int(bad_ranks) if bad == 1 else None, stops > 0)
 
     def _start_ready(self) -> None:
         ready = self._started

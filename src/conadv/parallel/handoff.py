@@ -13,6 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conadv.core.handoff import Twin
+from conadv.core.roles import Place, Role
+
+from .layout import Layout
+from .world import World
 
 
 @dataclass(frozen=True)
@@ -90,10 +94,6 @@ class RankHandoff:
     def clear(self) -> None:
         raise AssertionError("what is under way between ranks cannot be called back")
 
-    def expect(self) -> None:
-        """Post the receives of what is under way from the start."""
-        self._post(self._window)
-
     def drain(self) -> None:
         """Wait for every message that is under way."""
         for work, _ in (*self._sent, *self._posted):
@@ -108,3 +108,17 @@ class RankHandoff:
             assert work is not None
             self._posted.append((work, message))
             self._to_post -= 1
+
+
+def between_ranks(layout: Layout, world: World, place: Place, delay: int, steps: int, wire: Wire) -> RankHandoff | None:
+    """The hand-off of this rank, or None where a lane has only one rank to make and take twins."""
+    route = layout.route(world.rank)
+    if route is None:
+        return None
+    # A group of its own, so that twins never wait behind gradients.
+    group = dist.new_group()
+    assert group is not None and place.chunks is not None
+    # Where twins come with the clean gradient, those of the last step are made and taken by nobody.
+    spare = delay if layout.maker() == Role.CLEAN else 0
+    total = (steps + spare) * place.chunks
+    return RankHandoff(wire, *route, delay * place.chunks, total, group, world.device)

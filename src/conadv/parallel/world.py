@@ -46,14 +46,15 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def world_rank() -> int:
+def own_rank() -> int:
+    """The number of this process among them."""
     return int(os.environ.get("RANK", "0"))
 
 
 @contextmanager
 def joined(timeout: float) -> Iterator[World]:
     """Be one of the processes that torchrun started. Whoever does not answer for `timeout` seconds ends them all."""
-    device = _device()
+    device = own_device()
     if world_size() == 1:
         yield World(0, 1, device)
         return
@@ -65,7 +66,8 @@ def joined(timeout: float) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def _device() -> torch.device:
+def own_device() -> torch.device:
+    """The device of this process: its own GPU where there are any."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -1,0 +1,244 @@
+"""From a recipe to the parts of a run: the only place, beside the command line, that knows recipes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from conadv.config import Recipe
+from conadv.core.attack import PGD, Loss
+from conadv.core.batch import Batch
+from conadv.core.handoff import Handoff
+from conadv.core.methods import ConAdv, Method, Recycled, Vanilla
+from conadv.core.roles import Place, Role
+from conadv.core.seeds import untouched_randomness
+from conadv.core.splitbn import split_batchnorm
+from conadv.optim.lars import Lars, parameter_groups
+from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
+from conadv.parallel.comm import Exchange
+from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
+from conadv.parallel.layout import Layout
+from conadv.parallel.world import World
+from conadv.task.augment import Augmentation, augmentation
+from conadv.task.data import DataSet, Stream, open_data
+from conadv.task.models import build_from_callable, build_model, check_output
+
+_METHODS: dict[str, type[Vanilla | ConAdv | Recycled]] = {"vanilla": Vanilla, "disadv": ConAdv, "conadv": ConAdv, "recycled": Recycled}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When to save and evaluate, and what to do about numbers that are not finite."""
+
+    save_steps: int
+    save_seconds: float
+    """0: not by time."""
+    evaluate_steps: int
+    """0: only at the end."""
+    nonfinite: Literal["stop", "skip"]
+    skip_limit: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, and on what: as much as evaluation and export need."""
+
+    model: nn.Module
+    data: DataSet
+    augment: Augmentation
+    loss: Loss
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Job:
+    """The parts of a training run on one rank."""
+
+    task: Task
+    world: World
+    layout: Layout
+    place: Place
+    stream: Stream
+    method: Method
+    handoff: RankHandoff | None
+    optimizer: Optimizer
+    rate: Schedule
+    exchange: Exchange
+    adv_weight: float
+    stop: int
+    """The step before which the run ends."""
+
+    def batches(self, start: int, stop: int | None = None) -> Generator[Batch | None]:
+        """This rank's share of the batches of some steps; a rank that only learns from twins needs none."""
+        stop = self.stop if stop is None else stop
+        if self.place.role & (Role.CLEAN | Role.ATTACK):
+            assert self.place.chunks is not None
+            chunks = range(self.place.first_chunk, self.place.first_chunk + self.place.chunks)
+            yield from self.stream.batches(start, stop, chunks)
+        else:
+            yield from repeat(None, stop - start)
+
+
+def build_task(recipe: Recipe, device: torch.device) -> Task:
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    data = _open(recipe)
+    augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
+    with untouched_randomness(device, recipe.seed):
+        model = _model(recipe, data, augment)
+    loss = partial(F.cross_entropy, label_smoothing=recipe.label_smoothing)
+    return Task(model.to(device), data, augment, loss, device)
+
+
+def check_fit(recipe: Recipe, world_size: int) -> Layout:
+    """The layout of a run, or what is wrong with it: arithmetic alone, before any process has joined the others."""
+    layout = Layout.fit(recipe.layout, _METHODS[recipe.method].duties, world_size)
+    layout.place(0, recipe.batch_size // recipe.chunk_size)
+    return layout
+
+
+def build_stream(recipe: Recipe, task: Task) -> Stream:
+    return Stream(
+        task.data.train,
+        recipe.batch_size,
+        recipe.chunk_size,
+        recipe.seed,
+        task.augment,
+        recipe.data.workers,
+        pin_memory=task.device.type == "cuda",
+    )
+
+
+def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world: World, start: int) -> Job:
+    """Everything that a run from step `start` on needs, on this rank."""
+    place = layout.place(world.rank, stream.chunks_per_step)
+    steps = stream.steps_per_epoch * recipe.epochs
+    stop = min(steps, recipe.max_steps or steps)
+    attack = _attack(recipe)
+    handoff = between_ranks(layout, world, place, recipe.delay, stop - start, _wire(recipe, stream, attack))
+    return Job(
+        task,
+        world,
+        layout,
+        place,
+        stream,
+        _method(recipe, task, attack, place, handoff),
+        handoff,
+        _optimizer(recipe, task.model),
+        _rate(recipe, steps, stream.steps_per_epoch),
+        Exchange(task.model, world, place.share),
+        0.0 if recipe.method == "vanilla" else recipe.adv_weight,
+        stop,
+    )
+
+
+def build_policy(recipe: Recipe, stream: Stream) -> Policy:
+    return Policy(
+        save_steps=recipe.checkpoint.every or stream.steps_per_epoch,
+        save_seconds=60 * recipe.checkpoint.minutes,
+        evaluate_steps=recipe.eval_every * stream.steps_per_epoch,
+        nonfinite=recipe.nonfinite,
+        skip_limit=recipe.skip_limit,
+    )
+
+
+def _open(recipe: Recipe) -> DataSet:
+    data = recipe.data
+    return open_data(
+        data.name or "path",
+        path=data.path,
+        train_size=data.train_size,
+        image_size=data.image_size,
+        channels=data.channels,
+        classes=data.classes,
+        damaged=data.damaged,
+    )
+
+
+def _model(recipe: Recipe, data: DataSet, augment: Augmentation) -> nn.Module:
+    """The network with its branches, in the layout of memory that is fastest for convolutions."""
+    classes, shape = len(data.train.classes), augment.shape(data.train)
+    if ":" in recipe.model:
+        model = build_from_callable(recipe.model, classes=classes, in_channels=shape[0])
+    else:
+        model = build_model(recipe.model, classes=classes, in_channels=shape[0], width=recipe.width)
+    check_output(model, shape, classes)
+    views = ("main", "aug") if recipe.data.views == "three" else ("main",)
+    model = split_batchnorm(model, views if recipe.method == "vanilla" else (*views, "adv"))
+    model.to(_DTYPES[recipe.precision])
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _attack(recipe: Recipe) -> PGD:
+    attack = recipe.attack
+    return PGD(
+        epsilon=attack.epsilon,
+        step_size=attack.step_size,
+        steps=attack.steps,
+        norm=attack.norm,
+        direction=attack.direction,
+        random_start=attack.random_start,
+        targeted=attack.targeted,
+    )
+
+
+def _method(recipe: Recipe, task: Task, attack: PGD, place: Place, handoff: Handoff | None) -> Method:
+    autocast = torch.bfloat16 if recipe.precision == "bfloat16" else None
+    common: dict[str, Any] = {
+        "chunk_size": recipe.chunk_size,
+        "seed": recipe.seed,
+        "autocast": autocast,
+        "place": place,
+    }
+    match recipe.method:
+        case "vanilla":
+            return Vanilla(task.model, task.loss, **common)
+        case "recycled":
+            return Recycled(task.model, task.loss, attack, adv_weight=recipe.adv_weight, handoff=handoff, **common)
+        case _:
+            common |= {"delay": recipe.delay, "adv_weight": recipe.adv_weight}
+            return ConAdv(task.model, task.loss, attack, handoff=handoff, **common)
+
+
+def _wire(recipe: Recipe, stream: Stream, attack: PGD) -> Wire:
+    """Twins cross as bytes where that loses nothing: pixels and steps are whole 255ths, and nothing starts between."""
+    starts_between = attack.random_start > 0 and recipe.method != "recycled"
+    whole_step = attack.norm == "linf" and attack.direction in (None, "sign", "noise") and attack.steps == 1
+    sizes = (attack.epsilon, attack.epsilon if attack.step_size is None else attack.step_size)
+    as_bytes = whole_step and not starts_between and all(_is_whole(255 * size) for size in sizes)
+    return Wire(recipe.chunk_size, stream.augment.shape(stream.source), _DTYPES[recipe.precision], as_bytes)
+
+
+def _is_whole(number: float) -> bool:
+    return math.isclose(number, round(number), abs_tol=1e-9)
+
+
+def _optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
+    settings = recipe.optimizer
+    groups = parameter_groups(model, settings.weight_decay)
+    if settings.name == "lars":
+        return Lars(groups, settings.lr, settings.momentum, trust_coefficient=settings.trust_coefficient)
+    return SGD(
+        [{key: group[key] for key in ("params", "weight_decay")} for group in groups], settings.lr, settings.momentum
+    )
+
+
+def _rate(recipe: Recipe, steps: int, steps_per_epoch: int) -> Schedule:
+    peak, schedule = recipe.optimizer.lr, recipe.schedule
+    warmup = round(schedule.warmup_epochs * steps_per_epoch)
+    makers: dict[str, Callable[[], Schedule]] = {
+        "poly": lambda: warmup_poly(peak, steps, warmup, schedule.power, schedule.end_lr),
+        "cosine": lambda: warmup_cosine(peak, steps, warmup, schedule.end_lr),
+        "constant": lambda: warmup_constant(peak, warmup),
+    }
+    return makers[schedule.decay]()

@@ -1,0 +1,47 @@
+"""Evaluation of a task, shared by the ranks: each takes its part of the images, and the sums go over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from conadv.core.attack import PGD
+from conadv.parallel.world import World
+from conadv.task.data import Source, evaluation_batches
+from conadv.task.evaluate import Evaluation, evaluate
+
+from .build import Task
+
+_BATCH = 256
+
+
+def evaluate_source(
+    task: Task, world: World, source: Source, attack: PGD | None = None, tell: Callable[[int], None] | None = None
+) -> Evaluation:
+    """The model's figures on all images of a source, without augmentation."""
+    first, last = (len(source) * rank // world.size for rank in (world.rank, world.rank + 1))
+    totals = torch.zeros(5, dtype=torch.float64, device=world.device)
+    if first < last:
+        batches = evaluation_batches(source, _BATCH, task.augment.fit, indices=range(first, last))
+        part = evaluate(task.model, batches, device=task.device, attack=attack)
+        figures = (part.top1, part.top5, part.loss, part.robust_top1 or 0.0)
+        totals += totals.new_tensor([part.images, *(figure * part.images for figure in figures)])
+    images, *sums = world.sum(totals).tolist()
+    top1, top5, loss, robust = (figure / images for figure in sums)
+    return Evaluation(top1, top5, loss, int(images), None if attack is None else robust)
+
+
+def evaluate_task(task: Task, world: World, attack: PGD | None = None) -> dict[str, float]:
+    """What a summary says of a model: percentages on test and training images, and the gap between them."""
+    test = evaluate_source(task, world, task.data.test, attack)
+    train = evaluate_source(task, world, task.data.train)
+    figures = {
+        "test_top1": test.top1,
+        "test_top5": test.top5,
+        "train_top1": train.top1,
+        "gap": train.top1 - test.top1,
+        "test_loss": test.loss,
+        "train_loss": train.loss,
+    }
+    return figures if test.robust_top1 is None else {**figures, "robust_top1": test.robust_top1}

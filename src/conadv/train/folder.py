@@ -1,0 +1,66 @@
+"""The folder of a run: config.toml, metrics.jsonl, checkpoints/, summary.json; made, claimed and found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .checkpoint import sweep_partial
+from .log import write_atomically
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on beside the recipe."""
+    return {"conadv": _version("conadv"), "torch": torch.__version__, "python": platform.python_version()}
+
+
+def default_folder(parent: Path, name: str) -> Path:
+    """The first free folder NAME-001, NAME-002, ...; when torchrun starts again, the last one that was taken."""
+    taken = sorted(parent.glob(f"{name}-[0-9][0-9][0-9]"))
+    if taken and is_restart():
+        return taken[-1]
+    number = int(taken[-1].name.rpartition("-")[2]) + 1 if taken else 1
+    return parent / f"{name}-{number:03d}"
+
+
+def claim(folder: Path, config: str) -> None:
+    """Make the folder of a new run; one that holds another run, or anything else, is left alone."""
+    if (folder / "config.toml").exists():
+        raise ValueError(
+            f"{folder} already holds a run: name another folder with --run, or go on with --resume {folder}"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is not an empty folder: name another one with --run")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "config.toml", config)
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder} ({error.strerror}): name another folder with --run") from None
+
+
+def reopen(folder: Path, config: str) -> None:
+    """Go on in a folder, with what may have changed in its recipe."""
+    sweep_partial(folder / "checkpoints")
+    write_atomically(folder / "config.toml", config)
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+
+def is_restart() -> bool:
+    """Whether torchrun started this process again after another one failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,84 @@
+"""The state of a run as tensors by name, and back: weights, optimizer, and the weights that twins were made with."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class StaleWeights:
+    """The weights of the last `delay` steps: what twins in flight were made with, and can be made with again.
+
+    They take the place of the twins in a checkpoint, which so does not grow with the batch.
+    """
+
+    def __init__(self, model: nn.Module, delay: int) -> None:
+        self._model = model
+        self._kept: deque[dict[str, Tensor]] = deque(_copy(model) for _ in range(delay))
+
+    def keep(self) -> None:
+        """Remember the weights as they are now, before an update, in place of the oldest."""
+        if self._kept:
+            oldest = self._kept.popleft()
+            for name, tensor in self._model.state_dict().items():
+                oldest[name].copy_(tensor)
+            self._kept.append(oldest)
+
+    def versions(self) -> list[dict[str, Tensor]]:
+        """Oldest first."""
+        return list(self._kept)
+
+    def load(self, versions: list[dict[str, Tensor]]) -> None:
+        for kept, version in zip(self._kept, versions, strict=True):
+            for name, tensor in version.items():
+                kept[name].copy_(tensor)
+
+
+def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> dict[str, Tensor]:
+    """A copy of everything, so that training can go on while it is written."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer.{name}:{key}"] = value
+    for number, version in enumerate(stale.versions()):
+        tensors.update({f"stale.{number}.{name}": tensor for name, tensor in version.items()})
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
+def restore(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
+    """Put the state of a checkpoint back; a checkpoint of another model is a ValueError."""
+    load_model(model, tensors)
+    parameters = dict(model.named_parameters())
+    for name, value in _below("optimizer.", tensors).items():
+        parameter, _, key = name.rpartition(":")
+        if parameter not in parameters or parameters[parameter].shape != value.shape:
+            raise ValueError(f"the checkpoint is of another model: its optimizer knows {parameter!r}")
+        optimizer.state[parameters[parameter]][key] = value.to(parameters[parameter].device, copy=True)
+    if stale.versions():
+        stale.load(stale_versions(tensors))
+
+
+def stale_versions(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The stale weights of a checkpoint, oldest first."""
+    count = len({name.split(".")[1] for name in tensors if name.startswith("stale.")})
+    return [_below(f"stale.{number}.", tensors) for number in range(count)]
+
+
+def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """The weights of a checkpoint alone."""
+    try:
+        model.load_state_dict(_below("model.", tensors))
+    except RuntimeError as error:
+        raise ValueError(f"the checkpoint is of another model: {' '.join(str(error).split())}") from None
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _copy(model: nn.Module) -> dict[str, Tensor]:
+    return {name: torch.clone(tensor.detach()) for name, tensor in model.state_dict().items()}
