@@ -19,9 +19,7 @@ def test_the_digits_are_those_of_scikit_learn() -> None:
     data = digits(train_size=100)
     ours = np.concatenate([rows(data.train), rows(data.test)])
     expected = np.concatenate([np.rint(oracle.data * (255 / 16)), oracle.target[:, None]], axis=1)
-    np.testing.assert_array_equal(
-        ours[np.lexsort(ours.T)], expected[np.lexsort(expected.T)].astype(ours.dtype)
-    )
+    np.testing.assert_array_equal(ours[np.lexsort(ours.T)], expected[np.lexsort(expected.T)].astype(ours.dtype))
 
 
 @pytest.mark.parametrize("train_size", [10, 100, 105, 1437, 1796])
@@ -50,9 +48,7 @@ def test_synthetic_images_have_any_shape_and_differ() -> None:
     data = synthetic(shape=(5, 7, 2), classes=3, count=50)
     assert data.train.image(49).shape == (5, 7, 2)
     assert len(data.test) == 5
-    assert (
-        len({image.tobytes() for image in data.train.images} | {i.tobytes() for i in data.test.images}) == 55
-    )
+    assert len({image.tobytes() for image in data.train.images} | {i.tobytes() for i in data.test.images}) == 55
     np.testing.assert_array_equal(data.train.labels, np.arange(50) % 3)
 
 

@@ -27,9 +27,7 @@ def numbered(count: int) -> Arrays:
     return Arrays(images, np.arange(count), tuple(str(i) for i in range(count)))
 
 
-def make_stream(
-    count: int = 100, batch_size: int = 12, chunk_size: int = 3, augment: str = "none", **rest
-) -> Stream:
+def make_stream(count: int = 100, batch_size: int = 12, chunk_size: int = 3, augment: str = "none", **rest) -> Stream:
     return Stream(numbered(count), batch_size, chunk_size, rest.pop("seed", 5), augmentation(augment), **rest)
 
 
@@ -38,9 +36,7 @@ def streams(draw: st.DrawFn) -> tuple[Stream, list[list[int]]]:
     """A stream, and its chunks dealt out to lanes."""
     chunk_size, chunks = draw(st.integers(1, 4)), draw(st.integers(1, 6))
     count = draw(st.integers(chunk_size * chunks, 60))
-    stream = make_stream(
-        count, chunk_size * chunks, chunk_size, "crop-flip", seed=draw(st.integers(0, 2**64))
-    )
+    stream = make_stream(count, chunk_size * chunks, chunk_size, "crop-flip", seed=draw(st.integers(0, 2**64)))
     owners = draw(st.lists(st.integers(0, 2), min_size=chunks, max_size=chunks))
     lanes = [[chunk for chunk in range(chunks) if owners[chunk] == lane] for lane in set(owners)]
     return stream, lanes
@@ -70,11 +66,7 @@ def test_no_image_comes_twice_in_an_epoch_and_none_is_left_out_but_the_remainder
 ) -> None:
     stream, _ = made
     first = epoch * stream.steps_per_epoch
-    seen = [
-        label
-        for _, labels in stream.batches(first, first + stream.steps_per_epoch)
-        for label in labels.tolist()
-    ]
+    seen = [label for _, labels in stream.batches(first, first + stream.steps_per_epoch) for label in labels.tolist()]
     assert len(set(seen)) == len(seen) == len(stream.source) - stream.remainder
     assert stream.remainder < stream.batch_size
 

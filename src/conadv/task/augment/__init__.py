@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from conadv.task.augment.geometry import DRAWS, Fit, ResizedCrop, Shift
+from conadv.task.augment.geometry import DRAWS, ResizedCrop, Shift
 from conadv.task.data.draws import Seeds, mix_all, uniforms
-from conadv.task.data.source import Arrays, Pixels, Source
+from conadv.task.data.fit import Fit, fitted
+from conadv.task.data.source import Planes, Source
 
-__all__ = ["AUGMENTATIONS", "Augmentation", "Fit", "augmentation", "fitted"]
+__all__ = ["AUGMENTATIONS", "Augmentation", "augmentation"]
 
 # What a random number is for, so that two uses never share one.
 _GEOMETRY = 1
@@ -24,12 +25,20 @@ class Augmentation:
     crop: Shift | ResizedCrop | None = None
     fit: Fit = field(default_factory=Fit)
     """What evaluation sees, and what `Shift` starts from."""
+    three_views: bool = False
+    """Give two views, without and with the last stage; the third is the adversarial one."""
 
-    def __call__(self, source: Source, indices: NDArray[np.int64], seeds: Seeds) -> tuple[Pixels, ...]:
-        """The views of these images, each (N, H, W, C)."""
-        return (self._cropped(source, indices, mix_all(seeds, _GEOMETRY)),)
+    def __call__(self, source: Source, indices: NDArray[np.int64], seeds: Seeds) -> tuple[Planes, ...]:
+        """The views of these images, each (N, C, H, W)."""
+        cropped = self._cropped(source, indices, mix_all(seeds, _GEOMETRY))
+        return (fitted(source, indices, self.fit), cropped) if self.three_views else (cropped,)
 
-    def _cropped(self, source: Source, indices: NDArray[np.int64], seeds: Seeds) -> Pixels:
+    def shape(self, source: Source) -> tuple[int, int, int]:
+        """Channels, height and width of this source's images as training sees them."""
+        channels, height, width = self(source, np.zeros(1, np.int64), np.zeros(1, np.uint64))[0].shape[1:]
+        return channels, height, width
+
+    def _cropped(self, source: Source, indices: NDArray[np.int64], seeds: Seeds) -> Planes:
         match self.crop:
             case None:
                 return fitted(source, indices, self.fit)
@@ -41,20 +50,6 @@ class Augmentation:
                 return np.stack([crop(picture, row) for picture, row in zip(pictures, draws, strict=True)])
 
 
-def fitted(source: Source, indices: NDArray[np.int64], fit: Fit) -> Pixels:
-    """These images as evaluation sees them, (N, H, W, C)."""
-    if isinstance(source, Arrays) and fit.keeps(*source.images.shape[1:3]):
-        return source.images[indices]
-    images = [fit(source.picture(index)) for index in indices.tolist()]
-    for index, image in zip(indices.tolist(), images, strict=True):
-        if image.shape != images[0].shape:
-            raise ValueError(
-                f"{source.name(index)} has shape {image.shape} and {source.name(int(indices[0]))} "
-                f"{images[0].shape}: set a size that all images are brought to"
-            )
-    return np.stack(images)
-
-
 AUGMENTATIONS = {
     "none": Augmentation(),
     "crop": Augmentation(Shift(flip=False)),
@@ -63,11 +58,13 @@ AUGMENTATIONS = {
 }
 
 
-def augmentation(name: str, size: int | None = None) -> Augmentation:
+def augmentation(name: str, size: int | None = None, three_views: bool = False) -> Augmentation:
     """The augmentation of that name, for images of `size` × `size` pixels (None: the data's own, or 224)."""
     if name not in AUGMENTATIONS:
         raise ValueError(f"augmentation {name!r}: choose one of {', '.join(AUGMENTATIONS)}")
-    chosen = AUGMENTATIONS[name]
+    if three_views and name == "none":
+        raise ValueError("three views need an augmentation: choose one other than none")
+    chosen = replace(AUGMENTATIONS[name], three_views=three_views)
     if size is None:
         return chosen
     crop = ResizedCrop(size) if isinstance(chosen.crop, ResizedCrop) else chosen.crop

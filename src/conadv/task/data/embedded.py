@@ -5,13 +5,12 @@ from __future__ import annotations
 from importlib.resources import files
 
 import numpy as np
-from numpy.typing import NDArray
 
-from conadv.task.data.draws import mix_all, permutation
-from conadv.task.data.source import Arrays, DataSet, Labels
+from conadv.task.data.draws import mix_all
+from conadv.task.data.source import Arrays, DataSet
+from conadv.task.data.splits import stratified
 
-# Not a user's seed: the split and the synthetic pixels are the same in every run.
-_SPLIT = 1797
+# Not a user's seed: the synthetic pixels are the same in every run.
 _PIXELS = 8128
 
 
@@ -27,12 +26,10 @@ def digits(train_size: int = 1437) -> DataSet:
     ):
         levels, labels = kept["levels"].astype(np.int64), kept["labels"].astype(np.int64)
     if not 10 <= train_size < len(labels):
-        raise ValueError(
-            f"train_size {train_size}: choose 10 to {len(labels) - 1} of the {len(labels)} digits"
-        )
+        raise ValueError(f"train_size {train_size}: choose 10 to {len(labels) - 1} of the {len(labels)} digits")
     images = ((levels * 255 + 8) // 16).astype(np.uint8)[..., None]
     classes = tuple(str(digit) for digit in range(10))
-    chosen = _stratified(labels, len(classes), train_size)
+    chosen = stratified(labels, len(classes), train_size)
     return DataSet(
         train=Arrays(images[chosen], labels[chosen], classes),
         test=Arrays(images[~chosen], labels[~chosen], classes),
@@ -43,28 +40,13 @@ def digits(train_size: int = 1437) -> DataSet:
 def synthetic(shape: tuple[int, int, int] = (32, 32, 3), classes: int = 10, count: int = 50_000) -> DataSet:
     """Noise of shape (H, W, C) for speed tests, a tenth as many for the test; takes little memory."""
     if min(shape) < 1 or classes < 1 or count < 1:
-        raise ValueError(
-            f"synthetic data of shape {shape}, {classes} classes, {count} images: choose 1 or more"
-        )
+        raise ValueError(f"synthetic data of shape {shape}, {classes} classes, {count} images: choose 1 or more")
     names = tuple(f"class {number}" for number in range(classes))
     return DataSet(
         train=_noise(shape, names, count, part=0),
         test=_noise(shape, names, max(1, count // 10), part=1),
         name="synthetic",
     )
-
-
-def _stratified(labels: Labels, classes: int, size: int) -> NDArray[np.bool_]:
-    """A mask that takes `size` images, round and round the classes, until it has enough."""
-    shuffled = permutation(len(labels), _SPLIT)
-    turns = np.empty(len(labels), np.int64)
-    for label in range(classes):
-        members = shuffled[labels[shuffled] == label]
-        turns[members] = np.arange(len(members))
-    first = np.lexsort((labels, turns))[:size]
-    mask = np.zeros(len(labels), np.bool_)
-    mask[first] = True
-    return mask
 
 
 def _noise(shape: tuple[int, int, int], classes: tuple[str, ...], count: int, part: int) -> Arrays:

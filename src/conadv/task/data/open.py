@@ -1,18 +1,152 @@
-"""From what a user names to a data set."""
+"""From what a user names to a data set: an embedded one, or what lies at a path, recognized by its files."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+from conadv.task.data.cache import stamp_of
+from conadv.task.data.cifar import find_cifar
 from conadv.task.data.embedded import digits, synthetic
-from conadv.task.data.source import DataSet
+from conadv.task.data.encoded import Encoded, Listing, numbered_classes
+from conadv.task.data.folder import folder_classes, list_folder, split_folders
+from conadv.task.data.idx import find_idx, open_idx
+from conadv.task.data.numpy_files import open_arrays
+from conadv.task.data.parquet import list_tables, table_classes
+from conadv.task.data.scan import damaged_images
+from conadv.task.data.shards import list_shards
+from conadv.task.data.source import DamagedError, DataSet
+from conadv.task.data.splits import class_names, split_files, stratified
+
+KNOWN = (
+    "an image folder (train/CLASS/*.jpg and val/CLASS/*.jpg), tar shards (*train*.tar and *val*.tar), "
+    "Parquet (*train*.parquet and *test*.parquet), IDX files (train-images-idx3-ubyte.gz and so on), CIFAR's "
+    "archives or their folders, NumPy arrays (train_images.npy and so on)"
+)
 
 
-def open_data(name: str, path: str | Path | None = None, train_size: int | None = None) -> DataSet:
-    """The data set called `name`: "digits", "synthetic", or "path" for what lies at `path`."""
+def open_data(
+    name: str,
+    path: str | Path | None = None,
+    train_size: int | None = None,
+    image_size: int | None = None,
+    channels: int = 3,
+    classes: int = 10,
+    damaged: Literal["stop", "skip"] = "stop",
+) -> DataSet:
+    """The data set called `name`: "digits", "synthetic", or "path" for what lies at `path`.
+
+    `train_size` takes that many training images; `image_size` and `classes` are for synthetic data; `channels` is for
+    synthetic data and for encoded images, which are converted to it (arrays keep theirs). Images that cannot be used
+    end this with an error that names them, or are left out (`DataSet.skipped`): to find them all, "skip" decodes
+    every image once and remembers the outcome for as long as the files do not change.
+    """
     match name:
         case "digits":
             return digits() if train_size is None else digits(train_size)
         case "synthetic":
-            return synthetic()
-    raise ValueError(f"data {name!r}: choose digits, synthetic, or path")
+            side = image_size or 32
+            return synthetic((side, side, channels), classes, train_size or 50_000)
+        case "path" if path is not None:
+            found = find_data(Path(path), channels)
+            data = found.checked() if damaged == "stop" else found.healthy()
+            return data if train_size is None else _part(data, train_size)
+    raise ValueError(f"data {name!r}: choose digits, synthetic, or path and where it lies")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What lies at a path, and what is wrong with it."""
+
+    kind: str
+    data: DataSet
+    problems: tuple[DamagedError, ...] = ()
+    """Seen without decoding; these images are not in the data set."""
+    stamp: Callable[[], str] = str
+    """Names the state of the files, so that what was found out about them holds until they change."""
+
+    def checked(self) -> DataSet:
+        """The data set, if nothing is wrong that can be seen without decoding."""
+        if self.problems:
+            more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
+            raise ValueError(f"{self.problems[0]}{more}: repair the data, or skip what is damaged")
+        return self.data
+
+    def damaged(self) -> dict[str, dict[int, str]]:
+        """For "train" and "test" the images that cannot be decoded, with the reason."""
+        stamp, workers = self.stamp(), os.cpu_count() or 1
+        return {
+            part: damaged_images(source, f"{part}-{stamp}", workers) if isinstance(source, Encoded) else {}
+            for part, source in (("train", self.data.train), ("test", self.data.test))
+        }
+
+    def healthy(self) -> DataSet:
+        """The data set without the images that cannot be used."""
+        skipped = list(self.problems)
+        parts = {"train": self.data.train, "test": self.data.test}
+        for part, reasons in self.damaged().items():
+            source = parts[part]
+            if reasons and isinstance(source, Encoded):
+                skipped += [DamagedError(source.name(index), reason) for index, reason in reasons.items()]
+                parts[part] = source.take([index for index in range(len(source)) if index not in reasons])
+        return replace(self.data, train=parts["train"], test=parts["test"], skipped=tuple(skipped))
+
+
+def find_data(path: Path, channels: int = 3) -> Found:
+    """What lies at this path; an error that lists what would be recognized, if nothing is."""
+    if not path.exists():
+        raise ValueError(f"{path}: nothing lies there")
+    if arrays := open_arrays(path):
+        return Found("NumPy arrays", arrays)
+    if path.is_dir() and (files := find_idx(path)):
+        return Found("IDX files", open_idx(files, path.name))
+    if cifar := find_cifar(path):
+        return Found("CIFAR's own files", cifar)
+    if tables := _below(path, ".parquet"):
+        train, test = split_files(tables, path)
+        classes = table_classes(train[0]) or class_names(path)
+        return _encoded("Parquet", path, tables, list_tables(train), list_tables(test), classes, channels)
+    if shards := _below(path, ".tar"):
+        train, test = split_files(shards, path)
+        return _encoded("tar shards", path, shards, list_shards(train), list_shards(test), class_names(path), channels)
+    if path.is_dir() and (folders := split_folders(path)):
+        return _open_folder(path, *folders, channels)
+    raise ValueError(f"{path}: not recognized; it can be {KNOWN}")
+
+
+def _below(path: Path, suffix: str) -> list[Path]:
+    """Files with this suffix, in the folder or one below it; no deeper, as image folders have very many files."""
+    return sorted([*path.glob(f"*{suffix}"), *path.glob(f"*/*{suffix}")]) if path.is_dir() else []
+
+
+def _open_folder(path: Path, train: Path, test: Path, channels: int) -> Found:
+    classes = folder_classes(train, test)
+    parts = list_folder(train, classes, may_lack=False), list_folder(test, classes, may_lack=True)
+    return _encoded("image folder", path, [*parts[0].names, *parts[1].names], *parts, classes, channels)
+
+
+def _encoded(
+    kind: str,
+    path: Path,
+    files: Sequence[Path | str],
+    train: Listing,
+    test: Listing,
+    classes: tuple[str, ...] | None,
+    channels: int,
+) -> Found:
+    names = classes or numbered_classes(train, test)
+    train_source, train_problems = train.source(names, channels)
+    test_source, test_problems = test.source(names, channels)
+    data = DataSet(train_source, test_source, path.name)
+    return Found(kind, data, train_problems + test_problems, lambda: stamp_of(map(Path, files)))
+
+
+def _part(data: DataSet, train_size: int) -> DataSet:
+    """The data set with as nearly as possible the same number of training images in every class."""
+    if not 1 <= train_size <= len(data.train):
+        raise ValueError(f"train_size {train_size}: choose 1 to {len(data.train)}, as many as {data.name} has")
+    chosen = stratified(data.train.labels, len(data.train.classes), train_size)
+    return replace(data, train=data.train.take(chosen.nonzero()[0].tolist()))

@@ -6,15 +6,17 @@ digits, synthetic, IDX, CIFAR, NumPy ──> Arrays (all in memory) ────
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Bytes: (H, W, C) for one image, (N, H, W, C) for several.
+# Bytes as files hold them: (H, W, C) for one image, (N, H, W, C) for several.
 Pixels = NDArray[np.uint8]
+# Bytes as models take them: (C, H, W), or (N, C, H, W).
+Planes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
 
@@ -30,6 +32,14 @@ class Picture:
     def pixels(self, shrink: int = 1) -> Pixels:
         """The image as (H, W, C) bytes."""
         return self.decode(shrink)
+
+
+class DamagedError(ValueError):
+    """An image that cannot be used: its name and why."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason = name, reason
 
 
 class Source(Protocol):
@@ -54,6 +64,9 @@ class Source(Protocol):
     def image(self, index: int) -> Pixels:
         """The whole image as (H, W, C) bytes."""
 
+    def take(self, indices: Sequence[int]) -> Source:
+        """The source of these images alone."""
+
 
 @dataclass(frozen=True)
 class DataSet:
@@ -62,6 +75,8 @@ class DataSet:
     train: Source
     test: Source
     name: str
+    skipped: tuple[DamagedError, ...] = ()
+    """Images that were left out because they cannot be used."""
 
     def __post_init__(self) -> None:
         if self.train.classes != self.test.classes:
@@ -69,6 +84,9 @@ class DataSet:
                 f"{self.name}: training and test images have different classes "
                 f"({len(self.train.classes)} and {len(self.test.classes)}): name the same ones in both"
             )
+        for part, source in (("training", self.train), ("test", self.test)):
+            if len(source) == 0:
+                raise ValueError(f"{self.name}: no {part} images that can be used")
 
 
 class Arrays:
@@ -98,6 +116,10 @@ class Arrays:
     def image(self, index: int) -> Pixels:
         image: Pixels = self.images[index]
         return image
+
+    def take(self, indices: Sequence[int]) -> Arrays:
+        chosen = np.asarray(indices, np.int64)
+        return Arrays(self.images[chosen], self.labels[chosen], self.classes)
 
 
 def checked_labels(labels: NDArray[np.integer], classes: tuple[str, ...]) -> Labels:

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, islice
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,13 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conadv.core.batch import Batch
-from conadv.task.augment import Augmentation, Fit, fitted
 from conadv.task.data.ahead import ordered_map
-from conadv.task.data.draws import mix_all, permutation
-from conadv.task.data.source import Pixels, Source
+from conadv.task.data.draws import Seeds, mix_all, permutation
+from conadv.task.data.fit import Fit, fitted
+from conadv.task.data.source import Planes, Source
 
 # What a random number is for, so that two uses never share one.
 _ORDER, _AUGMENT = 11, 12
+
+
+class Augment(Protocol):
+    """What happens to images before they are learnt from; `conadv.task.augment` has the usual ones."""
+
+    def __call__(self, source: Source, indices: NDArray[np.int64], seeds: Seeds) -> tuple[Planes, ...]:
+        """The views of these images, each (N, C, H, W), as a function of a seed an image."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Stream:
     chunk_size: int
     """Images a chunk; chunks are numbered from 0 within a step."""
     seed: int
-    augment: Augmentation
+    augment: Augment
     workers: int = 0
     """Threads that prepare chunks ahead of their use; 0 prepares them when they are asked for."""
     pin_memory: bool = False
@@ -127,9 +135,9 @@ def evaluation_batches(
     return ordered_map(made, range(0, len(wanted), batch_size), workers, 2 * workers)
 
 
-def as_tensor(images: Pixels) -> Tensor:
-    """(N, H, W, C) bytes to a contiguous (N, C, H, W) tensor of bytes."""
-    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+def as_tensor(images: Planes) -> Tensor:
+    """The same bytes as a contiguous tensor."""
+    return torch.from_numpy(np.ascontiguousarray(images))
 
 
 @lru_cache(maxsize=4)

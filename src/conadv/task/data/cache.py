@@ -1,0 +1,71 @@
+"""What was found out about data on disk, kept for the next time: in a folder of its own, never beside the data."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Table = dict[str, NDArray[np.generic]]
+"""Named columns."""
+
+_FORMAT = 1
+
+
+def cache_folder() -> Path:
+    """$CONADV_CACHE, else `conadv` in the user's cache folder."""
+    if chosen := os.environ.get("CONADV_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "conadv"
+
+
+def stamp_of(files: Iterable[Path]) -> str:
+    """A name for the state of these files: their paths, sizes and times of change."""
+    digest = hashlib.sha256(str(_FORMAT).encode())
+    for file in files:
+        status = file.stat()
+        digest.update(f"\0{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def cached(kind: str, stamp: str, build: Callable[[], Table]) -> Table:
+    """The table that was built when the data was in the state of `stamp`, or a new one."""
+    path = cache_folder() / f"{kind}-{stamp[:40]}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            return dict(kept)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        pass  # never written, or damaged: it can be made again
+    table = build()
+    with suppress(OSError):  # no room or no right to write: it is built again next time
+        _write(path, table)
+    return table
+
+
+def _write(path: Path, table: Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".new", delete=False) as file:
+        try:
+            np.savez(file, **table)  # type: ignore[arg-type]  # its stub takes the columns for allow_pickle
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def pack_strings(strings: Iterable[str]) -> NDArray[np.uint8]:
+    """Strings as one array of bytes, which needs no pickle and no width."""
+    return np.frombuffer("\0".join(strings).encode("utf-8", "surrogateescape"), np.uint8)
+
+
+def unpack_strings(packed: NDArray[np.generic], count: int) -> list[str]:
+    """The strings that were packed; `count` tells none from one empty one."""
+    return packed.tobytes().decode("utf-8", "surrogateescape").split("\0") if count else []

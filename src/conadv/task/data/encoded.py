@@ -1,0 +1,91 @@
+"""Images that lie encoded in files and are decoded on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conadv.task.data.decode import open_picture
+from conadv.task.data.source import DamagedError, Picture, Pixels, checked_labels
+
+# More classes than any data set has; a label beyond it is a mistake, not a class.
+_MAX_CLASSES = 100_000
+
+
+class Encoded:
+    """A source whose images are bytes of JPEG, PNG and the like, wherever these lie."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        labels: NDArray[np.integer],
+        classes: tuple[str, ...],
+        read: Callable[[int], bytes],
+        channels: int = 3,
+    ) -> None:
+        if channels not in (1, 3):
+            raise ValueError(f"channels {channels}: choose 1 (grey) or 3 (RGB)")
+        self._names, self._read, self.channels = names, read, channels
+        self.labels = checked_labels(labels, classes)
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        return self._names[index]
+
+    def encoded(self, index: int) -> bytes:
+        """The bytes of the file that the image is."""
+        try:
+            return self._read(index)
+        except OSError as error:
+            raise DamagedError(self.name(index), error.strerror or str(error)) from error
+
+    def picture(self, index: int) -> Picture:
+        return open_picture(self.encoded(index), self.channels, self.name(index))
+
+    def image(self, index: int) -> Pixels:
+        return self.picture(index).pixels()
+
+    def take(self, indices: Sequence[int]) -> Encoded:
+        kept = list(indices)
+        return Encoded(
+            [self._names[index] for index in kept],
+            self.labels[kept],
+            self.classes,
+            lambda index: self._read(kept[index]),
+            self.channels,
+        )
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a folder, some shards or tables hold, before labels are checked and images decoded."""
+
+    names: Sequence[str]
+    labels: NDArray[np.int64]
+    read: Callable[[int], bytes]
+    problems: tuple[DamagedError, ...] = ()
+    """What was seen to be damaged while listing, and is not in it."""
+
+    def source(self, classes: tuple[str, ...], channels: int) -> tuple[Encoded, tuple[DamagedError, ...]]:
+        """The images with a label that is the number of a class, and all that is wrong with the others."""
+        right = (self.labels >= 0) & (self.labels < len(classes))
+        everything = Encoded(self.names, np.where(right, self.labels, 0), classes, self.read, channels)
+        reasons = tuple(
+            DamagedError(self.names[index], f"label {self.labels[index]}, but the classes are 0 to {len(classes) - 1}")
+            for index in np.flatnonzero(~right).tolist()
+        )
+        usable = everything.take(np.flatnonzero(right).tolist()) if reasons else everything
+        return usable, self.problems + reasons
+
+
+def numbered_classes(*listings: Listing) -> tuple[str, ...]:
+    """Classes that are known by their numbers only."""
+    labels = np.concatenate([listing.labels for listing in listings])
+    largest = int(labels[labels < _MAX_CLASSES].max(initial=0))
+    return tuple(str(number) for number in range(largest + 1))

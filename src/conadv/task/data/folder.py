@@ -1,0 +1,58 @@
+"""Image folders as ImageNet has them: train/CLASS/*.jpg and val/CLASS/*.jpg."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from conadv.task.data.decode import EXTENSIONS
+from conadv.task.data.encoded import Listing
+from conadv.task.data.source import DamagedError
+
+TRAIN_FOLDERS = ("train", "training")
+TEST_FOLDERS = ("val", "valid", "validation", "test")
+
+
+def split_folders(root: Path) -> tuple[Path, Path] | None:
+    """The folders of training and test images below `root`, or None where it has not both."""
+    train = next((root / name for name in TRAIN_FOLDERS if (root / name).is_dir()), None)
+    test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
+    return (train, test) if train and test else None
+
+
+def folder_classes(train: Path, test: Path) -> tuple[str, ...]:
+    """The names of the class folders, sorted as their numbers are."""
+    classes = tuple(sorted(_subfolders(train)))
+    if not classes:
+        raise ValueError(f"{train}: no class folders; put the images of each class in a folder of its own")
+    if unknown := sorted(set(_subfolders(test)) - set(classes)):
+        raise ValueError(f"{test / unknown[0]}: no class of that name in {train}; {len(unknown)} such folders")
+    return classes
+
+
+def list_folder(folder: Path, classes: tuple[str, ...], may_lack: bool) -> Listing:
+    """The images of every class, sorted by name; `may_lack` allows classes without images."""
+    paths: list[str] = []
+    labels: list[int] = []
+    problems = []
+    for label, name in enumerate(classes):
+        members = sorted(_images(folder / name)) if (folder / name).is_dir() else []
+        paths += members
+        labels += [label] * len(members)
+        if not members and not may_lack:
+            problems.append(DamagedError(str(folder / name), "a class without images"))
+    return Listing(paths, np.array(labels, np.int64), lambda index: Path(paths[index]).read_bytes(), tuple(problems))
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return [entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+
+
+def _images(folder: Path) -> Iterator[str]:
+    for place, _, files in os.walk(folder):
+        for file in files:
+            if not file.startswith(".") and file.rpartition(".")[2].lower() in EXTENSIONS:
+                yield f"{place}{os.sep}{file}"

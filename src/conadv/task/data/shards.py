@@ -1,0 +1,141 @@
+"""Tar shards in the WebDataset layout (KEY.jpg and KEY.cls), read at random by an index of offsets.
+
+shards ── tarfile, once ──> index (shard, offset, size, label, key) ──> cache ──> os.pread an image
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from conadv.task.data.cache import Table, cached, pack_strings, stamp_of, unpack_strings
+from conadv.task.data.decode import EXTENSIONS
+from conadv.task.data.encoded import Listing
+from conadv.task.data.source import DamagedError
+
+_BLOCK = 512
+_LONGEST_END = 2**20  # bytes; archives are padded to whole records, usually of 10 kB
+
+
+def list_shards(shards: Sequence[Path]) -> Listing:
+    """The images of these tar files, in the order in which they lie there."""
+    parts = [(shard, _index(shard)) for shard in shards]
+    shard_of = np.concatenate([np.full(len(table["label"]), place) for place, (_, table) in enumerate(parts)])
+    offsets, sizes, labels = (
+        np.concatenate([table[column].astype(np.int64) for _, table in parts]) for column in ("offset", "size", "label")
+    )
+
+    def read(index: int) -> bytes:
+        return read_part(shards[shard_of[index]], int(offsets[index]), int(sizes[index]))
+
+    return Listing(
+        names=[name for shard, table in parts for name in _names(shard, table, "key", len(table["label"]))],
+        labels=labels,
+        read=read,
+        problems=tuple(problem for shard, table in parts for problem in _problems(shard, table)),
+    )
+
+
+def read_part(path: Path, offset: int, size: int) -> bytes:
+    """`size` bytes of a file; the file is not kept open, as there may be more shards than file handles."""
+    with path.open("rb", buffering=0) as file:
+        data = os.pread(file.fileno(), size, offset)
+    if len(data) < size:
+        raise OSError(f"{path.name} ends in the middle of it")
+    return data
+
+
+@dataclass
+class _Found:
+    """A shard's samples as they are put together from their members."""
+
+    images: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    """By key: name, offset, size."""
+    labels: dict[str, int] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    """By name of a member, or "" for the shard: the reason."""
+
+    def add(self, member: tarfile.TarInfo, shard: Path) -> None:
+        if member.offset_data + member.size > shard.stat().st_size:
+            raise tarfile.ReadError(f"{member.name} goes beyond its end")
+        folder, slash, base = member.name.rpartition("/")
+        stem, _, extension = base.partition(".")
+        key, extension = folder + slash + stem, extension.lower()
+        if extension in EXTENSIONS:
+            if key in self.images:
+                self.problems[member.name] = f"the key {key} occurs twice in {shard.name}"
+            else:
+                self.images[key] = (member.name, member.offset_data, member.size)
+        elif extension == "cls":
+            if key in self.labels:
+                self.problems[member.name] = f"the key {key} occurs twice in {shard.name}"
+            else:
+                self._add_label(key, member, shard)
+
+    def _add_label(self, key: str, member: tarfile.TarInfo, shard: Path) -> None:
+        text = read_part(shard, member.offset_data, min(member.size, 32))
+        try:
+            self.labels[key] = int(text)
+        except ValueError:
+            self.problems[member.name] = f"{text[:20]!r} is no class number"
+
+    def table(self) -> Table:
+        pairs = [(*image, self.labels[key]) for key, image in self.images.items() if key in self.labels]
+        for key, (name, _, _) in self.images.items():
+            if key not in self.labels:
+                self.problems.setdefault(name, f"{key}.cls is missing")
+        for key in self.labels.keys() - self.images.keys():
+            self.problems.setdefault(f"{key}.cls", "its image is missing")
+        names, offsets, sizes, labels = zip(*pairs, strict=True) if pairs else ((), (), (), ())
+        return {
+            "key": pack_strings(names),
+            "offset": np.array(offsets, np.int64),
+            "size": np.array(sizes, np.int64),
+            "label": np.array(labels, np.int64),
+            "problem": pack_strings(self.problems),
+            "reason": pack_strings(self.problems.values()),
+            "problems": np.array(len(self.problems)),
+        }
+
+
+def _index(shard: Path) -> Table:
+    return cached("shard", stamp_of([shard]), lambda: _scan(shard).table())
+
+
+def _scan(shard: Path) -> _Found:
+    found = _Found()
+    try:
+        with tarfile.open(shard, mode="r:") as archive:
+            for member in archive:
+                if member.isreg() and not member.issparse():
+                    found.add(member, shard)
+            end = archive.offset
+        _check_end(shard, end)
+    except (tarfile.TarError, OSError) as error:
+        found.problems[""] = f"the shard is cut or no tar file ({error})"
+    return found
+
+
+def _check_end(shard: Path, end: int) -> None:
+    """tarfile takes a damaged header for the end of the archive, but that is a block of zeros, and only zeros."""
+    with shard.open("rb") as file:
+        file.seek(end)
+        rest = file.read(_LONGEST_END)
+    if len(rest) < _BLOCK or rest.strip(b"\0"):
+        raise tarfile.ReadError(f"no end mark at byte {end}")
+
+
+def _names(shard: Path, table: Table, column: str, count: int) -> Iterator[str]:
+    return (f"{shard}/{name}" for name in unpack_strings(table[column], count))
+
+
+def _problems(shard: Path, table: Table) -> Iterator[DamagedError]:
+    count = int(table["problems"])
+    reasons = unpack_strings(table["reason"], count)
+    for name, reason in zip(_names(shard, table, "problem", count), reasons, strict=True):
+        yield DamagedError(name.removesuffix("/"), reason)
