@@ -21,6 +21,7 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from conadv import config
+from conadv.train.signals import Interrupted
 
 # What `eval` may change of a run: where things lie on this machine, and code to import, which only a flag may name.
 _EVAL_FIELDS = ("model", "threads", "data.path", "data.workers")
@@ -37,7 +38,7 @@ Run = Annotated[Path, Parameter(help="The folder of a run.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. The exit status: 0, 1 (the run failed), 2 (bad input) or 130 (interrupted)."""
+    """Run one command. The exit status: 0, 1 (the run failed), 2 (bad input) or that of a signal, such as 130."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
         command, bound, _ = _app().parse_args(words, print_error=False, exit_on_error=False)
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, FloatingPointError) as error:  # a full disk, a loss that is not finite: no fault in our code
         _say(f"error: {error}")
         return 1
+    except Interrupted as stop:
+        return stop.exit_status
     except KeyboardInterrupt:
         _say("interrupted")
         return 130
@@ -99,10 +102,10 @@ def evaluate(
     """Evaluate the newest checkpoint of a run."""
     if not robust and (epsilon is not None or steps is not None):
         raise ValueError("--epsilon and --steps describe the attack of --robust: add --robust, or drop them")
-    radius, count = (
-        replace(config.settings()[f"attack.{name}"], key=name).parse(text)
-        for name, text in {"epsilon": epsilon or "4/255", "steps": steps or "10"}.items()
-    )
+    radius = replace(config.settings()["attack.epsilon"], key="epsilon").parse(epsilon or "4/255")
+    count = replace(config.settings()["attack.steps"], key="steps").parse(steps or "10")
+    assert isinstance(radius, float)
+    assert isinstance(count, int)
     recipe = config.recipe_of_run(run, _dotted(fields))
     from conadv.train import commands
 
@@ -199,7 +202,14 @@ def _report(work: Callable[[], Mapping[str, object]], as_json: bool) -> None:
         return
     width = max(map(len, result))
     for key, value in result.items():
-        print(f"{key:<{width}}  {value:.4g}" if isinstance(value, float) else f"{key:<{width}}  {value}")
+        print(f"{key:<{width}}  {_readable(value)}")
+
+
+def _readable(value: object) -> str:
+    """A figure with as many digits as a person wants to see."""
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+    return "none" if value is None else str(value)
 
 
 def _is_odd(value: object) -> bool:

@@ -20,7 +20,7 @@ TABLES = {"attack": Attack, "optimizer": Optimizer, "schedule": Schedule, "data"
 
 # What a run may change when it goes on: none of it changes a number.
 RESUMABLE = (
-    "layout", "threads", "max_steps", "eval_every", "data.path", "data.workers",
+    "layout", "threads", "timeout", "max_steps", "eval_every", "data.path", "data.workers",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 )  # fmt: skip
 
@@ -64,8 +64,9 @@ def find_recipe(name: str | Path) -> Path:
 
 def load_recipe(name: str | Path, overrides: Mapping[str, object] | None = None) -> Recipe:
     """The recipe of a file, or a built-in one by name, with `overrides` (dotted keys; values, or texts as in flags)."""
+    changes = _typed(overrides or {})
     path = find_recipe(name)
-    values, changes = _read(path), _typed(overrides or {})
+    values = _read(path)
     model = str(values.get("model", ""))
     if ":" in model and "model" not in changes:
         raise ValueError(
@@ -116,9 +117,8 @@ def toml_value(value: Value) -> str:
         case bool():
             return "true" if value else "false"
         case float():
-            fraction = f'"{round(value * 255)}/255"'
-            exact = abs(value) < 2**53 / 255 and round(value * 255) / 255 == value
-            return min(repr(value), fraction, key=len) if exact else repr(value)
+            level = round(min(abs(value), 1.0) * 255)
+            return min(repr(value), f'"{level}/255"', key=len) if level / 255 == value else repr(value)
         case str():
             # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -151,14 +151,16 @@ class Recipe:
     """Which ranks do what, such as "clean | adv | attack". none: everything on each rank."""
     model: str = "resnet8"
     """A network by its name, or your own as package.module:callable (as a flag only, never in a file)."""
-    width: Count = 16
-    """Channels of the network's first stage."""
+    width: Count | None = None
+    """Channels of the network's first stage. none: the network's own, 16 for small images and 64 for large ones."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """Numbers of the forward and backward passes; with bfloat16 the weights stay float32."""
     label_smoothing: BelowOne = 0.1
     """Share of the label spread evenly over all classes."""
     threads: Count | None = None
     """Threads of each rank. none: as PyTorch finds best."""
+    timeout: Positive = 600.0
+    """Seconds that a rank waits for an answer of the others before the run ends."""
     eval_every: Whole = 0
     """Epochs from one evaluation to the next. 0: only at the end."""
     nonfinite: Literal["stop", "skip"] = "stop"

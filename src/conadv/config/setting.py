@@ -124,7 +124,7 @@ def show(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, lists in lists without end
         return "too large to show"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= 160 else f"{text[:80]}...{text[-70:]}"
 
 
 def did_you_mean(value: object, known: Iterable[str]) -> str:
