@@ -1,0 +1,171 @@
+"""One row of a plan: a method in a layout on a number of lanes, its step taken apart into what it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cost import Method, duty_seconds
+from .network import all_reduce_seconds, handoff_link, lanes_cross_nodes
+from .path import Chain, Lane, parse_layout
+from .request import PlanRequest
+
+
+@dataclass(frozen=True)
+class HandoffNeed:
+    """What the twins of one lane ask of the network. Bandwidths in bytes a second."""
+
+    crosses_nodes: bool
+    bytes_per_step: int
+    """Of a lane, on the wire that was asked for."""
+    load_as_bytes: float
+    """Mean over a step, of a lane."""
+    load_as_floats: float
+    hides_as_bytes: float | None
+    """The bandwidth from which the hand-off no longer lengthens the step; None: no bandwidth hides it."""
+    hides_as_floats: float | None
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One method in one layout on the machine; times in seconds, their four parts add up to the step."""
+
+    method: Method
+    layout: str
+    batch_size: int
+    lanes: int
+    roles: dict[str, int]
+    """Ranks of each role."""
+    ranks: int
+    idle: int
+    """Devices of the machine without a rank."""
+    nodes: int
+    ranks_at_most: int
+    """With one chunk a lane: more devices would not help at this batch."""
+    chunks_per_lane: int
+    compute_seconds: float
+    reduction_seconds: float
+    handoff_seconds: float
+    straggler_seconds: float
+    step_seconds: float
+    images_per_second: float
+    steps: int
+    hours: float
+    device_hours: float
+    """Of the ranks; idle devices cost extra where they are paid for."""
+    busy: float
+    """The part of the ranks' time that is work."""
+    time_ratio: float
+    """Of a step, to vanilla on the same machine."""
+    cost_ratio: float
+    """Of the device-hours, to vanilla on the same machine."""
+    best: bool
+    """The fastest layout of its method."""
+    handoff: HandoffNeed | None
+
+
+def evaluate(request: PlanRequest, method: Method, layout: str, lanes: int, batch_size: int | None = None) -> PlanRow:
+    """One method in one layout on a given number of lanes; ratios are to itself until vanilla is known."""
+    batch_size = request.batch_size if batch_size is None else batch_size
+    chunks = batch_size // request.chunk_size
+    assert batch_size % request.chunk_size == 0 and chunks % lanes == 0
+    lane = _lane(request, method, layout, chunks // lanes)
+    ranks = lanes * len(lane.roles)
+    parts = _step_parts(request, lane, lanes)
+    step = sum(parts)
+    steps = request.steps(batch_size)
+    hours = steps * step / 3600
+    return PlanRow(
+        method=method,
+        layout=layout,
+        batch_size=batch_size,
+        lanes=lanes,
+        roles={role.strip(): lanes for role in layout.split("|")},
+        ranks=ranks,
+        idle=max(0, request.machine.devices - ranks),
+        nodes=request.machine.nodes_for(ranks),
+        ranks_at_most=chunks * len(lane.roles),
+        chunks_per_lane=lane.chunks,
+        compute_seconds=parts[0],
+        reduction_seconds=parts[1],
+        handoff_seconds=parts[2],
+        straggler_seconds=parts[3],
+        step_seconds=step,
+        images_per_second=batch_size / step,
+        steps=steps,
+        hours=hours,
+        device_hours=ranks * hours,
+        busy=lane.work / (len(lane.roles) * step),
+        time_ratio=1.0,
+        cost_ratio=1.0,
+        best=False,
+        handoff=_handoff_need(request, lane, lanes, step, parts[0] + parts[1]) if lane.hands_over else None,
+    )
+
+
+def exposed_reduction(request: PlanRequest, lane: Lane, ranks: int) -> float:
+    """What shows of the reduction: the part that cannot overlap, or outlasts the last chunk's backward pass."""
+    total = all_reduce_seconds(request.gradient_size, ranks, request.machine, request.algorithm)
+    learning = min(len(role & {"clean", "adv"}) for role in lane.roles if role & {"clean", "adv"})
+    beside = learning * request.times.backward(request.chunk_size)
+    return total - min(request.overlap * total, beside)
+
+
+def _lane(request: PlanRequest, method: Method, layout: str, chunks: int) -> Lane:
+    duties = duty_seconds(method, request.times, request.chunk_size, request.attack_steps, request.full_attack)
+    delay = {"conadv": request.delay, "recycled": 1}.get(method, 0)
+    return Lane(method, parse_layout(layout), delay, chunks, duties)
+
+
+def _step_parts(request: PlanRequest, lane: Lane, lanes: int) -> tuple[float, float, float, float]:
+    """Compute, reduction, hand-off and stragglers, each as what it adds to those before it."""
+    reduction = exposed_reduction(request, lane, lanes * len(lane.roles))
+    update = request.times.update
+    size = request.twin_size(request.wire)
+    transfer = 0.0
+    if lane.hands_over:
+        transfer = handoff_link(request.machine, len(lane.roles), lanes, size).transfer(size)
+    chains = lane.chains(transfer, reduction, update)
+    compute = _longest(lane.chains(0.0, 0.0, update))
+    reduced = _longest(lane.chains(0.0, reduction, update))
+    handed = _longest(chains)
+    return compute, reduced - compute, handed - reduced, _mean_longest(request, chains, lanes) - handed
+
+
+def _longest(chains: tuple[Chain, ...]) -> float:
+    return max(chain.seconds for chain in chains)
+
+
+def _mean_longest(request: PlanRequest, chains: tuple[Chain, ...], lanes: int) -> float:
+    """The mean step over simulated ones: in each, every role is as slow as its slowest rank."""
+    if request.stragglers.jitter == 0:
+        return _longest(chains)
+    slowest = [request.stragglers.slowest(lanes, uniform) for uniform in request.stragglers.draws()]
+    simulated: NDArray[np.float64] = np.zeros(request.stragglers.samples)
+    for chain in chains:
+        work = sum(slowest[role] * seconds for role, seconds in chain.work.items())
+        simulated = np.maximum(simulated, work + chain.wait)
+    return float(simulated.mean())
+
+
+def _handoff_need(request: PlanRequest, lane: Lane, lanes: int, step: float, undisturbed: float) -> HandoffNeed:
+    """`undisturbed`: the step without hand-off and stragglers."""
+    machine, width = request.machine, len(lane.roles)
+    reduction = exposed_reduction(request, lane, lanes * width)
+    hidden = lane.hidden_transfer(undisturbed, reduction, request.times.update)
+
+    def hides(size: int) -> float | None:
+        left = hidden - handoff_link(machine, width, lanes, size).latency
+        return size / left if left > 1e-9 * undisturbed else None  # what is left may be the rounding of 0
+
+    as_bytes, as_floats = request.twin_size("bytes"), request.twin_size("floats")
+    return HandoffNeed(
+        crosses_nodes=lanes_cross_nodes(machine, width, lanes),
+        bytes_per_step=lane.chunks * request.twin_size(request.wire),
+        load_as_bytes=lane.chunks * as_bytes / step,
+        load_as_floats=lane.chunks * as_floats / step,
+        hides_as_bytes=hides(as_bytes),
+        hides_as_floats=hides(as_floats),
+    )

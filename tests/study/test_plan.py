@@ -1,0 +1,394 @@
+"""The plan: closed forms, conservation of devices, what must be monotone, and its JSON."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conadv.study.plan import Link, Machine, PassTimes, Plan, PlanRequest, Stragglers, build_request, plan
+from conadv.study.plan.catalogue import MODELS, ModelSize
+from conadv.study.plan.network import all_reduce_seconds
+from conadv.study.plan.row import evaluate
+
+FREE = Link(0.0, math.inf)
+STEADY = Stragglers(jitter=0.0)
+
+
+def request(**changes: object) -> PlanRequest:
+    fields = {
+        "times": PassTimes(1.0, 1.0, 1.0),
+        "model": ModelSize(parameters=1000, image_values=12),
+        "machine": Machine(8, 4, FREE, FREE),
+        "batch_size": 96,
+        "chunk_size": 4,
+        "epochs": 2.0,
+        "data_size": 1000,
+        "stragglers": STEADY,
+    }
+    return PlanRequest(**(fields | changes))
+
+
+def times_by_place(answer: Plan) -> dict[tuple[str, str], float]:
+    return {(row.method, row.layout): row.step_seconds for row in answer.rows}
+
+
+def test_one_device_takes_all_the_work_one_after_the_other() -> None:
+    answer = plan(request(machine=Machine(1, 1, Link(9.0, 1.0), Link(9.0, 1.0))))
+    assert times_by_place(answer) == {
+        ("vanilla", "clean"): 96 * 3,
+        ("disadv", "clean+adv+attack"): 96 * 8,
+        ("conadv", "clean+adv+attack"): 96 * 8,
+        ("recycled", "clean+adv"): 96 * 6,
+    }
+    assert {(entry.method, entry.layout) for entry in answer.left_out} == {
+        ("disadv", "clean | adv+attack"),
+        ("disadv", "clean+adv | attack"),
+        ("disadv", "clean | adv | attack"),
+        ("conadv", "clean | adv+attack"),
+        ("conadv", "clean+adv | attack"),
+        ("conadv", "clean | adv | attack"),
+        ("recycled", "clean | adv"),
+    }
+
+
+def test_a_free_network_and_devices_for_every_role_give_the_paths_of_the_paper() -> None:
+    # 24 chunks of 4 images: 72 devices hold a lane of three ranks for each.
+    answer = plan(request(machine=Machine(8, 9, FREE, FREE)))
+    assert times_by_place(answer) == {
+        ("vanilla", "clean"): 4 * 3,
+        ("disadv", "clean+adv+attack"): 4 * 8,
+        ("disadv", "clean | adv+attack"): 4 * 5,
+        ("disadv", "clean+adv | attack"): 4 * 8,
+        ("disadv", "clean | adv | attack"): 4 * 5,
+        ("conadv", "clean+adv+attack"): 4 * 8,
+        ("conadv", "clean | adv+attack"): 4 * 5,
+        ("conadv", "clean+adv | attack"): 4 * 6,
+        ("conadv", "clean | adv | attack"): 4 * 3,
+        ("recycled", "clean+adv"): 4 * 6,
+        ("recycled", "clean | adv"): 4 * 3,
+    }
+    best = {row.method: row for row in answer.rows if row.best}
+    assert {method: row.ranks for method, row in best.items()} == {
+        "vanilla": 24,
+        "disadv": 48,
+        "conadv": 72,
+        "recycled": 48,
+    }
+    assert best["conadv"].time_ratio == 1 and best["conadv"].cost_ratio == pytest.approx(3)
+    assert best["disadv"].layout == "clean | adv+attack", "of two that are equally fast the one with fewer ranks"
+
+
+def test_two_ranks_add_what_shows_of_the_ring() -> None:
+    link = Link(0.25, 1000.0)
+    asked = request(
+        machine=Machine(2, 1, link, FREE), batch_size=8, algorithm="ring", overlap=0.25, methods=("vanilla",)
+    )
+    (row,) = plan(asked).rows
+    ring = 2 * (0.25 + 4000 / 2 / 1000)  # 1000 parameters of 4 bytes
+    assert row.step_seconds == 4 * 3 + 0.75 * ring
+    assert (row.compute_seconds, row.reduction_seconds) == (12, 0.75 * ring)
+
+
+def test_a_reduction_longer_than_the_backward_pass_shows_beyond_it() -> None:
+    asked = request(machine=Machine(2, 1, Link(100.0, math.inf), FREE), batch_size=8, overlap=1.0, methods=("vanilla",))
+    row = evaluate(asked, "vanilla", "clean", lanes=2)
+    assert row.reduction_seconds == 200 - 4 * 2
+    (alone,) = plan(asked).rows
+    assert (alone.ranks, alone.idle) == (1, 1), "then one device is faster than two"
+
+
+def test_hours_and_device_hours_follow_from_the_step() -> None:
+    row = next(row for row in plan(request()).rows if (row.method, row.layout) == ("recycled", "clean | adv"))
+    # 12 lanes of two chunks, 10 whole batches an epoch, two epochs.
+    assert (row.lanes, row.chunks_per_lane, row.step_seconds, row.steps) == (12, 2, 24, 20)
+    assert row.images_per_second == 96 / 24
+    assert row.hours == pytest.approx(20 * 24 / 3600)
+    assert row.device_hours == pytest.approx(24 * 20 * 24 / 3600)
+    assert row.roles == {"clean": 12, "adv": 12}
+    assert row.busy == 1
+
+
+def test_what_the_handoff_needs() -> None:
+    # One lane of three: twins of 4 × (12 bytes + 8 of the label) = 80 bytes, or 4 × (48 + 8) = 224. The attack takes
+    # 8 s of a step of 12 or a little more, and has the rest for the way, less the latency.
+    asked = request(machine=Machine(3, 1, Link(2.0, 1e6), FREE), batch_size=4, overlap=1.0, gradient_bytes=1)
+    row = next(row for row in plan(asked).rows if (row.method, row.layout) == ("conadv", "clean | adv | attack"))
+    need = row.handoff
+    assert need is not None and not need.crosses_nodes
+    assert need.bytes_per_step == 80
+    assert need.hides_as_bytes == pytest.approx(80 / (row.compute_seconds + row.reduction_seconds - 8 - 2))
+    assert need.hides_as_floats == pytest.approx(224 / (row.compute_seconds + row.reduction_seconds - 8 - 2))
+    assert need.load_as_bytes == pytest.approx(80 / row.step_seconds)
+    assert need.load_as_floats == pytest.approx(224 / row.step_seconds)
+    assert row.handoff_seconds == 0
+
+
+def test_no_network_hides_a_handoff_that_the_step_waits_for() -> None:
+    rows = plan(request(machine=Machine(3, 1, Link(0.0, 1e3), FREE), batch_size=4, gradient_bytes=1)).rows
+    row = next(row for row in rows if (row.method, row.layout) == ("disadv", "clean | adv | attack"))
+    assert row.handoff is not None and row.handoff.hides_as_bytes is None
+    assert row.handoff_seconds == pytest.approx(80 / 1e3)
+
+
+def test_the_batch_stops_paying_where_every_device_has_a_chunk() -> None:
+    answer = plan(request(data_size=10_000, batch_size=128, methods=("vanilla",)))
+    assert answer.stops_paying == {"vanilla": 4 * 32}
+    small = plan(request(data_size=10_000, batch_size=64, sweep=(4, 8, 16, 32), methods=("vanilla",)))
+    assert small.stops_paying == {"vanilla": None}, "the largest batch asked about still pays"
+
+
+def test_stragglers_lengthen_a_step_by_their_closed_form() -> None:
+    asked = request(stragglers=Stragglers(jitter=0.01, samples=20_000, seed=2), batch_size=128, methods=("vanilla",))
+    (row,) = plan(asked).rows
+    assert row.lanes == 32
+    expected = 12 * 0.01 * sum(1 / k for k in range(1, 33))
+    assert row.straggler_seconds == pytest.approx(expected, rel=0.02)
+
+
+def test_stragglers_of_three_roles_are_those_of_three_times_the_ranks() -> None:
+    times = PassTimes(1.0, 1.0, 1.0)
+    asked = request(
+        stragglers=Stragglers(0.01, 20_000, 4), machine=Machine(8, 12, FREE, FREE), batch_size=128, times=times
+    )
+    row = evaluate(replace(asked, full_attack=True), "conadv", "clean | adv | attack", lanes=32)
+    expected = 12 * 0.01 * sum(1 / k for k in range(1, 3 * 32 + 1))  # all 96 ranks work for 12 s
+    assert row.straggler_seconds == pytest.approx(expected, rel=0.02)
+
+
+times = st.builds(
+    PassTimes,
+    st.floats(1e-5, 1e-2),
+    st.floats(1e-5, 1e-2),
+    st.floats(1e-5, 1e-2),
+    overhead=st.floats(0, 1e-2),
+    update=st.floats(0, 1e-2),
+)
+links = st.builds(Link, st.floats(0, 1e-3), st.floats(1e6, 1e12))
+machines = st.builds(Machine, st.integers(1, 9), st.integers(1, 5), links, links)
+requests = st.builds(
+    PlanRequest,
+    times=times,
+    model=st.builds(ModelSize, st.integers(1, 10**8), st.integers(1, 150528)),
+    machine=machines,
+    batch_size=st.sampled_from([64, 192, 384, 448]),
+    chunk_size=st.sampled_from([32, 64]),
+    data_size=st.just(1000),
+    delay=st.integers(1, 3),
+    attack_steps=st.integers(1, 3),
+    full_attack=st.booleans(),
+    wire=st.sampled_from(["bytes", "floats"]),
+    algorithm=st.sampled_from(["auto", "ring", "tree"]),
+    overlap=st.floats(0, 1),
+    stragglers=st.builds(Stragglers, st.sampled_from([0.0, 0.02]), st.just(8), st.integers(0, 9)),
+    sweep=st.just((64,)),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(requests)
+def test_devices_time_and_images_are_conserved(asked) -> None:
+    answer = plan(asked)
+    for row in (*answer.rows, *answer.by_batch):
+        assert row.ranks + row.idle == asked.machine.devices
+        assert sum(row.roles.values()) == row.ranks <= row.ranks_at_most
+        assert set("+".join(row.roles).split("+")) == set(row.layout.replace("|", "+").replace(" ", "").split("+"))
+        assert row.lanes * row.chunks_per_lane * asked.chunk_size == row.batch_size
+        parts = (row.compute_seconds, row.reduction_seconds, row.handoff_seconds, row.straggler_seconds)
+        assert min(parts) >= -1e-12 * row.step_seconds
+        assert sum(parts) == pytest.approx(row.step_seconds, rel=1e-12)
+        assert 0 < row.busy <= 1 + 1e-12
+    for method in asked.methods:
+        rows = [row for row in answer.rows if row.method == method]
+        assert sum(row.best for row in rows) == (1 if rows else 0)
+        if rows:
+            assert answer.best(method).step_seconds <= min(row.step_seconds for row in rows) * (1 + 1e-8)
+    assert len(answer.rows) + len(answer.left_out) == 1 + 4 + 4 + 2
+
+
+def slowed(name: str, asked: PlanRequest) -> PlanRequest:
+    machine, times = asked.machine, asked.times
+    between = Link(machine.between.latency * 2, machine.between.bandwidth / 3)
+    inside = Link(machine.inside.latency * 2, machine.inside.bandwidth / 3)
+    return {
+        "fewer nodes": lambda: replace(asked, machine=replace(machine, nodes=max(1, machine.nodes - 1))),
+        "slower between": lambda: replace(asked, machine=replace(machine, between=between)),
+        "slower inside": lambda: replace(asked, machine=replace(machine, inside=inside)),
+        "slower passes": lambda: replace(asked, times=replace(times, forward=2 * times.forward)),
+        "slower update": lambda: replace(asked, times=replace(times, update=times.update + 1e-3)),
+        "more parameters": lambda: replace(asked, model=replace(asked.model, parameters=2 * asked.model.parameters)),
+        "larger images": lambda: replace(asked, model=replace(asked.model, image_values=2 * asked.model.image_values)),
+        "floats": lambda: replace(replace(asked, wire="bytes"), wire="floats"),
+        "less overlap": lambda: replace(asked, overlap=asked.overlap / 2),
+        "full attack": lambda: replace(asked, full_attack=True),
+        "more jitter": lambda: replace(asked, stragglers=replace(asked.stragglers, jitter=0.05)),
+    }[name]()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fewer nodes",
+        "slower between",
+        "slower inside",
+        "slower passes",
+        "slower update",
+        "more parameters",
+        "larger images",
+        "floats",
+        "less overlap",
+        "full attack",
+        "more jitter",
+    ],
+)
+@settings(max_examples=12, deadline=None)
+@given(asked=requests)
+def test_a_worse_machine_is_never_faster(name, asked) -> None:
+    better, worse = times_by_place(plan(asked)), times_by_place(plan(slowed(name, asked)))
+    assert worse.keys() <= better.keys()
+    for place, seconds in worse.items():
+        assert seconds >= better[place] * (1 - 1e-8), place
+
+
+@settings(max_examples=20, deadline=None)
+@given(asked=requests)
+def test_a_longer_delay_is_never_slower(asked) -> None:
+    short, long = times_by_place(plan(asked)), times_by_place(plan(replace(asked, delay=asked.delay + 1)))
+    for place, seconds in long.items():
+        assert seconds <= short[place] * (1 + 1e-8)
+
+
+@settings(max_examples=20, deadline=None)
+@given(asked=requests)
+def test_json_round_trip(asked) -> None:
+    answer = plan(asked)
+    document = answer.to_json()
+    text = json.dumps(document, allow_nan=False)
+    assert json.loads(text) == document
+    assert PlanRequest.from_json(json.loads(text)["inputs"]) == asked
+    assert plan(PlanRequest.from_json(json.loads(text)["inputs"])).to_json() == document
+
+
+def test_an_infinite_bandwidth_survives_json() -> None:
+    asked = request()
+    document = json.loads(json.dumps(plan(asked).to_json(), allow_nan=False))
+    assert PlanRequest.from_json(document["inputs"]) == asked
+
+
+def test_larger_machines_are_planned_until_the_batch_has_no_more_work() -> None:
+    answer = plan(request(methods=("vanilla", "conadv")))
+    devices = sorted({row.ranks + row.idle for row in answer.by_nodes})
+    assert devices == [8, 16, 32, 64, 128]
+    assert answer.by_nodes[-1].ranks == answer.by_nodes[-1].ranks_at_most == 72
+    hours = [row.hours for row in answer.by_nodes if row.method == "conadv"]
+    assert hours == sorted(hours, reverse=True)
+
+
+def test_a_plan_without_vanilla_is_still_measured_by_it() -> None:
+    alone = plan(request(methods=("recycled",)))
+    both = plan(request(methods=("vanilla", "recycled")))
+    assert alone.rows == tuple(row for row in both.rows if row.method == "recycled")
+
+
+def test_recycled_takes_one_step_of_attack() -> None:
+    answer = plan(request(attack_steps=2))
+    assert answer.best("recycled") is None
+    assert {entry.reason for entry in answer.left_out} == {"takes one step of attack, and 2 were asked for"}
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(ValueError, match="needs 3 devices, and the machine has 2"):
+        plan(request(methods=("conadv",), layouts=("clean | adv | attack",), machine=Machine(2, 1, FREE, FREE)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 0}, "batch_size 0"),
+        ({"batch_size": 98}, "98 is not a whole number of chunks of 4"),
+        ({"batch_size": 1004}, "larger than the data"),
+        ({"sweep": (6,)}, "6 is not a whole number of chunks"),
+        ({"sweep": (0,)}, "0 is not a whole number of chunks"),
+        ({"sweep": (-4,)}, "-4 is not a whole number of chunks"),
+        ({"chunk_size": 0}, "chunk_size 0"),
+        ({"chunk_size": -4}, "chunk_size -4"),
+        ({"data_size": 0}, "data_size 0"),
+        ({"epochs": 0.0}, "epochs 0"),
+        ({"epochs": math.nan}, "epochs nan"),
+        ({"delay": 0}, "disadv"),
+        ({"attack_steps": 0}, "attack_steps 0"),
+        ({"gradient_bytes": 0}, "gradient_bytes 0"),
+        ({"overlap": 1.5}, "overlap 1.5"),
+        ({"overlap": math.nan}, "overlap nan"),
+        ({"methods": ()}, "no methods"),
+        ({"methods": ("sam",)}, 'methods "sam": take one of vanilla'),
+        ({"wire": "bits"}, 'wire "bits": take one of bytes, floats'),
+        ({"algorithm": "star"}, 'algorithm "star": take one of auto'),
+        ({"layouts": ("clean", "clean+adv")}, "no layout given fits disadv"),
+        ({"layouts": ("clean", "clean+foo")}, 'layout "clean\\+foo"'),
+    ],
+)
+def test_bad_requests_get_one_line(changes, words) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        request(**changes)
+    assert "\n" not in str(error.value)
+
+
+def test_flags_make_a_request() -> None:
+    asked = build_request(nodes=2, devices_per_node=4, inside="1us 10GB/s", between="ethernet-100g", forward=1e-3)
+    assert asked.machine == Machine(4, 2, Link(1e-6, 10e9), Link(20e-6, 12.5e9))
+    assert asked.model == MODELS["resnet50"]
+    assert asked.times.forward == 1e-3
+    assert asked.times.input_backward == build_request().times.input_backward
+
+
+def test_a_measurement_comes_before_the_table_and_a_flag_before_both(tmp_path) -> None:
+    path = tmp_path / "step.json"
+    names = ("forward", "input_backward", "weight_backward")
+    results = [{"name": name, "seconds_per_image": 0.5} for name in names]
+    path.write_text(json.dumps({"machine": {}, "results": results}))
+    asked = build_request(measured=path, weight_backward=0.25, update=0.125, device="no such device")
+    assert asked.times == PassTimes(0.5, 0.5, 0.25, update=0.125)
+
+
+def test_all_three_times_by_hand_need_no_device_and_no_operations() -> None:
+    asked = build_request(
+        parameters=10, image_shape=(3, 8, 8), forward=1.0, input_backward=2.0, weight_backward=3.0, device="none"
+    )
+    assert asked.times == PassTimes(1.0, 2.0, 3.0)
+    assert asked.model == ModelSize(10, 192)
+
+
+def test_a_model_of_ones_own_with_its_operations() -> None:
+    asked = build_request(parameters=10, image_shape=(3, 8, 8), flops=1e9, device="v100")
+    assert asked.times.forward == pytest.approx(1e9 / (125e12 * 0.25))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"parameters": 10}, "both --parameters and --image-shape"),
+        ({"image_shape": (3, 8, 8)}, "both --parameters and --image-shape"),
+        ({"parameters": 10, "image_shape": (3, 8, 8)}, "--flops"),
+        ({"model": "alexnet"}, "alexnet"),
+        ({"device": "abacus"}, "abacus"),
+        ({"inside": "string"}, "string"),
+        ({"jitter": 2.0}, "jitter"),
+        ({"seed": -1}, "seed"),
+        ({"forward": -1.0}, "forward"),
+        ({"nodes": 0}, "nodes 0"),
+    ],
+)
+def test_bad_flags_get_one_line(flags, words) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        build_request(**flags)
+    assert "\n" not in str(error.value)
+
+
+def test_the_gradient_is_reduced_over_all_ranks_of_the_layout() -> None:
+    link = Link(1e-5, 1e8)
+    asked = request(machine=Machine(4, 8, link, link), overlap=0.0, batch_size=32, algorithm="ring")
+    row = evaluate(asked, "conadv", "clean | adv | attack", lanes=8)
+    assert row.reduction_seconds == pytest.approx(all_reduce_seconds(4000, 24, asked.machine, "ring"))
