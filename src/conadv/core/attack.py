@@ -13,9 +13,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .seeds import untouched_randomness
-from .splitbn import Statistics, is_batchnorm, route, split_layers, unwrap
+from .splitbn import Statistics, route, split_layers, unwrap
 
 # (outputs, labels) -> the mean over the images, as PyTorch's losses are by default.
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -208,7 +209,7 @@ def _copied_buffers(modules: list[nn.Module]) -> Iterator[None]:
 @contextmanager
 def _statistics_of(modules: list[nn.Module], statistics: Statistics | None, training: bool) -> Iterator[None]:
     """Within, plain BatchNorm layers take `statistics`, unless they are frozen; None: as their own flag says."""
-    norms = [module for module in modules if is_batchnorm(module)]
+    norms = [module for module in modules if isinstance(module, _BatchNorm)]
     flags = [norm.training for norm in norms]
     try:
         for norm, flag in zip(norms, flags, strict=True):

@@ -15,7 +15,7 @@ from .batch import Batch, cut, to_pixels
 from .handoff import Twin
 from .roles import Place
 from .seeds import mix, untouched_randomness
-from .splitbn import plain_layers, route, settle, split_layers, unwrap
+from .splitbn import closed, plain_layers, route, settle, split_layers, unwrap
 
 # What a random number is for: seeds of different purposes never meet.
 _ATTACK, _FORWARD = 1, 2
@@ -86,7 +86,9 @@ class Learner:
         with self._exchange(last=number == count - 1):
             losses = [self._forward(part, number) for part in parts]
             weighted = [part.weight * loss for part, loss in zip(parts, losses, strict=True)]
-            torch.stack(weighted).sum().mul(self.place.share / count).backward()
+            total = torch.stack(weighted).sum().mul(self.place.share / count)
+            with closed(self.model):
+                total.backward()
         clean = sum(part.branch != "adv" for part in parts)
         for part, loss in zip(parts, losses, strict=True):
             place, mates = (1, 1) if part.branch == "adv" else (0, clean)

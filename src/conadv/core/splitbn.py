@@ -6,7 +6,6 @@ twins  ──► adv  ─┴─► normalized       Main keeps BatchNorm's own k
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -23,7 +22,6 @@ Statistics = Literal["batch", "running"]
 # When running statistics move: with each forward pass (as BatchNorm's do), once at the end of a step, or not at all.
 Tracking = Literal["now", "step", "off"]
 
-_KNOWN_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _KNOWN_BRANCHES = (("main",), ("main", "adv"), ("main", "aug"), ("main", "aug", "adv"))
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -39,24 +37,22 @@ class _Way(NamedTuple):
 class SplitBatchNorm(_BatchNorm):
     """A BatchNorm layer with further branches; which one an image goes through is set by `route`.
 
-    Outside of `route` it is the BatchNorm layer that it was made from.
+    `split_batchnorm` makes it of a layer in place, so that hooks and references stay. Outside of `route` it is the
+    layer that it was, also to code that looks for `nn.BatchNorm2d`.
     """
 
-    def __init__(self, layer: _BatchNorm, branches: Sequence[str]) -> None:
-        super().__init__(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
-        self._parameters.update(layer._parameters)
-        self._buffers.update(layer._buffers)
-        self.kind = type(layer)
-        self.process_group = layer.process_group if isinstance(layer, nn.SyncBatchNorm) else None
+    way: _Way | None  # None: closed, while a backward pass runs
+
+    def grow(self, branches: Mapping[str, _BatchNorm]) -> None:
+        """Add branches to a layer that was a plain one until now."""
         self.way = _Way()
-        for name in branches[1:]:
-            self.add_module(name, _untrained_copy(layer))
+        for name, branch in branches.items():
+            self.add_module(name, branch)
         for owner in self.owners().values():
             if owner.running_mean is not None:
                 # Sums of means and variances, and the number of forward passes they come from.
                 pending = owner.running_mean.new_zeros(2 * self.num_features + 1)
                 owner.register_buffer("pending", pending, persistent=False)
-        self.train(layer.training)
         self.register_load_state_dict_pre_hook(_fill_branches)
 
     def owners(self) -> dict[str, _BatchNorm]:
@@ -65,7 +61,12 @@ class SplitBatchNorm(_BatchNorm):
         return {"main": self, **branches}
 
     def forward(self, x: Tensor) -> Tensor:
-        self.kind._check_input_dim(self, x)
+        if self.way is None:
+            raise RuntimeError(
+                "a split BatchNorm layer ran again in the backward pass, when its branch is no longer known: "
+                "leave BatchNorm layers out of activation checkpointing"
+            )
+        self._check_input_dim(x)
         branch, batch_statistics, tracking = self.way
         owner = self if branch == "main" else self.get_submodule(branch)
         assert isinstance(owner, _BatchNorm)
@@ -87,13 +88,39 @@ class SplitBatchNorm(_BatchNorm):
         return y
 
     def _normalize(self, x: Tensor, owner: _BatchNorm, mean: Tensor | None, var: Tensor | None) -> Tensor:
-        if self.kind is nn.SyncBatchNorm and x.device.type != "cpu" and dist.is_initialized():
+        if isinstance(self, nn.SyncBatchNorm) and dist.is_initialized():
             group = self.process_group or dist.group.WORLD
             ranks = dist.get_world_size(group)
             if ranks > 1:
+                if x.device.type == "cpu":
+                    raise ValueError("SyncBatchNorm has no CPU kernel: use BatchNorm1d, 2d or 3d there")
                 arguments = (x, owner.weight, owner.bias, mean, var, owner.eps, 1.0, group, ranks)
                 return synchronized_batch_norm.apply(*arguments)  # type: ignore[no-any-return]
         return F.batch_norm(x, mean, var, owner.weight, owner.bias, True, 1.0, owner.eps)
+
+
+class SplitBatchNorm1d(SplitBatchNorm, nn.BatchNorm1d):
+    pass
+
+
+class SplitBatchNorm2d(SplitBatchNorm, nn.BatchNorm2d):
+    pass
+
+
+class SplitBatchNorm3d(SplitBatchNorm, nn.BatchNorm3d):
+    pass
+
+
+class SplitSyncBatchNorm(SplitBatchNorm, nn.SyncBatchNorm):
+    pass
+
+
+_SPLIT: dict[type[nn.Module], type[SplitBatchNorm]] = {
+    nn.BatchNorm1d: SplitBatchNorm1d,
+    nn.BatchNorm2d: SplitBatchNorm2d,
+    nn.BatchNorm3d: SplitBatchNorm3d,
+    nn.SyncBatchNorm: SplitSyncBatchNorm,
+}
 
 
 def split_batchnorm(model: _Module, branches: Sequence[str] = ("main", "adv")) -> _Module:
@@ -107,30 +134,19 @@ def split_batchnorm(model: _Module, branches: Sequence[str] = ("main", "adv")) -
         raise ValueError(f"branches {tuple(branches)}: take {known}")
     if split_layers(model):
         raise ValueError("this model is split already: call split_batchnorm once, on the plain model")
-    made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one layer
-
-    def convert(module: nn.Module) -> nn.Module:
-        if module not in made:
-            if is_batchnorm(module):
-                assert isinstance(module, _BatchNorm)
-                made[module] = SplitBatchNorm(module, branches)
-            else:
-                made[module] = module
-                for name, child in list(module._modules.items()):
-                    if child is not None:
-                        setattr(module, name, convert(child))
-        return made[module]
-
-    return convert(model)  # type: ignore[return-value]
+    for layer in [module for module in model.modules() if is_batchnorm(module)]:
+        copies = {name: _untrained_copy(layer) for name in branches[1:]}
+        layer.__class__ = _SPLIT[type(layer)]
+        assert isinstance(layer, SplitBatchNorm)
+        layer.grow(copies)
+    return model
 
 
 def is_batchnorm(module: nn.Module) -> bool:
     """Whether a module is a plain BatchNorm layer; a subclass that nobody here knows is an error, not a guess."""
-    if isinstance(module, _BatchNorm) and not isinstance(module, (*_KNOWN_LAYERS, SplitBatchNorm)):
-        raise ValueError(f"cannot split {type(module).__name__}: use BatchNorm1d, 2d, 3d or SyncBatchNorm")
-    if isinstance(module, _KNOWN_LAYERS) and type(module) not in _KNOWN_LAYERS:
-        raise ValueError(f"cannot split {type(module).__name__}, a subclass of BatchNorm with a forward of its own")
-    return type(module) in _KNOWN_LAYERS
+    if isinstance(module, _BatchNorm) and not isinstance(module, SplitBatchNorm) and type(module) not in _SPLIT:
+        raise ValueError(f"cannot split {type(module).__name__}: use BatchNorm1d, 2d, 3d or SyncBatchNorm itself")
+    return type(module) in _SPLIT
 
 
 def split_layers(model: nn.Module) -> list[SplitBatchNorm]:
@@ -156,16 +172,21 @@ def route(
     statistics: of the batch or the running ones; None: as the train/eval flag says. A layer that is frozen
     (in eval mode within a model in training mode) keeps to its running statistics.
     """
+    model = unwrap(model)
     layers = split_layers(model)
-    before = [layer.way for layer in layers]
     ways = [_Way(branch, _uses_batch(layer, model, statistics), tracking) for layer in layers]
     for layer, way in zip(layers, ways, strict=True):
         _check_branch(layer, way, frozen=model.training and not layer.training)
-    try:
-        _set_ways(layers, ways)
+    with _set_ways(layers, ways):
         yield
-    finally:
-        _set_ways(layers, before)
+
+
+@contextmanager
+def closed(model: nn.Module) -> Iterator[None]:
+    """Within, a split layer refuses images: a backward pass over several branches has no way to recompute them."""
+    layers = split_layers(model)
+    with _set_ways(layers, [None] * len(layers)):
+        yield
 
 
 def settle(model: nn.Module) -> None:
@@ -185,6 +206,7 @@ def pending_statistics(model: nn.Module) -> list[Tensor]:
 def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state of the model as it was before the split: the main branch, under BatchNorm's own keys."""
     model = unwrap(model)
+    model = model._modules.get("_orig_mod") or model  # what torch.compile wraps has the keys of before
     branches = tuple(
         f"{name}.{branch}." if name else f"{branch}."
         for name, layer in model.named_modules(remove_duplicate=False)
@@ -208,16 +230,23 @@ def _settle(owner: _BatchNorm) -> None:
     seen = passes > 0
     mean, var = (pending[:-1] / passes.clamp(min=1)).chunk(2)
     tracked.add_(seen)
-    momentum = 1 / tracked.clamp(min=1) if owner.momentum is None else owner.momentum
-    share = (seen * momentum).to(running_mean.dtype)
+    momentum = 1 / tracked.clamp(min=1).to(pending.dtype) if owner.momentum is None else owner.momentum
+    share = seen.to(pending.dtype) * momentum
     running_mean.lerp_(mean, share)
     running_var.lerp_(var, share)
     pending.zero_()
 
 
-def _set_ways(layers: list[SplitBatchNorm], ways: list[_Way]) -> None:
-    for layer, way in zip(layers, ways, strict=True):
-        layer.way = way
+@contextmanager
+def _set_ways(layers: Sequence[SplitBatchNorm], ways: Sequence[_Way | None]) -> Iterator[None]:
+    before = [layer.way for layer in layers]
+    try:
+        for layer, way in zip(layers, ways, strict=True):
+            layer.way = way
+        yield
+    finally:
+        for layer, way in zip(layers, before, strict=True):
+            layer.way = way
 
 
 def _uses_batch(layer: SplitBatchNorm, model: nn.Module, statistics: Statistics | None) -> bool | None:
@@ -235,15 +264,23 @@ def _check_branch(layer: SplitBatchNorm, way: _Way, frozen: bool) -> None:
         raise ValueError(f"the model has no branch {way.branch!r}: split it with split_batchnorm(model, branches=...)")
     evaluated = not (layer.training if way.batch_statistics is None else way.batch_statistics)
     if evaluated and not frozen and owner.num_batches_tracked is not None and owner.num_batches_tracked == 0:
-        raise ValueError(f"the {way.branch} branch was never trained, so it has no statistics to evaluate with")
+        raise ValueError(
+            f"the {way.branch} branch was never trained, so it has no statistics to evaluate with: train it first"
+        )
 
 
-def _untrained_copy(layer: _BatchNorm) -> _BatchNorm:
-    group = layer.process_group if isinstance(layer, nn.SyncBatchNorm) else None
-    branch = copy.deepcopy(layer, {id(group): group})  # a process group can only be shared
+def _untrained_copy(layer: nn.Module) -> _BatchNorm:
+    """What holds a branch: a layer with copies of the tensors, but none of the hooks."""
+    assert isinstance(layer, _BatchNorm)
+    branch = type(layer)(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+    for name, parameter in layer._parameters.items():
+        copied = None if parameter is None else nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+        branch.register_parameter(name, copied)
+    for name, buffer in layer._buffers.items():
+        branch.register_buffer(name, None if buffer is None else buffer.clone())
     if branch.num_batches_tracked is not None:
         branch.num_batches_tracked.zero_()
-    return branch
+    return branch.train(layer.training)
 
 
 def _fill_branches(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: object) -> None:

@@ -1,0 +1,527 @@
+"""Split BatchNorm: outside of a route the layer that it was, inside of one a layer with several branches."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from conadv import plain_state_dict, route, split_batchnorm
+from conadv.core import splitbn
+from conadv.core.splitbn import SplitBatchNorm, settle
+from settings import small_batches, small_cnn
+
+SHAPES = {nn.BatchNorm1d: (6, 3, 5), nn.BatchNorm2d: (6, 3, 4, 5), nn.BatchNorm3d: (4, 3, 2, 3, 2)}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"affine": False},
+    {"track_running_stats": False},
+    {"momentum": None},
+    {"momentum": 0.3, "eps": 0.1},
+    {"affine": False, "track_running_stats": False},
+    {"momentum": 0.0},
+]
+every_kind = pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d])
+every_option = pytest.mark.parametrize("options", OPTIONS, ids=str)
+
+
+def make_layer(kind: type[_BatchNorm], **options: Any) -> _BatchNorm:
+    layer = kind(3, **options).double()
+    if layer.affine:
+        nn.init.uniform_(layer.weight, 0.5, 1.5)
+        nn.init.uniform_(layer.bias)
+    return layer
+
+
+def images_for(kind: type[_BatchNorm], seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(SHAPES[kind], generator=generator, dtype=dtype) * 2 + 1
+
+
+def through(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Outputs, and gradients of the input and the weights."""
+    leaf = images.clone().requires_grad_()
+    outputs = model(leaf)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(outputs.sin().sum(), [leaf, *weights], allow_unused=True)
+    return outputs.detach(), gradients[0], [g for g in gradients[1:] if g is not None]
+
+
+def assert_same_model(plain: nn.Module, split: nn.Module) -> None:
+    state, expected = plain_state_dict(split), plain.state_dict()
+    assert list(state) == list(expected)
+    for key in expected:
+        torch.testing.assert_close(state[key], expected[key], rtol=1e-12, atol=1e-12)
+
+
+# --- outside of a route ------------------------------------------------------------------------------------------
+
+
+@every_kind
+@every_option
+def test_outside_of_a_route_it_is_the_layer_that_it_was(kind: type[_BatchNorm], options: dict[str, Any]) -> None:
+    plain = make_layer(kind, **options)
+    split = split_batchnorm(copy.deepcopy(plain))
+    for step, training in enumerate([True, True, False, True, False]):
+        images = images_for(kind, seed=step)
+        expected, got = through(plain.train(training), images), through(split.train(training), images)
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+        assert_same_model(plain, split)
+
+
+@every_kind
+def test_outputs_and_gradients_are_the_same_bits_in_float32(kind: type[_BatchNorm]) -> None:
+    plain = make_layer(kind).float()
+    split = split_batchnorm(copy.deepcopy(plain))
+    for step in range(3):
+        images = images_for(kind, seed=step, dtype=torch.float32)
+        torch.testing.assert_close(through(split, images), through(plain, images), rtol=0, atol=0)
+    state, expected = plain_state_dict(split), plain.state_dict()
+    for key in expected:  # the moving average is summed up in another order
+        torch.testing.assert_close(state[key], expected[key], rtol=1e-6, atol=1e-7)
+
+
+def test_a_whole_model_trains_as_before() -> None:
+    plain, split = small_cnn(), split_batchnorm(small_cnn())
+    for model in (plain, split):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for images, labels in small_batches(4):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+    assert_same_model(plain, split)
+    images = small_batches(1, seed=5)[0][0]
+    torch.testing.assert_close(split.eval()(images), plain.eval()(images), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm])
+def test_it_is_still_a_layer_of_its_kind(kind: type[_BatchNorm]) -> None:
+    """Code that freezes, initializes or leaves out `nn.BatchNorm2d` layers goes on finding them."""
+    model = split_batchnorm(nn.Sequential(kind(3)))
+    found = [module for module in model.modules() if isinstance(module, kind)]
+    assert found == [model[0], model[0].adv] and isinstance(model[0], SplitBatchNorm)
+
+
+def test_hooks_and_references_to_a_layer_survive() -> None:
+    model = small_cnn()
+    kept, calls = model[1], []
+    kept.register_forward_hook(lambda *_: calls.append("hook"))
+    split_batchnorm(model)
+    model(small_batches(1)[0][0])
+    assert kept is model[1] and calls == ["hook"]
+
+
+@every_kind
+def test_a_wrong_number_of_dimensions_is_refused_as_before(kind: type[_BatchNorm]) -> None:
+    wrong = torch.zeros(2, 3, 4) if kind is not nn.BatchNorm1d else torch.zeros(2, 3, 4, 5)
+    with pytest.raises(ValueError, match="expected"):
+        split_batchnorm(nn.Sequential(kind(3)))(wrong)
+
+
+def test_one_value_a_channel_is_refused_as_before() -> None:
+    layer = split_batchnorm(nn.Sequential(nn.BatchNorm1d(3)))
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        layer(torch.zeros(1, 3))
+
+
+# --- branches ----------------------------------------------------------------------------------------------------
+
+
+@every_kind
+@every_option
+@pytest.mark.parametrize("branches", [("main", "adv"), ("main", "aug", "adv")], ids=len)
+def test_each_branch_is_a_layer_of_its_own(
+    kind: type[_BatchNorm], options: dict[str, Any], branches: tuple[str, ...]
+) -> None:
+    plain = make_layer(kind, **options)
+    apart = {branch: copy.deepcopy(plain) for branch in branches}
+    split = split_batchnorm(nn.Sequential(plain), branches)
+    for step in range(3):
+        for number, branch in enumerate(branches):
+            images = images_for(kind, seed=10 * step + number)
+            with route(split, branch):
+                got = through(split, images)
+            torch.testing.assert_close(got, through(apart[branch], images), rtol=1e-12, atol=1e-12)
+    split.eval()
+    for branch in branches:
+        images = images_for(kind, seed=99)
+        with route(split, branch):
+            torch.testing.assert_close(split(images), apart[branch].eval()(images), rtol=1e-12, atol=1e-12)
+
+
+def test_the_keys_of_the_branches() -> None:
+    names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    split = split_batchnorm(nn.Sequential(nn.BatchNorm2d(3)), ("main", "aug", "adv"))
+    expected = [f"0.{branch}{name}" for branch in ("", "aug.", "adv.") for name in names]
+    assert list(split.state_dict()) == expected
+    assert list(plain_state_dict(split)) == expected[:5]
+
+
+def test_only_main_adds_nothing() -> None:
+    split = split_batchnorm(small_cnn(), ("main",))
+    assert list(split.state_dict()) == list(small_cnn().state_dict())
+
+
+def test_branches_start_as_copies_but_untrained() -> None:
+    model = small_cnn()
+    model(small_batches(1)[0][0])
+    layer = split_batchnorm(model)[1]
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        assert torch.equal(getattr(layer.adv, name), getattr(layer, name))
+        assert getattr(layer.adv, name).data_ptr() != getattr(layer, name).data_ptr()
+    assert int(layer.num_batches_tracked) == 1 and int(layer.adv.num_batches_tracked) == 0
+
+
+def test_what_requires_no_gradient_stays_so() -> None:
+    model = small_cnn()
+    model[1].weight.requires_grad_(False)
+    layer = split_batchnorm(model)[1]
+    assert not layer.weight.requires_grad and not layer.adv.weight.requires_grad
+    assert layer.bias.requires_grad and layer.adv.bias.requires_grad
+
+
+def test_nested_and_shared_layers() -> None:
+    class Shared(nn.Module):
+        """One layer under two names, and used twice in a pass."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Sequential(nn.ModuleDict({"deep": nn.Sequential(nn.BatchNorm2d(3))}))
+            self.second = self.first[0]["deep"][0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.second(self.first[0]["deep"](x) ** 2)
+            return y
+
+    plain = Shared().double()
+    split = split_batchnorm(copy.deepcopy(plain))
+    assert split.first[0]["deep"][0] is split.second
+    for step in range(2):
+        images = images_for(nn.BatchNorm2d, seed=step)
+        torch.testing.assert_close(through(split, images), through(plain, images), rtol=1e-12, atol=1e-12)
+    assert_same_model(plain, split)
+    plain.load_state_dict(plain_state_dict(split), strict=True)
+    split.load_state_dict(plain.state_dict(), strict=True)
+
+
+def test_a_root_batchnorm_is_converted() -> None:
+    plain = make_layer(nn.BatchNorm2d)
+    split = split_batchnorm(copy.deepcopy(plain))
+    assert isinstance(split, SplitBatchNorm)
+    assert sorted(plain_state_dict(split)) == sorted(plain.state_dict())
+    plain.load_state_dict(plain_state_dict(split), strict=True)
+
+
+def test_the_train_flag_comes_along() -> None:
+    model = small_cnn().train()
+    model[1].eval()
+    split_batchnorm(model)
+    assert not model[1].training and model[4].training
+    assert not model.eval()[4].adv.training
+
+
+@pytest.mark.parametrize("branch", ["main", "adv"])
+def test_a_frozen_layer_keeps_to_its_running_statistics(branch: str) -> None:
+    model = small_cnn()
+    for images, _ in small_batches(3, seed=7):
+        model(images)
+    split_batchnorm(model)
+    expected = copy.deepcopy(model).eval()
+    model[1].eval()
+    model[4].eval()
+    before = copy.deepcopy(model.state_dict())
+    images = small_batches(1)[0][0]
+    for statistics in (None, "batch", "running"):
+        with route(model, branch, statistics=statistics, tracking="step"):  # type: ignore[arg-type]
+            assert torch.equal(model(images), expected(images))
+    settle(model)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+# --- statistics --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_statistics_move_once_a_step_with_the_mean_over_chunks(chunks: int, momentum: float | None) -> None:
+    split = split_batchnorm(nn.Sequential(nn.BatchNorm2d(3, momentum=momentum)).double())
+    layer = split[0]
+    mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    for step in range(1, 4):
+        batch = [images_for(nn.BatchNorm2d, seed=10 * step + chunk) for chunk in range(chunks)]
+        for images in batch:
+            with route(split, "adv", tracking="step"):
+                split(images)
+        assert torch.equal(layer.adv.running_mean, mean.to(layer.adv.running_mean)) or step > 1
+        settle(split)
+        share = 1 / step if momentum is None else momentum
+        new_mean = torch.stack([images.mean((0, 2, 3)) for images in batch]).mean(0)
+        new_var = torch.stack([images.var((0, 2, 3), unbiased=True) for images in batch]).mean(0)
+        mean, var = (1 - share) * mean + share * new_mean, (1 - share) * var + share * new_var
+        torch.testing.assert_close(layer.adv.running_mean, mean, rtol=0, atol=1e-12)
+        torch.testing.assert_close(layer.adv.running_var, var, rtol=0, atol=1e-12)
+        assert int(layer.adv.num_batches_tracked) == step
+    assert torch.equal(layer.running_mean, torch.zeros(3)) and int(layer.num_batches_tracked) == 0
+
+
+def test_nothing_moves_before_the_end_of_a_step_or_without_tracking() -> None:
+    split = split_batchnorm(small_cnn())
+    before = copy.deepcopy(split.state_dict())
+    images = small_batches(1)[0][0]
+    with route(split, "adv", tracking="step"):
+        split(images)
+    for key, value in split.state_dict().items():
+        assert torch.equal(value, before[key])
+    settle(split)
+    moved = copy.deepcopy(split.state_dict())
+    assert not torch.equal(moved["1.adv.running_mean"], before["1.adv.running_mean"])
+    settle(split)  # nothing is pending any more
+    with route(split, "main", tracking="off"):
+        split(images)
+    settle(split)
+    for key, value in split.state_dict().items():
+        assert torch.equal(value, moved[key])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("statistics", ["batch", "running"])
+def test_statistics_can_be_chosen_against_the_flag(training: bool, statistics: str) -> None:
+    split = split_batchnorm(nn.Sequential(make_layer(nn.BatchNorm2d)))
+    split(images_for(nn.BatchNorm2d, seed=1))
+    split.train(training)
+    layer, images = split[0], images_for(nn.BatchNorm2d)
+    mean, var = images.mean((0, 2, 3)), images.var((0, 2, 3), unbiased=False)
+    # A layer in eval mode within a model in training mode would be frozen; here the whole model has the flag.
+    if statistics == "running":
+        mean, var = layer.running_mean, layer.running_var
+    with route(split, statistics=statistics, tracking="off"):  # type: ignore[arg-type]
+        got = split(images)
+    expected = F.batch_norm(images, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_routes_nest_and_end_with_an_error() -> None:
+    split = split_batchnorm(nn.Sequential(make_layer(nn.BatchNorm2d)))
+    with torch.no_grad():
+        split[0].adv.weight.fill_(0)
+        split[0].adv.bias.fill_(7)
+    images = images_for(nn.BatchNorm2d)
+
+    def through_adv() -> bool:
+        return bool((split(images) == 7).all())
+
+    with route(split, "adv"):
+        assert through_adv()
+        with route(split, "main"):
+            assert not through_adv()
+        with pytest.raises(ZeroDivisionError), route(split, "main"):
+            _ = 1 / 0
+        assert through_adv()
+    assert not through_adv()
+
+
+def test_a_branch_that_was_never_trained_is_an_error_when_evaluated() -> None:
+    split = split_batchnorm(small_cnn())
+    images = small_batches(1)[0][0]
+    split(images)
+    split.eval()
+    split(images)  # main may be evaluated
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the adv branch was never trained"), route(split, "adv"):
+            pytest.fail("there is nothing to evaluate")
+        split.load_state_dict(plain_state_dict(split))  # no more after it was loaded from a plain checkpoint
+    with pytest.raises(ValueError, match="the adv branch was never trained"), route(split, "adv", statistics="running"):
+        pytest.fail("there is nothing to evaluate")
+    with route(split, "adv", statistics="batch"):
+        split(images)
+    with route(split.train(), "adv"):
+        split(images)
+    with route(split.eval(), "adv"):
+        split(images)
+
+
+# --- SyncBatchNorm -----------------------------------------------------------------------------------------------
+
+
+def test_a_synchronized_layer_alone_is_a_batchnorm() -> None:
+    plain = nn.SyncBatchNorm.convert_sync_batchnorm(small_cnn())
+    split = split_batchnorm(copy.deepcopy(plain))
+    images = small_batches(1)[0][0]
+    for training in (True, False):
+        expected = small_cnn().train(training)
+        torch.testing.assert_close(split.train(training)(images), expected(images), rtol=0, atol=1e-12)
+        split.load_state_dict(plain.state_dict(), strict=True)
+    plain.load_state_dict(plain_state_dict(split), strict=True)
+
+
+def test_a_synchronized_layer_asks_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel has no CPU version: a stub stands for it, and says what it was asked."""
+    group, asked = object(), []
+
+    class Kernel:
+        @staticmethod
+        def apply(x: Tensor, *arguments: object) -> Tensor:
+            asked.append(arguments)
+            return x
+
+    monkeypatch.setattr(splitbn, "synchronized_batch_norm", Kernel)
+    monkeypatch.setattr(splitbn.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(splitbn.dist, "get_world_size", lambda given: {group: 3}[given])
+    layer = nn.SyncBatchNorm(3, eps=0.5)
+    layer.process_group = group
+    split = split_batchnorm(nn.Sequential(layer))
+    with pytest.raises(ValueError, match="no CPU kernel"):
+        split(torch.zeros(2, 3))
+    split.to("meta")
+    adv = split[0].adv
+    with route(split, "adv", tracking="step"):
+        split(torch.zeros(2, 3, device="meta"))
+    with route(split, "adv", tracking="off"):
+        split(torch.zeros(2, 3, device="meta"))
+    (weight, bias, mean, var, *rest), (*_, no_mean, no_var, _, _, _, _) = asked
+    assert weight is adv.weight and bias is adv.bias
+    assert mean is not adv.running_mean and var is not adv.running_var, "buffers of its own: the layer's move later"
+    assert rest == [0.5, 1.0, group, 3]
+    assert no_mean is None and no_var is None
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_branch_is_refused() -> None:
+    split = split_batchnorm(small_cnn())
+    with pytest.raises(ValueError, match=r"no branch 'aug': split it with split_batchnorm"), route(split, "aug"):
+        pytest.fail("there is no such branch")
+
+
+@pytest.mark.parametrize("branches", [(), ("adv", "main"), ("main", "adv", "aug"), ("main", "other")])
+def test_unknown_branches_are_refused(branches: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"branches \(.*\): take \('main',\) or"):
+        split_batchnorm(small_cnn(), branches)
+
+
+def test_splitting_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="split already: call split_batchnorm once"):
+        split_batchnorm(split_batchnorm(small_cnn()))
+
+
+class Odd(nn.BatchNorm2d):
+    pass
+
+
+class Own(_BatchNorm):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Odd, Own, nn.LazyBatchNorm2d])
+def test_an_unknown_subclass_is_refused_and_nothing_is_changed(kind: Callable[[int], nn.Module]) -> None:
+    odd = kind() if kind is nn.LazyBatchNorm2d else kind(3)  # type: ignore[call-arg]
+    model = nn.Sequential(nn.BatchNorm2d(3), odd)
+    with pytest.raises(ValueError, match=f"cannot split {type(odd).__name__}"):
+        split_batchnorm(model)
+    assert type(model[0]) is nn.BatchNorm2d
+
+
+# --- back and forth ----------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_go_both_ways_strictly() -> None:
+    trained = split_batchnorm(small_cnn(seed=1), ("main", "aug", "adv"))
+    images = small_batches(1)[0][0]
+    for branch in ("main", "adv", "aug"):
+        with route(trained, branch):
+            trained(images)
+    plain = small_cnn(seed=2)
+    plain.load_state_dict(plain_state_dict(trained), strict=True)
+    torch.testing.assert_close(plain.eval()(images), trained.eval()(images), rtol=0, atol=1e-12)
+
+    checkpoint = plain.state_dict()
+    keys = list(checkpoint)
+    fresh = split_batchnorm(small_cnn(seed=3))
+    fresh.load_state_dict(checkpoint, strict=True)
+    assert list(checkpoint) == keys, "the checkpoint stays as it was"
+    assert_same_model(plain, fresh)
+    assert torch.equal(fresh[1].adv.running_mean, plain[1].running_mean)
+    assert fresh[1].adv.running_mean.data_ptr() != fresh[1].running_mean.data_ptr()
+
+    same = split_batchnorm(small_cnn(seed=4), ("main", "aug", "adv"))
+    same.load_state_dict(trained.state_dict(), strict=True)
+    for key, value in trained.state_dict().items():
+        assert torch.equal(same.state_dict()[key], value)
+
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        plain.load_state_dict(trained.state_dict(), strict=True)
+    broken = trained.state_dict()
+    del broken["1.adv.weight"]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        same.load_state_dict(broken, strict=True)
+
+
+@every_option
+def test_checkpoints_of_every_kind_of_layer(options: dict[str, Any]) -> None:
+    plain = nn.Sequential(make_layer(nn.BatchNorm2d, **options))
+    split = split_batchnorm(copy.deepcopy(plain))
+    split.load_state_dict(plain.state_dict(), strict=True)
+    split.load_state_dict(split.state_dict(), strict=True)
+    plain.load_state_dict(plain_state_dict(split), strict=True)
+
+
+def test_a_copy_is_independent_and_whole() -> None:
+    split = split_batchnorm(small_cnn())
+    images = small_batches(1)[0][0]
+    with route(split, "adv", tracking="step"):
+        split(images)
+    clone = copy.deepcopy(split)
+    with torch.no_grad():
+        split[1].adv.weight.zero_()
+    settle(clone)
+    assert int(clone[1].adv.num_batches_tracked) == 1 and int(split[1].adv.num_batches_tracked) == 0
+    assert bool((clone[1].adv.weight != 0).all())
+    plain = small_cnn(seed=3).state_dict()
+    del split
+    gc.collect()
+    clone.load_state_dict(plain, strict=True)  # the hook that fills the branches belongs to the copy
+    with route(clone, "adv"):
+        assert clone(images).isfinite().all()
+
+
+def test_a_state_dict_goes_through_a_file() -> None:
+    split, other = split_batchnorm(small_cnn(seed=1)), split_batchnorm(small_cnn(seed=2))
+    with route(split, "adv"):
+        split(small_batches(1)[0][0])
+    file = io.BytesIO()
+    torch.save(split.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    for key, value in split.state_dict().items():
+        assert torch.equal(other.state_dict()[key], value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_moves_to_another_dtype(dtype: torch.dtype) -> None:
+    plain = small_cnn().to(dtype)
+    split = split_batchnorm(small_cnn()).to(dtype)
+    images = small_batches(1)[0][0].to(dtype)
+    assert torch.equal(split(images), plain(images))
+    with route(split, "adv", tracking="step"):
+        assert split(images).dtype == dtype
+    settle(split)
+    assert {value.dtype for key, value in split.state_dict().items() if "num" not in key} == {dtype}
+    torch.testing.assert_close(split[1].adv.running_mean, plain[1].running_mean)
+
+
+def test_a_model_without_batchnorm_stays_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    keys = list(model.state_dict())
+    assert split_batchnorm(model) is model and list(plain_state_dict(model)) == keys
+    with route(model, "adv"):
+        model(torch.zeros(2, 3))

@@ -1,0 +1,92 @@
+"""Split BatchNorm under torch.compile: the same numbers through every branch, and a bounded number of graphs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from conadv import PGD, plain_state_dict, route, split_batchnorm
+from conadv.core.splitbn import settle
+from settings import Setting, every_method, small_batches, small_cnn
+
+# The compiler looks for `.grad` on whatever it is given; it hides the warning, unless warnings are errors.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_every_branch_gives_the_same_numbers(backend: str) -> None:
+    model = split_batchnorm(small_cnn())
+    compiled = torch.compile(copy.deepcopy(model), backend=backend, fullgraph=True)
+    for images, labels in small_batches(3):
+        for branch in ("main", "adv"):
+            for one in (model, compiled):
+                with route(one, branch, tracking="step"):
+                    F.cross_entropy(one(images), labels).backward()
+        for one in (model, compiled):
+            settle(one)
+    for one, other in zip(model.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-12)
+    compiled_state = compiled._orig_mod.state_dict()
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(compiled_state[key], value, rtol=0, atol=1e-12)
+    images = small_batches(1, seed=4)[0][0]
+    for branch in ("main", "adv"):
+        with route(model.eval(), branch), route(compiled.eval(), branch):
+            torch.testing.assert_close(compiled(images), model(images), rtol=0, atol=1e-12)
+
+
+def test_the_plain_state_of_a_compiled_model_has_plain_keys() -> None:
+    compiled = torch.compile(split_batchnorm(small_cnn(seed=1)), backend="eager")
+    small_cnn(seed=2).load_state_dict(plain_state_dict(compiled), strict=True)
+
+
+@every_method
+def test_a_method_takes_the_same_steps_with_few_graphs(setting: Setting) -> None:
+    model = split_batchnorm(small_cnn())
+    compiled: nn.Module = torch.compile(copy.deepcopy(model), backend="eager")  # type: ignore[assignment]
+    attack = PGD(8 / 255, 3 / 255, random_start=0.5)
+    before = graphs()
+    for one in (model, compiled):
+        method = setting.make(one, attack, chunk_size=4, seed=1)
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+        for step, (now, ahead) in enumerate(method.feed(small_batches(6))):
+            optimizer.zero_grad()
+            method(now, ahead)
+            optimizer.step()
+            if one is compiled and step == 1:
+                settled = graphs()
+    state = compiled._orig_mod.state_dict()  # type: ignore[union-attr]
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(state[key], value, rtol=0, atol=1e-12)
+    assert graphs() == settled, "no graph is made after the first two steps"
+    assert 0 < graphs() - before <= 4
+
+
+def test_an_attack_on_a_compiled_plain_model_makes_one_graph_and_leaves_no_trace() -> None:
+    model = small_cnn()
+    compiled = torch.compile(copy.deepcopy(model), backend="eager")
+    state = copy.deepcopy(compiled.state_dict())
+    attack = PGD(8 / 255, random_start=0)
+    before = graphs()
+    for images, labels in small_batches(10):
+        expected = attack(model, F.cross_entropy, images, labels)
+        assert torch.equal(attack(compiled, F.cross_entropy, images, labels), expected)
+    assert graphs() - before == 1
+    for key, value in compiled.state_dict().items():
+        assert torch.equal(value, state[key])
