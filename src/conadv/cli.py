@@ -29,8 +29,16 @@ _EVAL_FIELDS = ("model", "threads", "data.path", "data.workers")
 _METAVARS = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 
 
-def _option(text: str, metavar: str | None = None, default: str | None = None) -> Parameter:
-    return Parameter(help=text, metavar=metavar, show_default=default or False, negative="", allow_leading_hyphen=True)
+# torchrun refuses --run wherever it stands on its line, as an abbreviation of two of its own flags.
+_RUN = ("--run", "--run-dir")
+
+
+def _option(
+    text: str, metavar: str | None = None, default: str | None = None, names: tuple[str, ...] | None = None
+) -> Parameter:
+    return Parameter(
+        name=names, help=text, metavar=metavar, show_default=default or False, negative="", allow_leading_hyphen=True
+    )
 
 
 Json = Annotated[bool, _option("Print one JSON object on standard output, and nothing else there.")]
@@ -68,7 +76,7 @@ def train(
     ] = None,
     /,
     *,
-    run: Annotated[Path | None, _option("The folder to write; none: a new one under runs.", "DIR")] = None,
+    run: Annotated[Path | None, _option("The folder to write; none: a new one under runs.", "DIR", names=_RUN)] = None,
     resume: Annotated[Path | None, _option("The folder of a run to go on with, instead of a recipe.", "DIR")] = None,
     quiet: Annotated[bool, _option("No progress.")] = False,
     json: Json = False,
