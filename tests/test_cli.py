@@ -347,7 +347,6 @@ def test_cli_and_config_do_without_torch():
     assert done.stdout.splitlines()[-1] == str(ours)
 
 
-@pytest.mark.xfail(strict=True, reason="conadv/__init__.py imports torch until its public names are looked up late")
 @pytest.mark.parametrize("words", ["recipes", "train --epochs 0"])
 def test_help_starts_without_torch(words):
     done = start(
