@@ -25,7 +25,7 @@ model = nn.Sequential(
 )  # fmt: skip
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 
-for epoch in range(30):
+for _epoch in range(30):
     for images, labels in loader:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images), labels)
