@@ -39,7 +39,7 @@ def cached(kind: str, stamp: str, build: Callable[[], Table]) -> Table:
     """The table that was built when the data was in the state of `stamp`, or a new one."""
     path = cache_folder() / f"{kind}-{stamp[:40]}.npz"
     try:
-        with np.load(path, allow_pickle=False) as kept:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
             return dict(kept)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         pass  # never written, or damaged: it can be made again

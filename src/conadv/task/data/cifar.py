@@ -71,7 +71,7 @@ def _assemble(version: _Version, files: Mapping[str, bytes], path: Path) -> Data
     def read(name: str, parse: Callable[[bytes], Any]) -> Any:
         try:
             return parse(files[name])
-        except (ValueError, KeyError, TypeError, pickle.UnpicklingError, EOFError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, pickle.UnpicklingError, EOFError, AttributeError, IndexError) as error:
             raise ValueError(f"{path}: {name} is damaged ({error}); download it again") from error
 
     classes = read(version.names, version.parse_names)
@@ -102,9 +102,9 @@ def _binary(label_bytes: int) -> Callable[[bytes], Part]:
 def _pickled(label_key: bytes) -> Callable[[bytes], Part]:
     def parse(data: bytes) -> Part:
         table = safe_unpickle(data)
-        rows = table[b"data"]
-        if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2:
+        if not isinstance(table[b"data"], ByteTable):
             raise ValueError("its data is no table of bytes")
+        rows = table[b"data"].array
         return _images(rows), np.array(table[label_key], np.int64)
 
     return parse
@@ -135,19 +135,39 @@ _VERSIONS = (
 
 
 def safe_unpickle(data: bytes) -> Any:
-    """What is pickled in the Python version: numbers, strings, lists, dicts and arrays; nothing that could run."""
+    """What the Python version pickles: numbers, strings, lists, dicts and `ByteTable`s; nothing that could run."""
     return _Unpickler(io.BytesIO(data), encoding="bytes").load()
 
 
+class ByteTable:
+    """Stands in for an array in a pickle, so that no code of NumPy sees what the file says before it is checked."""
+
+    array: NDArray[np.uint8]
+
+    def __setstate__(self, state: object) -> None:
+        match state:
+            case (int(), tuple(shape), ByteType(), bool(by_column), bytes(data)):
+                self.array = np.frombuffer(data, np.uint8).reshape(shape, order="F" if by_column else "C")
+            case _:
+                raise pickle.UnpicklingError("an array that is not of bytes")
+
+
+class ByteType:
+    """Stands in for the type of an array's elements; only bytes are taken."""
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
 class _Unpickler(pickle.Unpickler):
-    """Knows three names, and for each a harmless function of our own."""
+    """Knows the four names that occur in CIFAR's files, and for each a harmless function of our own."""
 
     def find_class(self, module: str, name: str) -> Any:
         known = {
-            ("numpy.core.multiarray", "_reconstruct"): _empty_array,
-            ("numpy._core.multiarray", "_reconstruct"): _empty_array,
+            ("numpy.core.multiarray", "_reconstruct"): _array,
+            ("numpy._core.multiarray", "_reconstruct"): _array,
             ("numpy", "ndarray"): "ndarray",
-            ("numpy", "dtype"): _byte_type,
+            ("numpy", "dtype"): _type,
             ("_codecs", "encode"): _latin_bytes,
         }
         if (module, name) not in known:
@@ -155,18 +175,17 @@ class _Unpickler(pickle.Unpickler):
         return known[module, name]
 
 
-def _empty_array(kind: object, shape: object, code: object) -> NDArray[np.uint8]:
-    return np.empty(0, np.uint8)
+def _array(kind: object, shape: object, code: object) -> ByteTable:
+    return ByteTable()
 
 
-def _byte_type(code: object, *rest: object) -> np.dtype[Any]:
+def _type(code: object, *rest: object) -> ByteType:
     if code not in (b"u1", "u1"):
         raise pickle.UnpicklingError(f"an array of {code!r}, not of bytes")
-    # Not np.dtype("u1") itself, which is one object for the whole process: the pickle goes on to set its state.
-    return np.dtype("u1", copy=True)
+    return ByteType()
 
 
-def _latin_bytes(text: str, encoding: str) -> bytes:
-    if encoding not in ("latin1", "latin-1", b"latin1"):
+def _latin_bytes(text: str, encoding: object) -> bytes:
+    if encoding not in ("latin1", b"latin1"):
         raise pickle.UnpicklingError(f"text in {encoding!r}")
     return text.encode("latin1")

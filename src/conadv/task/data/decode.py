@@ -57,6 +57,7 @@ def _is_turned(data: bytes) -> bool:
 
 def _decode_jpeg(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
     height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+    shrink = _possible(shrink, height, width)
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(
             data,
@@ -67,6 +68,11 @@ def _decode_jpeg(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
     except ValueError:  # damaged, or only odd: Pillow is the judge
         return _decode_any(data, channels, name, shrink)
     return pixels
+
+
+def _possible(shrink: int, height: int, width: int) -> int:
+    """JPEG shrinks its blocks of 8 × 8 pixels; of an image smaller than that the decoders make different things."""
+    return shrink if min(height, width) >= 8 else 1
 
 
 def _size(data: bytes, name: str) -> tuple[int, int]:
@@ -83,7 +89,8 @@ def _decode_any(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
     try:
         image = _open(data)
         if image.format == "JPEG" and image.mode in ("RGB", "L"):
-            image.draft(mode, (max(1, image.width // shrink), max(1, image.height // shrink)))
+            shrink = _possible(shrink, image.height, image.width)
+            image.draft(mode, (image.width // shrink, image.height // shrink))
         upright = ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
         pixels = np.asarray(_eight_bits(upright).convert(mode))
     except Exception as error:

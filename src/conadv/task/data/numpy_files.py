@@ -30,7 +30,7 @@ def open_arrays(path: Path) -> DataSet | None:
     if path.suffix != ".npz":
         return None
     try:
-        with np.load(path, allow_pickle=False) as kept:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
             return _open(path, kept.files, kept.__getitem__)
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: damaged ({error})") from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def list_tables(files: Sequence[Path]) -> Listing:
     if size > MAX_BYTES:
         raise ValueError(
             f"{files[0].parent}: {size / 2**30:.0f} GiB of Parquet would be held in memory, more than "
-            f"{MAX_BYTES >> 30}: write its images to tar shards once (conadv.task.data.shards.write_shards)"
+            f"{MAX_BYTES >> 30}: write its images to tar shards once (conadv.task.data.write_shards)"
         )
     chunks: list[Any] = []
     names: list[str] = []
@@ -47,33 +48,46 @@ def list_tables(files: Sequence[Path]) -> Listing:
 
 def table_classes(file: Path) -> tuple[str, ...] | None:
     """The names that the hub's own note in the schema gives to the classes."""
-    schema = _parquet().read_schema(file)
+    schema = _schema(file)
     note = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     feature = note.get("info", {}).get("features", {}).get(_columns(schema, file)[1], {})
     names = feature.get("names") or feature.get("feature", {}).get("names")
     return tuple(names) if names else None
 
 
-def _parquet() -> Any:
+def _read(file: Path) -> Any:
+    columns = _columns(_schema(file), file)
+    with _named_errors(file):
+        return _pyarrow().parquet.read_table(file, columns=columns)
+
+
+def _schema(file: Path) -> Any:
+    with _named_errors(file):
+        return _pyarrow().parquet.read_schema(file)
+
+
+def _pyarrow() -> Any:
     try:
+        import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise ValueError("Parquet needs pyarrow: pip install 'conadv[parquet]'") from None
-    return pyarrow.parquet
+    return pyarrow
 
 
-def _read(file: Path) -> Any:
-    parquet = _parquet()
+@contextmanager
+def _named_errors(file: Path) -> Iterator[None]:
+    """What goes wrong inside pyarrow, with the name of the file."""
+    failures = (_pyarrow().ArrowException, OSError)
     try:
-        return parquet.read_table(file, columns=_columns(parquet.read_schema(file), file))
-    except OSError as error:
+        yield
+    except failures as error:
         raise ValueError(f"{file}: no Parquet file, or a damaged one ({str(error).splitlines()[0]})") from error
 
 
 def _columns(schema: Any, file: Path) -> list[str]:
     """The names of the image's and the label's column."""
-    from pyarrow import types
-
+    types = _pyarrow().types
     image = next(
         (
             f.name
@@ -82,16 +96,16 @@ def _columns(schema: Any, file: Path) -> list[str]:
         ),
         None,
     )
-    label = next((name for name in _LABEL_NAMES if name in schema.names), None)
+    whole = [f.name for f in schema if types.is_integer(f.type)]
+    label = next((name for name in _LABEL_NAMES if name in whole), None)
     if image is None or label is None:
         raise ValueError(
-            f"{file}: columns {', '.join(schema.names)}; an image column with bytes and one of "
-            f"{', '.join(_LABEL_NAMES)} are needed"
+            f"{file}: columns {', '.join(schema.names)}; an image column with bytes and, in whole numbers, "
+            f"one of {', '.join(_LABEL_NAMES)} are needed"
         )
     return [image, label]
 
 
 def _encoded(chunk: Any) -> Any:
-    from pyarrow import types
-
+    types = _pyarrow().types
     return chunk.field("bytes") if types.is_struct(chunk.type) else chunk

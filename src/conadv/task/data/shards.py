@@ -78,10 +78,10 @@ class _Found:
                 self._add_label(key, member, shard)
 
     def _add_label(self, key: str, member: tarfile.TarInfo, shard: Path) -> None:
-        text = read_part(shard, member.offset_data, min(member.size, 32))
-        try:
+        text = read_part(shard, member.offset_data, min(member.size, 32)).strip()
+        if text.removeprefix(b"-").isdigit() and len(text) < 10:
             self.labels[key] = int(text)
-        except ValueError:
+        else:
             self.problems[member.name] = f"{text[:20]!r} is no class number"
 
     def table(self) -> Table:

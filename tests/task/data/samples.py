@@ -1,0 +1,70 @@
+"""Small data sets on disk, written by the tests themselves with the standard library and Pillow."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+Sample = tuple[str, bytes]
+
+
+def picture(seed: int, height: int = 12, width: int = 16, channels: int = 3) -> np.ndarray:
+    """Smooth colours with some noise, so that a JPEG of it is not all artefacts."""
+    random = np.random.default_rng(seed)
+    slopes = random.uniform(-1, 1, (channels, 2))
+    y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
+    planes = [128 + 70 * (a * y + b * x) for a, b in slopes]
+    noisy = np.stack(planes, axis=-1) + random.normal(0, 6, (height, width, channels))
+    return noisy.clip(0, 255).astype(np.uint8)
+
+
+def encode(pixels: np.ndarray, form: str = "JPEG", **options) -> bytes:
+    file = io.BytesIO()
+    image = Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def jpeg_set(count: int, classes: int = 2, **size: int) -> list[tuple[bytes, int]]:
+    """(bytes of a JPEG, label), labels in order so that every layout lists them alike."""
+    return [(encode(picture(i, **size), quality=92), i * classes // count) for i in range(count)]
+
+
+def write_tar(path: Path, members: list[Sample]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def members_of(samples: list[tuple[bytes, int]], first: int = 0) -> list[Sample]:
+    pairs = [
+        ((f"{first + i:04d}.jpg", data), (f"{first + i:04d}.cls", str(label).encode()))
+        for i, (data, label) in enumerate(samples)
+    ]
+    return [member for pair in pairs for member in pair]
+
+
+def write_shards_by_hand(root: Path, train: list[tuple[bytes, int]], test: list[tuple[bytes, int]]) -> Path:
+    """Two training shards and one for the test."""
+    middle = len(train) // 2
+    write_tar(root / "toy-train-0.tar", members_of(train[:middle]))
+    write_tar(root / "toy-train-1.tar", members_of(train[middle:], middle))
+    write_tar(root / "toy-val-0.tar", members_of(test))
+    return root
+
+
+def write_folder(root: Path, train: list[tuple[bytes, int]], test: list[tuple[bytes, int]]) -> Path:
+    for part, samples in (("train", train), ("val", test)):
+        for index, (data, label) in enumerate(samples):
+            place = root / part / f"class{label}"
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{index:04d}.JPEG").write_bytes(data)
+    return root
