@@ -93,6 +93,16 @@ class PGD:
             twins = self.step(images, twins, gradient)
         return twins
 
+    def check_range(self, images: Tensor) -> None:
+        """Refuse images that can be no pixels: around them the ball would have another size than epsilon says."""
+        pixels = images * self._channels(self.std, 1.0, images) + self._channels(self.mean, 0.0, images)
+        low, high = (float(value) for value in pixels.aminmax())
+        if low < -0.25 or high > 1.25:  # resampling may overshoot a little
+            raise ValueError(
+                f"images from {low:.3g} to {high:.3g}: scale them to [0, 1], "
+                "or tell the attack the mean and std that they were normalized with"
+            )
+
     def noise(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Random signs in place of the gradient's."""
         return torch.where(_uniform(images.shape, generator, images) < 0.5, -1.0, 1.0).to(images)

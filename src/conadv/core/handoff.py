@@ -36,6 +36,8 @@ class Queue:
         self._twins.append(twin)
 
     def take(self) -> Twin:
+        if not self._twins:
+            raise ValueError("no twin is in flight: take the batches from `method.feed(loader)`")
         return self._twins.popleft()
 
     def clear(self) -> None:

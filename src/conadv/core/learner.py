@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .attack import PGD, Loss
+from .attack import PGD, Loss, without_trace
 from .batch import Batch, cut, to_pixels
 from .handoff import Twin
 from .roles import Place
@@ -52,6 +52,8 @@ class Learner:
     ) -> None:
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size {chunk_size}: take at least 1 image, or None for the whole batch")
+        if autocast == torch.float16:
+            raise ValueError("autocast torch.float16 needs a scaled loss, which a method does not do: torch.bfloat16")
         self.model = model
         self.loss = loss
         self.chunk_size = chunk_size
@@ -59,9 +61,12 @@ class Learner:
         self.autocast = autocast
         self.place = place
         self.step = 0
-        parameter = next(model.parameters())
+        parameter = next(model.parameters(), None)
+        if parameter is None:
+            raise ValueError("a model without parameters has nothing to learn")
         self.device, self.dtype = parameter.device, parameter.dtype
         self._losses = torch.zeros(2, device=self.device)
+        self._looked = False  # whether the images were seen to be pixels
 
     def require_branches(self, *branches: str) -> None:
         """Refuse a model that would mix the statistics of clean and adversarial images without a word."""
@@ -83,6 +88,8 @@ class Learner:
 
         One, because DistributedDataParallel takes the first backward after a forward pass for that of the step.
         """
+        if number == 0:
+            self._require_cleared_branches()
         with self._exchange(last=number == count - 1):
             losses = [self._forward(part, number) for part in parts]
             weighted = [part.weight * loss for part, loss in zip(parts, losses, strict=True)]
@@ -105,17 +112,27 @@ class Learner:
 
     def attack(self, attack: PGD, chunk: Batch, batch_number: int, chunk_number: int) -> Twin:
         images, labels = chunk[:2]
+        self.require_pixels(attack, images)
         generator = self.generator(batch_number, chunk_number)
         with self._precision():
             return Twin(attack(self.model, self.loss, images, labels, generator), labels)
 
-    def input_gradient(self, chunk: Batch, step: int, number: int) -> Tensor:
-        """The gradient of the clean loss of `step`, summed over images, by the images alone. It leaves no trace."""
-        images, model = chunk[0].detach().requires_grad_(), unwrap(self.model)
-        with self._randomness(step, number, "main"), route(model, "main", tracking="off"), self._precision():
-            total = self.loss(model(images.clone()), chunk[1]) * len(images)
-        (gradient,) = torch.autograd.grad(total, images)
+    def input_gradient(self, part: Part, step: int, number: int, count: int) -> Tensor:
+        """The gradient that `learn` would leave on the images of a part in `step`, bit by bit. It leaves no trace."""
+        images, model = part.images.detach().requires_grad_(), unwrap(self.model)
+        seed = None if self.seed is None else self._seed(step, number, part.branch)
+        with without_trace(model, part.branch, None, seed):
+            with self._precision():
+                loss = self.loss(model(images.clone()), part.labels)
+            total = (part.weight * loss).mul(self.place.share / count)
+            (gradient,) = torch.autograd.grad(total, images)
         return gradient
+
+    def require_pixels(self, attack: PGD, images: Tensor) -> None:
+        """Look at the first images only: it waits for the device."""
+        if not self._looked:
+            attack.check_range(images)
+            self._looked = True
 
     def generator(self, batch_number: int, chunk_number: int) -> torch.Generator:
         """What is random in an attack is a function of the seed, the batch and the chunk."""
@@ -132,16 +149,30 @@ class Learner:
             images = part.images.clone() if part.images.requires_grad else part.images
             return self.loss(self.model(images), part.labels)
 
+    def _require_cleared_branches(self) -> None:
+        """Refuse an optimizer that does not know the branches: it would never move them, without a word."""
+        for layer in split_layers(self.model)[:1]:
+            if layer.affine and layer.weight.requires_grad and layer.weight.grad is None:
+                kept = [name for name, owner in layer.owners().items() if owner.weight.grad is not None]
+                if kept:
+                    raise ValueError(
+                        f"the {kept[0]} branch kept the gradients of the last step: "
+                        "make the optimizer after split_batchnorm, and clear all gradients"
+                    )
+
     def _exchange(self, last: bool) -> AbstractContextManager[None]:
         """DistributedDataParallel exchanges gradients once a step: with the last chunk."""
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) and not last else nullcontext()
 
     def _randomness(self, step: int, number: int, branch: str) -> AbstractContextManager[None]:
         """With a seed, what the model draws (for dropout, say) does not depend on what ran before."""
-        if self.seed is None:
-            return nullcontext()
-        chunk = self.place.first_chunk + number
-        return untouched_randomness(self.device, mix(self.seed, _FORWARD, step, chunk, _BRANCH_NUMBER[branch]))
+        return (
+            nullcontext() if self.seed is None else untouched_randomness(self.device, self._seed(step, number, branch))
+        )
+
+    def _seed(self, step: int, number: int, branch: str) -> int:
+        assert self.seed is not None
+        return mix(self.seed, _FORWARD, step, self.place.first_chunk + number, _BRANCH_NUMBER[branch])
 
     def _precision(self) -> AbstractContextManager[None]:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)

@@ -167,39 +167,54 @@ class ConAdv:
             yield self._pair(window.popleft(), None)
 
     def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
-        count = self._count(now, ahead)
+        self._check_ahead(ahead)
         clean = self._learner.chunks(now) if now is not None else None
-        victims = self._learner.chunks(ahead) if ahead is not None else None
+        attack = self._attack(ahead, self._attacked) if ahead is not None else iter(())
+        count = self._count(now, ahead)
         for number in range(count):
-            if victims is not None:
-                self.handoff.put(self._learner.attack(self.attack, next(victims), self._attacked, number))
+            next(attack, None)
             parts = [] if clean is None else _clean_parts(next(clean), 1 - self.adv_weight)
             if self._does(Role.ADV):
                 parts.append(_adv_part(self.handoff.take(), self.adv_weight))
             if parts:
                 self._learner.learn(parts, number, count)
-        self._attacked += victims is not None
+        _finish(attack)  # the batch ahead may be the larger one
         return self._learner.end_step()
 
     def in_flight(self, step: int) -> range:
         return range(step, step + self.delay)
 
     def prime(self, batch: Batch, number: int) -> None:
-        for chunk_number, chunk in enumerate(self._learner.chunks(batch)):
-            self.handoff.put(self._learner.attack(self.attack, chunk, number, chunk_number))
-        self._attacked = number + 1
+        _finish(self._attack(batch, number))
 
     def resume(self, step: int) -> None:
         self._learner.step = self._attacked = step
         self._loaded = True
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "attacked": self._attacked, "twins": _in_flight(self.handoff)}
+        counts = {"step": self.step, "attacked": self._attacked, "chunk_size": self._learner.chunk_size}
+        return {**counts, "twins": _in_flight(self.handoff)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["attacked"] - state["step"] > self.delay or state["chunk_size"] != self._learner.chunk_size:
+            raise ValueError("the state is of a method with another delay or chunk_size: make this one alike")
         self._learner.step, self._attacked = state["step"], state["attacked"]
-        _put_back(self.handoff, state["twins"])
+        _put_back(self.handoff, state["twins"], self._learner.device)
         self._loaded = True
+
+    def _attack(self, batch: Batch, number: int) -> Iterator[None]:
+        """Put the twins of batch `number` in flight, a chunk each time it is asked."""
+        for chunk_number, chunk in enumerate(self._learner.chunks(batch)):
+            self.handoff.put(self._learner.attack(self.attack, chunk, number, chunk_number))
+            yield
+        self._attacked = number + 1
+
+    def _check_ahead(self, ahead: Batch | None) -> None:
+        if ahead is not None and self._attacked - self.step != self.delay:
+            raise ValueError(
+                f"{self._attacked - self.step} batches are in flight where delay {self.delay} asks for {self.delay}: "
+                "take the batches from `method.feed(loader)`"
+            )
 
     def _does(self, duty: Role) -> bool:
         return duty in self._learner.place.role
@@ -214,10 +229,10 @@ class ConAdv:
         return self._learner.place.chunks or 0
 
     def _forget(self) -> None:
-        """Twins left by a feed that was not finished belong to batches that do not come again."""
-        if self._attacked > self.step:
+        """Twins left by a feed or a step that was not finished belong to batches that do not come again."""
+        if self._attacked > self.step or isinstance(self.handoff, Queue):
             self.handoff.clear()
-            self._attacked = self.step
+        self._attacked = self.step
 
 
 class Recycled:
@@ -278,17 +293,20 @@ class Recycled:
             if Role.ADV in self._learner.place.role:
                 parts.append(_adv_part(self.handoff.take(), self.adv_weight))
             self._learner.learn(parts, number, count)
-            if clean is not None:
-                self.handoff.put(self._recycle(parts[0], number, count))
+            if clean is not None:  # the backward pass left the gradient on the images
+                self.handoff.put(self._twin(parts[0], parts[0].images.grad, count, self.step, number))
         return self._learner.end_step()
 
     def in_flight(self, step: int) -> range:
         return range(step - 1, step)
 
     def prime(self, batch: Batch, number: int) -> None:
+        count = count_chunks(batch, self._learner.chunk_size)
         for chunk_number, chunk in enumerate(self._learner.chunks(batch)):
-            gradient = self._learner.input_gradient(chunk, number, chunk_number)
-            self.handoff.put(self._twin(chunk[0], chunk[1], gradient, number, chunk_number))
+            self._learner.require_pixels(self.attack, chunk[0])
+            part = _clean_parts(chunk, 1 - self.adv_weight)[0]
+            gradient = self._learner.input_gradient(part, number, chunk_number, count)
+            self.handoff.put(self._twin(part, gradient, count, number, chunk_number))
         self._primed = True
 
     def resume(self, step: int) -> None:
@@ -300,21 +318,18 @@ class Recycled:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._learner.step = state["step"]
-        _put_back(self.handoff, state["twins"])
+        _put_back(self.handoff, state["twins"], self._learner.device)
         self._primed = len(state["twins"]) > 0
 
-    def _recycle(self, part: Part, number: int, count: int) -> Twin:
-        """The twin of a chunk, from the gradient that the backward pass left on its images."""
-        images, gradient = part.images.detach(), part.images.grad
+    def _twin(self, part: Part, gradient: Tensor | None, count: int, batch_number: int, chunk_number: int) -> Twin:
+        """The twin of a chunk, from the gradient of its weighted loss."""
         assert gradient is not None
-        # The loss was a weighted mean; the loss of an attack is a sum over images.
-        scale = part.weight * self._learner.place.share / (count * len(images))
-        return self._twin(images, part.labels, gradient / scale, self.step, number)
-
-    def _twin(self, images: Tensor, labels: Tensor, gradient: Tensor, batch_number: int, chunk_number: int) -> Twin:
+        images = part.images.detach()
         if self.attack.direction == "noise":
             gradient = self.attack.noise(images, self._learner.generator(batch_number, chunk_number))
-        return Twin(self.attack.step(images, images, gradient), labels)
+        # The loss was a weighted mean; the loss of an attack is a sum over images.
+        scale = part.weight * self._learner.place.share / (count * len(images))
+        return Twin(self.attack.step(images, images, gradient / scale), part.labels)
 
     def _count(self, now: Batch | None) -> int:
         if now is None:
@@ -339,15 +354,21 @@ def _adv_part(twin: Twin, weight: float) -> Part:
     return Part("adv", twin.images, twin.labels, weight)
 
 
-def _in_flight(handoff: Handoff) -> list[Twin]:
+def _finish(attack: Iterator[None]) -> None:
+    for _ in attack:
+        pass
+
+
+def _in_flight(handoff: Handoff) -> list[tuple[Tensor, Tensor]]:
+    """Plain tuples, so that `torch.load` takes them back without trusting a file."""
     if not isinstance(handoff, Queue):
         raise ValueError(
             "the twins in flight lie on several ranks: keep the weights they were made with, and prime again"
         )
-    return handoff.twins()
+    return [(twin.images, twin.labels) for twin in handoff.twins()]
 
 
-def _put_back(handoff: Handoff, twins: Iterable[tuple[Tensor, Tensor]]) -> None:
+def _put_back(handoff: Handoff, twins: Iterable[tuple[Tensor, Tensor]], device: torch.device) -> None:
     handoff.clear()
     for images, labels in twins:
-        handoff.put(Twin(images, labels))
+        handoff.put(Twin(images.to(device), labels.to(device)))

@@ -1,0 +1,611 @@
+"""The methods at work in one's own loop: feeding, priming, precision, randomness, and every way to misuse them."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from conadv import PGD, ConAdv, Place, Recycled, Role, Vanilla, route, split_batchnorm
+from settings import CLASSES, Method, Setting, adversarial_methods, every_method, small_batches, small_cnn
+
+ATTACK = PGD(8 / 255, random_start=0)
+Batch = tuple[Tensor, ...]
+
+
+def make_model(seed: int = 0) -> nn.Sequential:
+    return split_batchnorm(small_cnn(seed))
+
+
+def train(method: Method, model: nn.Module, batches: Iterable[Batch], lr: float = 0.2) -> list[tuple[float, float]]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    losses = []
+    for now, ahead in method.feed(batches):
+        optimizer.zero_grad()
+        clean, adv = method(now, ahead)
+        optimizer.step()
+        losses.append((float(clean), float(adv)))
+    return losses
+
+
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    state = other.state_dict()
+    return all(torch.equal(value, state[key]) for key, value in one.state_dict().items())
+
+
+# --- feeding -----------------------------------------------------------------------------------------------------
+
+
+@every_method
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 7])
+def test_each_batch_is_learnt_from_once_and_attacked_once(setting: Setting, length: int) -> None:
+    """Also where the loader is shorter than the delay, or empty."""
+    model = make_model()
+    method = setting.make(model)
+    batches = small_batches(length)
+    pairs = []
+    for now, ahead in method.feed(batches):
+        method(now, ahead)
+        pairs.append((now, ahead))
+    assert [now for now, _ in pairs] == batches
+    assert method.step == length
+    delay = setting.delay if setting.method == "conadv" else length
+    assert [ahead for _, ahead in pairs] == [*batches[delay:], *[None] * min(delay, length)][:length]
+
+
+@every_method
+def test_an_endless_stream_is_read_only_as_far_as_needed(setting: Setting) -> None:
+    taken = []
+
+    def stream() -> Iterator[Batch]:
+        for number in itertools.count():
+            taken.append(number)
+            yield small_batches(1, seed=number)[0]
+
+    model = make_model()
+    method = setting.make(model)
+    train(method, model, (batch for batch in itertools.islice(stream(), 5)))
+    assert len(taken) == 5
+    for _, (now, ahead) in zip(range(3), method.feed(stream()), strict=False):
+        method(now, ahead)
+    assert len(taken) - 5 <= 3 + 1 + (setting.delay if setting.method == "conadv" else 0)
+
+
+@every_method
+def test_several_epochs_with_a_feed_each(setting: Setting) -> None:
+    """The twins of an epoch's first batches are made when it begins; recycled's last twins stay for the next one."""
+    batches = small_batches(4)
+    model, other = make_model(), make_model()
+    method, apart = setting.make(model), setting.make(other)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.2) for m in (model, other)]
+    for _ in range(2):
+        for now, ahead in method.feed(batches):
+            optimizers[0].zero_grad()
+            method(now, ahead)
+            optimizers[0].step()
+    for number, batch in enumerate(batches * 2):
+        if isinstance(apart, ConAdv) and number % 4 == 0:
+            for ahead_number in range(number, number + apart.delay):
+                if ahead_number < number + 4:
+                    apart.prime(batches[ahead_number % 4], ahead_number)
+        if isinstance(apart, Recycled) and number == 0:
+            apart.prime(batch, 0)
+        within = number % 4 + setting.delay < 4
+        ahead = batches[(number + setting.delay) % 4] if within and isinstance(apart, ConAdv) else None
+        optimizers[1].zero_grad()
+        apart(batch, ahead)
+        optimizers[1].step()
+    assert same_weights(model, other)
+
+
+@every_method
+@pytest.mark.parametrize("steps", [1, 2])
+def test_after_an_early_break_a_new_feed_starts_clean(setting: Setting, steps: int) -> None:
+    first, second = small_batches(5), small_batches(4, seed=9)
+    model = make_model()
+    method = setting.make(model)
+    for _, (now, ahead) in zip(range(steps), method.feed(first), strict=False):
+        method(now, ahead)
+    other = copy.deepcopy(model)
+    fresh = setting.make(other)
+    fresh.resume(steps)
+    if isinstance(fresh, Recycled):
+        fresh.load_state_dict(method.state_dict())
+    train(method, model, second)
+    train(fresh, other, second)
+    assert same_weights(model, other)
+    assert isinstance(method, Recycled) or not method.state_dict().get("twins")
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_a_step_that_failed_leaves_no_twins_to_the_next_feed(delay: int) -> None:
+    model, losses_left = make_model(), [100]
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        losses_left[0] -= 1
+        if losses_left[0] < 0:
+            raise MemoryError
+        return F.cross_entropy(outputs, labels)
+
+    method = ConAdv(model, loss, ATTACK, delay=delay)
+    feed = method.feed(small_batches(6))
+    method(*next(feed))
+    losses_left[0] = 1  # the attack succeeds, learning does not
+    with pytest.raises(MemoryError):
+        method(*next(feed))
+    losses_left[0] = 100
+    for now, ahead in method.feed(small_batches(2)):
+        method(now, ahead)
+    assert method.state_dict()["twins"] == []
+
+
+def test_batches_may_have_different_sizes() -> None:
+    """Most loaders end an epoch with a smaller batch; its twins are its own."""
+    batches = [*small_batches(2, size=8), *small_batches(1, size=4, seed=2), *small_batches(1, size=8, seed=3)]
+    for delay, chunk_size in itertools.product((0, 1, 2), (None, 4)):
+        sizes: list[int] = []
+
+        def loss(outputs: Tensor, labels: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(len(labels))
+            return F.cross_entropy(outputs, labels)
+
+        model = make_model()
+        method = ConAdv(model, loss, PGD(8 / 255, direction="noise"), delay=delay, chunk_size=chunk_size)
+        train(method, model, batches)
+        # Clean and adv, chunk by chunk; the noise asks no loss.
+        expected = [8, 8, 8, 8, 4, 4, 8, 8] if chunk_size is None else [4] * 14
+        assert sizes == expected
+
+
+# --- what a step is ----------------------------------------------------------------------------------------------
+
+
+@adversarial_methods
+def test_noise_does_not_depend_on_the_delay(setting: Setting) -> None:
+    """What is random is a function of the seed, the batch and the chunk: twins without a gradient are always alike."""
+    noise = PGD(8 / 255, direction="noise", random_start=0.5)
+    batches = small_batches(5)
+
+    def twins(given: Setting) -> list[Tensor]:
+        model = make_model()
+        method = given.make(model, noise, chunk_size=4, seed=3)
+        seen: list[Tensor] = []
+        original = method.handoff.take  # type: ignore[union-attr]
+
+        def take() -> object:
+            twin = original()
+            seen.append(twin.images)
+            return twin
+
+        method.handoff.take = take  # type: ignore[union-attr, method-assign, assignment]
+        train(method, model, batches)
+        return seen
+
+    if setting.method == "recycled":  # one step later, and without a random start
+        noise = replace(noise, random_start=0.0)
+        for one, other in zip(twins(setting)[2:], twins(Setting("", "conadv", 0)), strict=False):
+            assert torch.equal(one, other)
+    else:
+        for one, other in zip(twins(setting), twins(Setting("", "conadv", 0)), strict=True):
+            assert torch.equal(one, other)
+
+
+@adversarial_methods
+def test_epsilon_0_learns_from_the_images_twice(setting: Setting) -> None:
+    """The control: two branches and twice the images, but nothing adversarial."""
+    model = make_model()
+    method = setting.make(model, PGD(0, random_start=0.8), adv_weight=0.5)
+    batches = small_batches(1)
+    losses = train(method, model, batches, lr=0)
+    assert losses[0][0] == losses[0][1]
+    plain = small_cnn()
+    F.cross_entropy(plain(batches[0][0]), batches[0][1]).backward()
+    torch.testing.assert_close(model[0].weight.grad, plain[0].weight.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(model[1].adv.weight.grad, plain[1].weight.grad / 2, rtol=0, atol=1e-12)
+
+
+@every_method
+def test_losses_are_means_without_a_graph(setting: Setting) -> None:
+    model = make_model()
+    method = setting.make(model, chunk_size=2)
+    images, labels = small_batches(1)[0]
+    chunks = list(zip(images.chunk(4), labels.chunk(4), strict=True))
+    plain = small_cnn()
+    expected = sum(float(F.cross_entropy(plain(x).detach(), y)) for x, y in chunks) / 4
+    ((now, ahead),) = method.feed([(images, labels)])
+    losses = method(now, ahead)
+    assert not losses.clean.requires_grad and not losses.adv.requires_grad
+    assert float(losses.clean) == pytest.approx(expected, abs=1e-6)
+    if setting.adversarial:
+        assert float(losses.adv) > float(losses.clean), "at its first step the attack sees these very weights"
+    else:
+        assert float(losses.adv) == 0
+
+
+@every_method
+def test_gradients_are_added_to_those_that_are_there(setting: Setting) -> None:
+    model, other = make_model(), make_model()
+    batches = small_batches(1)
+    ((now, ahead),) = setting.make(model).feed(batches)
+    method = setting.make(model)
+    for pair in method.feed(batches):
+        method(*pair)
+    for parameter in other.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    second = setting.make(other)
+    for pair in second.feed(batches):
+        second(*pair)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        if one.grad is not None:
+            torch.testing.assert_close(two.grad, one.grad + 1, rtol=0, atol=1e-12)
+    assert now is batches[0] or ahead is None
+
+
+@adversarial_methods
+@pytest.mark.parametrize("direction", ["raw", "sign"])
+def test_priming_makes_the_very_twins_of_a_step(setting: Setting, direction: str) -> None:
+    """Bit by bit: a run that goes on from stale weights takes the steps of one that never stopped."""
+    attack = PGD(8 / 255, 0.05, direction=direction, random_start=0.0)  # type: ignore[arg-type]
+    model = nn.Sequential(make_model(), nn.Dropout(0.3))
+    method = setting.make(model, attack, chunk_size=4, seed=5, adv_weight=0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    batches = small_batches(8, size=12)
+    versions: list[dict[str, Tensor]] = []
+    for step, (now, ahead) in enumerate(method.feed(batches)):
+        versions.append(copy.deepcopy(model.state_dict()))
+        if step == 4:
+            break
+        optimizer.zero_grad()
+        method(now, ahead)
+        optimizer.step()
+    expected = method.state_dict()["twins"]
+
+    again = setting.make(model, attack, chunk_size=4, seed=5, adv_weight=0.3)
+    again.resume(4)
+    for number in again.in_flight(4):
+        made_in = number - setting.delay if setting.method == "conadv" else number
+        model.load_state_dict(versions[made_in])
+        torch.manual_seed(99)
+        again.prime(batches[number], number)
+    twins = again.state_dict()["twins"]
+    assert len(twins) == len(expected) == 3 * len(again.in_flight(4))
+    for (images, labels), (other_images, other_labels) in zip(twins, expected, strict=True):
+        assert torch.equal(images, other_images) and torch.equal(labels, other_labels)
+    # A feed after resume and prime takes these twins, and makes none of them again.
+    model.load_state_dict(versions[4])
+    pair = next(again.feed(batches[4:]))
+    for (images, _), (other, _) in zip(again.state_dict()["twins"], expected, strict=True):
+        assert torch.equal(images, other)
+    again(*pair)
+
+
+@every_method
+def test_priming_leaves_no_trace(setting: Setting) -> None:
+    model = nn.Sequential(make_model(), nn.Dropout(0.5))
+    state, randomness = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    setting.make(model).prime(small_batches(1)[0], 0)
+    assert torch.equal(torch.get_rng_state(), randomness)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# --- what comes in -----------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_a_model_without_batchnorm(setting: Setting) -> None:
+    def norm(channels: int) -> nn.Module:
+        return nn.GroupNorm(2, channels)
+
+    model = small_cnn(norm=norm)
+    before = copy.deepcopy(model.state_dict())
+    train(setting.make(model, chunk_size=4), model, small_batches(3))
+    assert not torch.equal(model.state_dict()["0.weight"], before["0.weight"])
+    assert split_batchnorm(model) is model
+
+
+@every_method
+def test_bytes_are_fractions_of_the_pixel_range(setting: Setting) -> None:
+    generator = torch.Generator().manual_seed(5)
+    raw = [
+        (torch.randint(256, (8, 2, 6, 6), generator=generator, dtype=torch.uint8), labels)
+        for _, labels in small_batches(4)
+    ]
+    scaled = [(images.double() / 255, labels) for images, labels in raw]
+    kept = [images.clone() for images, _ in raw]
+    one, other = make_model(), make_model()
+    train(setting.make(one, chunk_size=4), one, raw)
+    train(setting.make(other, chunk_size=4), other, scaled)
+    assert same_weights(one, other)
+    assert all(torch.equal(images, before) for (images, _), before in zip(raw, kept, strict=True))
+
+
+@every_method
+def test_batches_as_a_loader_gives_them_stay_as_they_are(setting: Setting) -> None:
+    images, labels = (torch.cat(parts) for parts in zip(*small_batches(3), strict=True))
+    data = torch.utils.data.TensorDataset(images, labels)
+    before = images.clone()
+    one, other = make_model(), make_model()
+    train(setting.make(one), one, torch.utils.data.DataLoader(data, batch_size=8))
+    train(setting.make(other), other, small_batches(3))
+    assert same_weights(one, other)
+    assert torch.equal(images, before) and images.grad is None and not images.requires_grad
+
+
+@every_method
+def test_two_views_of_the_same_images(setting: Setting) -> None:
+    """Images and their augmented view share the clean part of the loss, each through a branch of its own."""
+    branches = ("main", "aug", "adv") if setting.adversarial else ("main", "aug")
+    model = split_batchnorm(small_cnn(), branches)
+    method = setting.make(model, PGD(0, random_start=0), adv_weight=0.4)
+    images, labels = small_batches(1)[0]
+    augmented = images.flip(3)
+    weights = {"main": 0.3, "aug": 0.3, "adv": 0.4} if setting.adversarial else {"main": 0.5, "aug": 0.5}
+    losses = [method(*pair) for pair in method.feed([(images, labels, augmented)])]
+    expected, by_branch = 0, {}
+    for branch, weight in weights.items():
+        plain = small_cnn()
+        loss = F.cross_entropy(plain(augmented if branch == "aug" else images), labels)
+        (weight * loss).backward()
+        expected = expected + plain[0].weight.grad
+        by_branch[branch] = (float(loss.detach()), plain[1])
+    torch.testing.assert_close(model[0].weight.grad, expected, rtol=0, atol=1e-12)
+    for branch, (_, layer) in by_branch.items():
+        owner = model[1] if branch == "main" else model[1].get_submodule(branch)
+        torch.testing.assert_close(owner.weight.grad, layer.weight.grad, rtol=0, atol=1e-12)
+        torch.testing.assert_close(owner.running_mean, layer.running_mean, rtol=0, atol=1e-12)
+    assert float(losses[0].clean) == pytest.approx((by_branch["main"][0] + by_branch["aug"][0]) / 2, abs=1e-6)
+
+
+@every_method
+def test_a_frozen_layer_stays_frozen(setting: Setting) -> None:
+    model = make_model()
+    for layer in (model[1], model[4]):
+        layer.eval()
+    before = copy.deepcopy(model.state_dict())
+    train(setting.make(model, chunk_size=4), model, small_batches(3))
+    for key, value in model.state_dict().items():
+        if "running" in key or "num_batches" in key:
+            assert torch.equal(value, before[key])
+    assert not torch.equal(model[1].weight, before["1.weight"])
+
+
+@every_method
+def test_frozen_weights_stay_as_they_are(setting: Setting) -> None:
+    """Fine-tuning: the first layers need no gradient, their input does."""
+    model = make_model()
+    for parameter in (*model[0].parameters(), *model[1].parameters()):
+        parameter.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    method = setting.make(model)
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    for now, ahead in method.feed(small_batches(3)):
+        optimizer.zero_grad()
+        method(now, ahead)
+        optimizer.step()
+    assert torch.equal(model[0].weight, before["0.weight"]) and model[0].weight.grad is None
+    assert not torch.equal(model[7].weight, before["7.weight"])
+
+
+# --- randomness and precision ------------------------------------------------------------------------------------
+
+
+@every_method
+def test_with_a_seed_nothing_depends_on_what_ran_before(setting: Setting) -> None:
+    attack = PGD(8 / 255, 4 / 255, random_start=0.5)
+
+    def weights(seed: int, disturbance: int) -> nn.Module:
+        model = nn.Sequential(nn.Dropout(0.2), make_model(), nn.Dropout(0.4))
+        method = setting.make(model, attack, chunk_size=4, seed=seed)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(disturbance)
+        for now, ahead in method.feed(small_batches(4)):
+            optimizer.zero_grad()
+            before = torch.get_rng_state()
+            method(now, ahead)
+            assert torch.equal(torch.get_rng_state(), before)
+            torch.rand(disturbance)
+            optimizer.step()
+        return model
+
+    assert same_weights(weights(1, 1), weights(1, 2))
+    assert not same_weights(weights(1, 1), weights(2, 1))
+
+
+@every_method
+def test_chunks_of_several_processes_draw_what_those_of_one_draw(setting: Setting) -> None:
+    """A process that holds the second half of the batch takes the second half of the step."""
+    attack = PGD(8 / 255, 4 / 255, random_start=0.5)
+    model = nn.Sequential(nn.Dropout(0.2), make_model())
+    images, labels = small_batches(1)[0]
+
+    def gradients(batch: Batch, place: Place) -> list[Tensor]:
+        model.zero_grad()
+        method = setting.make(model, attack, chunk_size=2, seed=1, place=place)
+        for now, ahead in method.feed([batch]):
+            method(now, ahead)
+        return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+    duties = Role.CLEAN | Role.ADV | Role.ATTACK
+    whole = gradients((images, labels), Place(duties))
+    first = gradients((images[:4], labels[:4]), Place(duties, share=0.5))
+    second = gradients((images[4:], labels[4:]), Place(duties, share=0.5, first_chunk=2))
+    for total, one, other in zip(whole, first, second, strict=True):
+        torch.testing.assert_close(one + other, total, rtol=0, atol=1e-12)
+
+
+@every_method
+@pytest.mark.parametrize("outside", [True, False])
+def test_bfloat16_autocast(setting: Setting, outside: bool) -> None:
+    """Given to the method or put around the call: weights, gradients and twins stay in float32."""
+    model = make_model().float()
+    seen: list[torch.dtype] = []
+    model[3].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    method = setting.make(model, chunk_size=4, autocast=None if outside else torch.bfloat16)
+    batches = [(images.float(), labels) for images, labels in small_batches(3)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = make_model().float()
+    exact = setting.make(reference, chunk_size=4)
+    context = torch.autocast("cpu", torch.bfloat16, enabled=outside)
+    with context:
+        feed = method.feed(batches)
+        pair = next(feed)
+    optimizer.zero_grad()
+    with context:
+        method(*pair)
+    exact(*next(exact.feed(batches)))
+    assert set(seen) == {torch.bfloat16}
+    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        if one.grad is not None and other.grad is not None:
+            assert one.grad.dtype == torch.float32
+            assert float(F.cosine_similarity(one.grad.flatten(), other.grad.flatten(), dim=0)) > 0.9
+    for images, _ in method.state_dict().get("twins", ()):
+        assert images.dtype == torch.float32
+
+
+# --- misuse ------------------------------------------------------------------------------------------------------
+
+
+@adversarial_methods
+def test_an_unsplit_model_is_refused(setting: Setting) -> None:
+    with pytest.raises(ValueError, match=r"1 is a plain BatchNorm layer: call conadv.split_batchnorm\("):
+        setting.make(small_cnn())
+    half = small_cnn()
+    half[1] = split_batchnorm(nn.Sequential(half[1]))[0]
+    with pytest.raises(ValueError, match="4 is a plain BatchNorm layer"):
+        setting.make(half)
+    with pytest.raises(ValueError, match=r"only the branches main: call conadv.split_batchnorm"):
+        setting.make(split_batchnorm(small_cnn(), ("main",)))
+
+
+def test_vanilla_takes_a_plain_model_in_one_chunk_only() -> None:
+    Vanilla(small_cnn(), F.cross_entropy)
+    with pytest.raises(ValueError, match=r"1 is a plain BatchNorm layer: call conadv.split_batchnorm\("):
+        Vanilla(small_cnn(), F.cross_entropy, chunk_size=4)
+    Vanilla(split_batchnorm(small_cnn(), ("main",)), F.cross_entropy, chunk_size=4)
+
+
+@every_method
+def test_a_batch_that_the_chunk_does_not_divide_is_refused(setting: Setting) -> None:
+    model = make_model()
+    with pytest.raises(ValueError, match=r"a batch of 8 images is not a whole number of chunks of 3: .*drop_last=True"):
+        train(setting.make(model, chunk_size=3), model, small_batches(1))
+
+
+@every_method
+def test_an_empty_batch_is_refused(setting: Setting) -> None:
+    model = make_model()
+    with pytest.raises(ValueError, match="an empty batch: drop it from the loader"):
+        train(setting.make(model), model, small_batches(1, size=0))
+
+
+@adversarial_methods
+def test_a_batch_that_did_not_come_from_feed_is_refused(setting: Setting) -> None:
+    batch = small_batches(1)[0]
+    with pytest.raises(ValueError, match=r"method.feed\(loader\)"):
+        setting.make(make_model())(batch)
+    if setting.delay and setting.method == "conadv":
+        with pytest.raises(ValueError, match=r"0 batches are in flight .*method.feed\(loader\)"):
+            setting.make(make_model())(batch, batch)
+
+
+def test_recycled_needs_batches_of_one_number_of_chunks() -> None:
+    model = make_model()
+    method = Recycled(model, F.cross_entropy, ATTACK, chunk_size=4)
+    with pytest.raises(ValueError, match=r"a batch of 1 chunks, after one of 2: .*drop_last=True"):
+        train(method, model, [*small_batches(1), *small_batches(1, size=4)])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda model: ConAdv(model, F.cross_entropy, ATTACK, delay=-1), "delay -1: take 0"),
+        (lambda model: ConAdv(model, F.cross_entropy, ATTACK, adv_weight=1.5), "adv_weight 1.5: a part of the loss"),
+        (lambda model: ConAdv(model, F.cross_entropy, ATTACK, chunk_size=0), "chunk_size 0: take at least 1"),
+        (lambda model: Vanilla(model, F.cross_entropy, chunk_size=-4), "chunk_size -4: take at least 1"),
+        (lambda model: Recycled(model, F.cross_entropy, ATTACK, adv_weight=1.0), "adv_weight 1.0: from 0 to below 1"),
+        (lambda model: Recycled(model, F.cross_entropy, replace(ATTACK, steps=2)), "steps=1, targeted=False"),
+        (lambda model: Recycled(model, F.cross_entropy, replace(ATTACK, targeted=True)), "steps=1, targeted=False"),
+        (lambda model: Vanilla(model, F.cross_entropy, autocast=torch.float16), "bfloat16"),
+        (lambda _: Vanilla(nn.Flatten(), F.cross_entropy), "a model without parameters"),
+    ],
+)
+def test_bad_values_are_refused(make: Callable[[nn.Module], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(make_model())
+
+
+@adversarial_methods
+@pytest.mark.parametrize("scale", [lambda x: x * 255, lambda x: (x - 0.45) / 0.225], ids=["0..255", "normalized"])
+def test_images_outside_of_the_pixel_range_are_refused(setting: Setting, scale: Callable[[Tensor], Tensor]) -> None:
+    model = make_model()
+    batches = [(scale(images), labels) for images, labels in small_batches(2)]
+    with pytest.raises(ValueError, match=r"images from .* to .*: .*mean and std"):
+        train(setting.make(model), model, batches)
+
+
+@adversarial_methods
+def test_normalized_images_are_welcome_with_mean_and_std(setting: Setting) -> None:
+    model = make_model()
+    batches = [((images - 0.45) / 0.225, labels) for images, labels in small_batches(2)]
+    train(setting.make(model, replace(ATTACK, mean=(0.45, 0.45), std=(0.225, 0.225))), model, batches)
+
+
+@adversarial_methods
+def test_an_optimizer_made_before_the_split_is_refused(setting: Setting) -> None:
+    """It would never move the weights of the adv branch, without a word."""
+    model = small_cnn()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    split_batchnorm(model)
+    method = setting.make(model)
+    feed = method.feed(small_batches(3))
+    method(*next(feed))
+    optimizer.step()
+    optimizer.zero_grad()
+    with pytest.raises(ValueError, match=r"adv branch .* make the optimizer after split_batchnorm"):
+        method(*next(feed))
+
+
+@adversarial_methods
+def test_activation_checkpointing_of_a_split_layer_is_refused(setting: Setting) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = make_model()
+
+        def forward(self, images: Tensor) -> Tensor:
+            outputs: Tensor = checkpoint(self.model, images, use_reentrant=False)
+            return outputs
+
+    model = Checkpointed()
+    with pytest.raises(RuntimeError, match="leave BatchNorm layers out of activation checkpointing"):
+        train(setting.make(model), model, small_batches(1))
+
+
+def test_a_third_view_without_a_branch_for_it_is_refused() -> None:
+    images, labels = small_batches(1)[0]
+    model = make_model()
+    with pytest.raises(ValueError, match="no branch 'aug'"):
+        train(ConAdv(model, F.cross_entropy, ATTACK), model, [(images, labels, images)])
+
+
+def test_evaluation_between_the_steps_goes_through_main() -> None:
+    model = make_model()
+    method = ConAdv(model, F.cross_entropy, ATTACK)
+    images = small_batches(1, seed=4)[0][0]
+    for now, ahead in method.feed(small_batches(3)):
+        method(now, ahead)
+        outputs = model.eval()(images)
+        with route(model, "main"):
+            assert torch.equal(model(images), outputs)
+        model.train()
+    assert outputs.shape == (8, CLASSES)
