@@ -131,6 +131,24 @@ def export(
     _report(lambda: commands.export(run, out), json)
 
 
+def sweep(
+    study: Annotated[Path, Parameter(help="A TOML file: a base, arms and a grid.")],
+    /,
+    *,
+    out: Annotated[Path | None, _option("The folder to write.", "DIR", "runs/STUDY")] = None,
+    jobs: Annotated[int | None, _option("Cells at once.", "N", "as many as there are cores")] = None,
+    nice: Annotated[int, _option("How far other work goes first, from 0 to 19.", "N", "0")] = 0,
+    quiet: Annotated[bool, _option("No progress.")] = False,
+    json: Json = False,
+) -> None:
+    """Run the cells of a study that are missing, each an ordinary run; stopped anywhere, it goes on where it was."""
+    from conadv.study.study_file import read_study
+    from conadv.study.sweep import sweep as run_sweep
+
+    folder = out or Path("runs") / study.stem
+    _report(lambda: run_sweep(read_study(study, _resolve), folder, _resolve, jobs, nice, quiet), json)
+
+
 def recipes(*, json: Json = False) -> None:
     """List the built-in recipes."""
     _report(lambda: {name: _title(config.find_recipe(name)) for name in config.recipe_names()}, json)
@@ -151,6 +169,12 @@ def _app() -> App:
     app.command(_with_fields(evaluate, dict.fromkeys(_EVAL_FIELDS, "that of the run")), name="eval")
     app.command(export)
     app.command(recipes)
+    app.command(
+        "conadv.study.plan.command:command",
+        name="plan",
+        help="Say what a cluster would do before it is rented: ranks by role, hours, and the cost of each method.",
+    )
+    app.command(sweep)
     return app
 
 
@@ -196,6 +220,11 @@ def _group(table: str) -> Group:
     if not table:
         return Group("Recipe", help=config.Recipe.__doc__ or "", sort_key=1)
     return Group(f"Recipe: {table}", help=config.TABLES[table].__doc__ or "", sort_key=2 + tables.index(table))
+
+
+def _resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
+    """All values of a recipe, by dotted key, with changes on top."""
+    return dict(config.flatten(config.load_recipe(recipe, overrides)))
 
 
 def _report(work: Callable[[], Mapping[str, object]], as_json: bool) -> None:
