@@ -1,0 +1,117 @@
+"""Processes side by side that do not disturb one another: each on cores of its own, none outliving its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_POLL_SECONDS = 0.1
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has come to its end."""
+
+    key: Any
+    status: int
+    """As subprocess has it: negative for a signal."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Running:
+    key: Any
+    process: subprocess.Popen[bytes]
+    slot: int
+    began: float
+
+
+class Pool:
+    """At most `size` processes at once, each pinned to `threads` cores while there are enough."""
+
+    def __init__(self, size: int, threads: int, nice: int) -> None:
+        cores = usable_cores()
+        self._slots = [_share(cores, slot, threads) for slot in range(size)]
+        self._free = list(range(size))
+        self._nice = nice
+        self._running: list[_Running] = []
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self._free)
+
+    def running(self) -> list[tuple[Any, float]]:
+        """The keys of the processes at work, and for how many seconds they have been."""
+        return [(one.key, time.monotonic() - one.began) for one in self._running]
+
+    def start(self, key: Any, command: Sequence[str], log: Path, keep_open: int, threads: int) -> None:
+        """Start a command whose output goes to a file. `keep_open` is a file descriptor that it inherits."""
+        slot = self._free.pop(0)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(keep_open,),
+                process_group=0,  # an interrupt from the terminal reaches the parent alone, which passes it on once
+                preexec_fn=_settle(self._slots[slot], self._nice, os.getpid()),
+            )
+        self._running.append(_Running(key, process, slot, time.monotonic()))
+
+    def wait(self) -> Iterator[Ended]:
+        """Those that have ended; after a short while without any, nothing."""
+        if all(one.process.poll() is None for one in self._running):
+            time.sleep(_POLL_SECONDS)
+        for one in list(self._running):
+            status = one.process.poll()
+            if status is not None:
+                self._running.remove(one)
+                self._free.append(one.slot)
+                yield Ended(one.key, status, time.monotonic() - one.began)
+
+    def stop(self) -> None:
+        """Ask every process to stop, and wait until they have."""
+        for one in self._running:
+            one.process.send_signal(signal.SIGTERM)
+        for one in self._running:
+            one.process.wait()
+
+
+def usable_cores() -> list[int]:
+    """The cores that this process may use; where the system does not say which, as many as there are."""
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _share(cores: Sequence[int], slot: int, threads: int) -> set[int]:
+    return {cores[(slot * threads + number) % len(cores)] for number in range(threads)}
+
+
+def _settle(cores: set[int], nice: int, parent: int) -> Callable[[], None]:
+    """What a child does before it becomes its command."""
+    library = ctypes.CDLL(None)
+
+    def settle() -> None:
+        os.nice(nice)
+        if sys.platform == "linux":
+            os.sched_setaffinity(0, cores)
+            # A run left behind by a killed sweep would write to a folder which the next sweep goes on in.
+            library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    return settle
