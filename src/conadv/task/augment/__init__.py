@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from conadv.task.augment.autoaugment import AutoAugment
 from conadv.task.augment.geometry import DRAWS, ResizedCrop, Shift
+from conadv.task.augment.policies import CIFAR10, IMAGENET
 from conadv.task.data.draws import Seeds, mix_all, uniforms
 from conadv.task.data.fit import Fit, fitted
 from conadv.task.data.source import Planes, Source
@@ -15,7 +17,7 @@ from conadv.task.data.source import Planes, Source
 __all__ = ["AUGMENTATIONS", "Augmentation", "augmentation"]
 
 # What a random number is for, so that two uses never share one.
-_GEOMETRY = 1
+_GEOMETRY, _POLICY = 1, 2
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,19 @@ class Augmentation:
     crop: Shift | ResizedCrop | None = None
     fit: Fit = field(default_factory=Fit)
     """What evaluation sees, and what `Shift` starts from."""
+    policy: AutoAugment | None = None
+    """Applied to what was cropped."""
     three_views: bool = False
-    """Give two views, without and with the last stage; the third is the adversarial one."""
+    """Give the images without their last stage too: (clean, augmented), the third view being the adversarial one."""
 
     def __call__(self, source: Source, indices: NDArray[np.int64], seeds: Seeds) -> tuple[Planes, ...]:
         """The views of these images, each (N, C, H, W)."""
-        cropped = self._cropped(source, indices, mix_all(seeds, _GEOMETRY))
-        return (fitted(source, indices, self.fit), cropped) if self.three_views else (cropped,)
+        augmented = self._cropped(source, indices, mix_all(seeds, _GEOMETRY))
+        if self.policy is not None:
+            clean, augmented = augmented, self.policy(augmented, mix_all(seeds, _POLICY))
+        elif self.three_views:
+            clean = fitted(source, indices, self.fit)
+        return (clean, augmented) if self.three_views else (augmented,)
 
     def shape(self, source: Source) -> tuple[int, int, int]:
         """Channels, height and width of this source's images as training sees them."""
@@ -50,11 +58,15 @@ class Augmentation:
                 return np.stack([crop(picture, row) for picture, row in zip(pictures, draws, strict=True)])
 
 
+_CENTRE = Fit(224, zoom=256 / 224)
 AUGMENTATIONS = {
     "none": Augmentation(),
     "crop": Augmentation(Shift(flip=False)),
     "crop-flip": Augmentation(Shift()),
-    "resized-crop": Augmentation(ResizedCrop(224), Fit(224, zoom=256 / 224)),
+    "resized-crop": Augmentation(ResizedCrop(224), _CENTRE),
+    # What is uncovered is grey and black, as in the authors' code for each.
+    "autoaugment-cifar10": Augmentation(Shift(), policy=AutoAugment(CIFAR10, fill=0)),
+    "autoaugment-imagenet": Augmentation(ResizedCrop(224), _CENTRE, AutoAugment(IMAGENET, fill=128)),
 }
 
 

@@ -1,0 +1,298 @@
+"""Each operation against one written here with NumPy alone, and the draws against the published policies."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from conadv.task.augment import autoaugment
+from conadv.task.augment.autoaugment import AutoAugment, operate
+from conadv.task.augment.policies import CIFAR10, IMAGENET
+from conadv.task.data.draws import mix_all
+
+FILL = 128
+
+
+def luma(image: np.ndarray) -> np.ndarray:
+    """ITU-R 601, in the fixed point of JPEG's tables."""
+    red, green, blue = (image[..., channel].astype(np.int64) for channel in range(3))
+    return (red * 19595 + green * 38470 + blue * 7471 + 32768) >> 16
+
+
+def blend(plain: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
+    """From `plain` at 0 through the image at 1 and beyond; cut off to bytes."""
+    value = plain.astype(np.float32) + np.float32(factor) * (image.astype(np.float32) - plain.astype(np.float32))
+    return value.clip(0, 255).astype(np.uint8)
+
+
+def moved(image: np.ndarray, matrix: np.ndarray, shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest pixel at matrix @ (x, y) + shift for the middle of each pixel, and where that was a close call."""
+    height, width = image.shape[:2]
+    y, x = np.mgrid[:height, :width] + 0.5
+    places = np.stack([x, y], axis=-1) @ matrix.T + shift
+    across, down = (np.floor(places[..., axis]).astype(int) for axis in (0, 1))
+    inside = (across >= 0) & (across < width) & (down >= 0) & (down < height)
+    result = np.full_like(image, FILL)
+    result[inside] = image[down[inside], across[inside]]
+    close = (np.abs(places - np.round(places)) < 2e-3).any(axis=-1)
+    return result, close
+
+
+def shear_x(image: np.ndarray, level: int, sign: int) -> tuple[np.ndarray, np.ndarray]:
+    return moved(image, np.array([[1, sign * 0.3 * level / 9], [0, 1]]), np.zeros(2))
+
+
+def shear_y(image: np.ndarray, level: int, sign: int) -> tuple[np.ndarray, np.ndarray]:
+    return moved(image, np.array([[1, 0], [sign * 0.3 * level / 9, 1]]), np.zeros(2))
+
+
+def rotate(image: np.ndarray, level: int, sign: int) -> tuple[np.ndarray, np.ndarray]:
+    """Against the clock for a positive angle, about the centre; the matrix leads back."""
+    angle = np.radians(sign * 30 * level / 9)
+    matrix = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    centre = np.array([image.shape[1], image.shape[0]]) / 2
+    return moved(image, matrix, centre - matrix @ centre)
+
+
+def translate(image: np.ndarray, level: int, sign: int, axis: int) -> np.ndarray:
+    distance = sign * int(150 / 331 * image.shape[axis] * level / 9)
+    result = np.full_like(image, FILL)
+    for place in range(image.shape[axis]):
+        if 0 <= place + distance < image.shape[axis]:
+            np.moveaxis(result, axis, 0)[place] = np.moveaxis(image, axis, 0)[place + distance]
+    return result
+
+
+def color(image: np.ndarray, factor: float) -> np.ndarray:
+    return blend(luma(image)[..., None].repeat(3, axis=2), image, factor)
+
+
+def contrast(image: np.ndarray, factor: float) -> np.ndarray:
+    return blend(np.full_like(image, int(luma(image).mean() + 0.5)), image, factor)
+
+
+def brightness(image: np.ndarray, factor: float) -> np.ndarray:
+    return blend(np.zeros_like(image), image, factor)
+
+
+def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
+    """The plain image is a mean of nine with weight 5 in the middle; the border is left as it is."""
+    smooth = image.astype(np.float64).copy()
+    height, width = image.shape[:2]
+    total = 4 * image[1:-1, 1:-1].astype(np.float64)
+    for down in range(3):
+        for across in range(3):
+            total += image[down : height - 2 + down, across : width - 2 + across]
+    smooth[1:-1, 1:-1] = np.floor(total / 13 + 0.5)
+    return blend(smooth.astype(np.uint8), image, factor)
+
+
+def posterize(image: np.ndarray, level: int) -> np.ndarray:
+    keep = {0: 8, 1: 8, 2: 7, 3: 7, 4: 6, 5: 6, 6: 5, 7: 5, 8: 4, 9: 4}[level]
+    return image // 2 ** (8 - keep) * 2 ** (8 - keep)
+
+
+def solarize(image: np.ndarray, level: int) -> np.ndarray:
+    return np.where(image >= 256 * (1 - level / 9), 255 - image, image).astype(np.uint8)
+
+
+def autocontrast(image: np.ndarray) -> np.ndarray:
+    result = image.copy()
+    for channel in range(3):
+        plane = image[..., channel].astype(np.float64)
+        low, high = plane.min(), plane.max()
+        if high > low:
+            scale = 255.0 / (high - low)
+            result[..., channel] = np.clip(np.trunc(plane * scale - low * scale), 0, 255)
+    return result
+
+
+def equalize(image: np.ndarray) -> np.ndarray:
+    """Each level goes to the number of pixels below it (and half a step), in steps of all but the last level's."""
+    result = image.copy()
+    for channel in range(3):
+        counts = np.bincount(image[..., channel].ravel(), minlength=256)
+        used = np.flatnonzero(counts)
+        step = (counts.sum() - counts[used[-1]]) // 255
+        if len(used) > 1 and step > 0:
+            below = np.cumsum(counts) - counts
+            result[..., channel] = np.clip((step // 2 + below) // step, 0, 255)[image[..., channel]]
+    return result
+
+
+def random_image(seed: int, height: int = 21, width: int = 30) -> np.ndarray:
+    """Noise over a part of the range, so that stretching it does something."""
+    random = np.random.default_rng(seed)
+    low, high = sorted(random.choice(256, 2, replace=False))
+    return random.integers(low, high + 1, (height, width, 3), dtype=np.uint8)
+
+
+def ours(image: np.ndarray, name: str, level: int, sign: int) -> np.ndarray:
+    return np.asarray(operate(Image.fromarray(image), name, level, sign, FILL))
+
+
+cases = given(st.integers(0, 10_000), st.integers(0, 9), st.sampled_from([1, -1]))
+
+
+@pytest.mark.parametrize(("name", "oracle"), [("ShearX", shear_x), ("ShearY", shear_y), ("Rotate", rotate)])
+@settings(max_examples=60, deadline=None)
+@cases
+def test_turning_and_shearing(name: str, oracle, seed: int, level: int, sign: int) -> None:
+    image = random_image(seed)
+    expected, close = oracle(image, level, sign)
+    assert close.mean() <= 0.2 or level == 0
+    np.testing.assert_array_equal(ours(image, name, level, sign)[~close], expected[~close])
+
+
+@pytest.mark.parametrize(("name", "axis"), [("TranslateX", 1), ("TranslateY", 0)])
+@settings(max_examples=60, deadline=None)
+@cases
+def test_moving(name: str, axis: int, seed: int, level: int, sign: int) -> None:
+    image = random_image(seed)
+    np.testing.assert_array_equal(ours(image, name, level, sign), translate(image, level, sign, axis))
+
+
+@pytest.mark.parametrize(
+    ("name", "oracle"),
+    [("Color", color), ("Contrast", contrast), ("Brightness", brightness), ("Sharpness", sharpness)],
+)
+@settings(max_examples=60, deadline=None)
+@cases
+def test_enhancing(name: str, oracle, seed: int, level: int, sign: int) -> None:
+    """From 0.1 to 1.9 of the effect; the last bit depends on how a fraction was rounded on the way."""
+    image = random_image(seed)
+    expected = oracle(image, 1 + sign * 0.1 * level)
+    assert np.abs(ours(image, name, level, sign).astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize(("name", "oracle"), [("Posterize", posterize), ("Solarize", solarize)])
+@settings(max_examples=60, deadline=None)
+@cases
+def test_levels(name: str, oracle, seed: int, level: int, sign: int) -> None:
+    image = random_image(seed)
+    np.testing.assert_array_equal(ours(image, name, level, sign), oracle(image, level))
+
+
+@pytest.mark.parametrize(("name", "oracle"), [("AutoContrast", autocontrast), ("Equalize", equalize)])
+@settings(max_examples=60, deadline=None)
+@cases
+def test_stretching(name: str, oracle, seed: int, level: int, sign: int) -> None:
+    image = random_image(seed)
+    expected = oracle(image)
+    assert np.abs(ours(image, name, level, sign).astype(int) - expected).max() <= (name == "AutoContrast")
+    flat = np.full((9, 9, 3), 77, np.uint8)
+    np.testing.assert_array_equal(ours(flat, name, level, sign), flat)
+
+
+def test_inverting() -> None:
+    np.testing.assert_array_equal(ours(random_image(0), "Invert", 5, 1), 255 - random_image(0))
+
+
+@pytest.mark.parametrize("name", ["ShearX", "TranslateY", "Rotate", "Color", "Sharpness", "Posterize", "Solarize"])
+def test_level_0_changes_nothing(name: str) -> None:
+    image = random_image(1)
+    np.testing.assert_array_equal(ours(image, name, 0, 1), image)
+
+
+# The published appendix in another hand: operation, tenths of its probability, level; pairs in their order.
+PUBLISHED_IMAGENET = """
+posterize 4 8 rotate 6 9 | solarize 6 5 autocontrast 6 5 | equalize 8 8 equalize 6 3 | posterize 6 7 posterize 6 6
+equalize 4 7 solarize 2 4 | equalize 4 4 rotate 8 8 | solarize 6 3 equalize 6 7 | posterize 8 5 equalize 10 2
+rotate 2 3 solarize 6 8 | equalize 6 8 posterize 4 6 | rotate 8 8 color 4 0 | rotate 4 9 equalize 6 2
+equalize 0 7 equalize 8 8 | invert 6 4 equalize 10 8 | color 6 4 contrast 10 8 | rotate 8 8 color 10 2
+color 8 8 solarize 8 7 | sharpness 4 7 invert 6 8 | shearx 6 5 equalize 10 9 | color 4 0 equalize 6 3
+equalize 4 7 solarize 2 4 | solarize 6 5 autocontrast 6 5 | invert 6 4 equalize 10 8 | color 6 4 contrast 10 8
+equalize 8 8 equalize 6 3"""
+PUBLISHED_CIFAR10 = """
+invert 1 7 contrast 2 6 | rotate 7 2 translatex 3 9 | sharpness 8 1 sharpness 9 3 | sheary 5 8 translatey 7 9
+autocontrast 5 8 equalize 9 2 | sheary 2 7 posterize 3 7 | color 4 3 brightness 6 7 | sharpness 3 9 brightness 7 9
+equalize 6 5 equalize 5 1 | contrast 6 7 sharpness 6 5 | color 7 7 translatex 5 8 | equalize 3 7 autocontrast 4 8
+translatey 4 3 sharpness 2 6 | brightness 9 6 color 2 8 | solarize 5 2 invert 0 3 | equalize 2 0 autocontrast 6 0
+equalize 2 8 equalize 6 4 | color 9 9 equalize 6 6 | autocontrast 8 4 solarize 2 8 | brightness 1 3 color 7 0
+solarize 4 5 autocontrast 9 3 | translatey 9 9 translatey 7 9 | autocontrast 9 2 solarize 8 3 | equalize 8 8 invert 1 3
+translatey 7 9 autocontrast 9 1"""
+
+
+@pytest.mark.parametrize(("policy", "published"), [(IMAGENET, PUBLISHED_IMAGENET), (CIFAR10, PUBLISHED_CIFAR10)])
+def test_the_tables_are_those_published(policy, published: str) -> None:
+    rows = [
+        " ".join(f"{name.lower()} {round(10 * probability)} {level}" for name, probability, level in pair)
+        for pair in policy
+    ]
+    assert len(rows) == 25
+    assert rows == published.strip().replace("\n", " | ").split(" | ")
+
+
+def single(operation: str, probability: float) -> AutoAugment:
+    return AutoAugment(((("Invert", 0.0, 0), (operation, probability, 9)),), FILL)
+
+
+SEEDS = mix_all(99, np.arange(10_000))
+
+
+@pytest.mark.parametrize("policy", [IMAGENET, CIFAR10])
+def test_sub_policies_and_operations_are_drawn_as_often_as_published(policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over 10,000 images: each pair 1/25 of the time, each operation with its probability, each direction half."""
+    tagged = tuple(
+        tuple((f"{row}:{place}", probability, level) for place, (_, probability, level) in enumerate(pair))
+        for row, pair in enumerate(policy)
+    )
+    seen: Counter[tuple[str, int]] = Counter()
+
+    def note(image: Image.Image, name: str, level: int, sign: int, fill: int) -> Image.Image:
+        seen[name, sign] += 1
+        return image
+
+    monkeypatch.setattr(autoaugment, "operate", note)
+    AutoAugment(tagged, FILL)(np.zeros((10_000, 1, 2, 2), np.uint8), SEEDS)
+    for row, pair in enumerate(policy):
+        for place, (_, probability, _) in enumerate(pair):
+            counts = [seen[f"{row}:{place}", sign] for sign in (1, -1)]
+            share = probability / 25
+            spread = np.sqrt(10_000 * share * (1 - share))
+            assert abs(sum(counts) - 10_000 * share) <= 5 * spread
+            assert abs(counts[0] - counts[1]) <= 5 * np.sqrt(sum(counts) + 1)
+
+
+def test_the_two_operations_of_a_pair_are_drawn_independently() -> None:
+    pair = ((("Invert", 0.5, 0), ("Posterize", 0.5, 9)),)
+    results = AutoAugment(pair, FILL)(np.full((10_000, 1, 1, 1), 200, np.uint8), SEEDS).ravel().tolist()
+    counts = Counter(results)  # 255 - 200 = 55; the high half of 200 is 192, of 55 it is 48
+    assert set(counts) == {200, 55, 192, 48}
+    assert max(abs(count - 2500) for count in counts.values()) < 5 * np.sqrt(2500)
+
+
+def test_images_are_augmented_by_their_own_seeds_alone() -> None:
+    images = np.stack([random_image(seed).transpose(2, 0, 1) for seed in range(40)])
+    augment = AutoAugment(IMAGENET, FILL)
+    together = augment(images, SEEDS[:40])
+    apart = np.concatenate([augment(images[i : i + 1], SEEDS[i : i + 1]) for i in range(40)])
+    np.testing.assert_array_equal(together, apart)
+    assert not np.array_equal(together, images)
+
+
+def test_the_images_given_are_not_written_to() -> None:
+    images = np.stack([random_image(seed).transpose(2, 0, 1) for seed in range(20)])
+    before = hashlib.sha256(images.tobytes()).hexdigest()
+    for given_images in (images, images.transpose(0, 1, 3, 2)):
+        single("Invert", 1.0)(given_images, SEEDS[:20])
+        assert hashlib.sha256(images.tobytes()).hexdigest() == before
+
+
+@pytest.mark.parametrize("policy", [IMAGENET, CIFAR10])
+def test_grey_images_are_augmented_as_rgb_ones_of_that_grey(policy) -> None:
+    grey = np.stack([random_image(seed).transpose(2, 0, 1)[:1] for seed in range(200)])
+    augment = AutoAugment(policy, FILL)
+    rgb = augment(grey.repeat(3, axis=1), SEEDS[:200])
+    assert np.abs(augment(grey, SEEDS[:200]).astype(int) - rgb[:, :1]).max() <= 1
+
+
+def test_other_channels_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 channels"):
+        AutoAugment(CIFAR10, 0)(np.zeros((1, 2, 4, 4), np.uint8), SEEDS[:1])
