@@ -1,0 +1,53 @@
+"""Batches as they come, and the chunks that they are cut into."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conadv.core.batch import count_chunks, cut, to_pixels
+
+
+@given(chunks=st.integers(1, 6), chunk_size=st.integers(1, 5), views=st.integers(0, 1))
+def test_chunks_are_the_batch_in_order(chunks: int, chunk_size: int, views: int) -> None:
+    size = chunks * chunk_size
+    images, labels = torch.arange(size * 2).view(size, 2), torch.arange(size)
+    batch = (images, labels, *[images + 1000] * views)
+    parts = list(cut(batch, chunk_size))
+    assert count_chunks(batch, chunk_size) == len(parts) == chunks
+    assert all(len(tensor) == chunk_size for part in parts for tensor in part)
+    for whole, pieces in zip(batch, zip(*parts, strict=True), strict=True):
+        assert torch.equal(torch.cat(pieces), whole)
+
+
+def test_without_a_chunk_size_the_batch_is_its_only_chunk() -> None:
+    batch = (torch.zeros(7, 2), torch.zeros(7))
+    ((images, labels),) = cut(batch, None)
+    assert images.shape == (7, 2) and labels.shape == (7,)
+
+
+@pytest.mark.parametrize(("size", "chunk_size"), [(7, 2), (2, 3), (5, 4)])
+def test_what_the_chunk_does_not_divide_is_refused(size: int, chunk_size: int) -> None:
+    with pytest.raises(ValueError, match=f"a batch of {size} images is not a whole number of chunks of {chunk_size}"):
+        count_chunks((torch.zeros(size),), chunk_size)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_an_empty_batch_is_refused(chunk_size: int | None) -> None:
+    with pytest.raises(ValueError, match="an empty batch"):
+        count_chunks((torch.zeros(0, 3),), chunk_size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_byte_becomes_its_fraction(dtype: torch.dtype) -> None:
+    raw = torch.arange(256, dtype=torch.uint8)
+    pixels = to_pixels(raw, torch.device("cpu"), dtype)
+    assert pixels.dtype == dtype and pixels.tolist() == (torch.arange(256).to(dtype) / 255).tolist()
+    assert torch.equal((pixels * 255).round().to(torch.uint8), raw)
+
+
+def test_floats_stay_as_they_are() -> None:
+    images = torch.tensor([-2.5, 0.3, 7.0], dtype=torch.float64)
+    assert torch.equal(to_pixels(images, torch.device("cpu"), torch.float32), images)

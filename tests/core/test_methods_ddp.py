@@ -1,0 +1,152 @@
+"""The methods on a DistributedDataParallel model: two processes take the step that one takes with both chunks.
+
+Run as a script this file is one of the two processes: it trains with every method and writes down what came of it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from conadv import PGD, Place, plain_state_dict, split_batchnorm
+from settings import SETTINGS, Setting, small_batches, small_cnn
+
+ATTACK = PGD(8 / 255, 5 / 255, random_start=0.5)
+RANKS = 2
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    chunks: int = 1
+    """Of a rank."""
+    frozen: bool = False
+    broadcast_buffers: bool = True
+
+    def model(self, setting: Setting) -> nn.Sequential:
+        # A parameter that no step uses would stop DistributedDataParallel: vanilla needs no adv branch.
+        model = split_batchnorm(small_cnn(), ("main", "adv") if setting.adversarial else ("main",))
+        if self.frozen:
+            model[1].eval()
+        return model
+
+
+SCENARIOS = (
+    Scenario("default"),
+    Scenario("chunks", chunks=2),
+    Scenario("frozen", chunks=2, frozen=True),
+    Scenario("own buffers", chunks=2, broadcast_buffers=False),
+)
+CASES = [(setting, scenario) for setting in SETTINGS for scenario in SCENARIOS]
+
+
+def train(model: nn.Module, setting: Setting, chunk_size: int, place: Place, part: slice) -> None:
+    method = setting.make(model, ATTACK, chunk_size=chunk_size, seed=3, place=place, adv_weight=0.4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    for now, ahead in method.feed([(images[part], labels[part]) for images, labels in small_batches(5)]):
+        optimizer.zero_grad()
+        method(now, ahead)
+        optimizer.step()
+
+
+def train_as_rank(rank: int, setting: Setting, scenario: Scenario) -> dict[str, Tensor]:
+    model = scenario.model(setting)
+    wrapped = DistributedDataParallel(model, broadcast_buffers=scenario.broadcast_buffers)
+    size = 8 // RANKS
+    place = Place(first_chunk=rank * scenario.chunks)  # what is random differs from rank to rank
+    train(wrapped, setting, size // scenario.chunks, place, slice(rank * size, (rank + 1) * size))
+    assert list(plain_state_dict(wrapped)) == list(small_cnn().state_dict())
+    return model.state_dict()
+
+
+def attack_as_rank() -> dict[str, bool]:
+    """An attack on a wrapped model exchanges nothing, and does not disturb the exchange of the next step."""
+    model = split_batchnorm(small_cnn(), ("main",))
+    wrapped = DistributedDataParallel(model)
+    images, labels = small_batches(1)[0]
+    before = [buffer.clone() for buffer in model.buffers()]
+    attack = PGD(8 / 255, random_start=0, branch="main")
+    equal = torch.equal(
+        attack(wrapped, F.cross_entropy, images, labels), attack(model, F.cross_entropy, images, labels)
+    )
+    untouched = all(torch.equal(one, other) for one, other in zip(before, model.buffers(), strict=True))
+    F.cross_entropy(wrapped(images), labels).backward()
+    return {"equal": equal, "untouched": untouched, "learns": model[0].weight.grad is not None}
+
+
+def run_as_rank(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    try:
+        results: dict[str, Any] = {f"{s.name}/{c.name}": train_as_rank(rank, s, c) for s, c in CASES}
+        torch.save({**results, "attack": attack_as_rank()}, folder / f"{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the two processes has to say, about every case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(folder)], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize(("setting", "scenario"), CASES, ids=lambda value: value.name)
+def test_two_ranks_take_the_step_of_one(ranks: list[dict[str, Any]], setting: Setting, scenario: Scenario) -> None:
+    states = [rank[f"{setting.name}/{scenario.name}"] for rank in ranks]
+    alone = scenario.model(setting)
+    train(alone, setting, 8 // RANKS // scenario.chunks, Place(), slice(None))
+    for key, expected in alone.state_dict().items():
+        if "running" in key:
+            if not scenario.broadcast_buffers:  # the mean of the moving averages is the moving average of the means
+                mean = (states[0][key] + states[1][key]) / 2
+                torch.testing.assert_close(mean, expected, rtol=0, atol=1e-12)
+        elif "num_batches" in key:
+            assert torch.equal(states[0][key], expected)
+        else:
+            torch.testing.assert_close(states[0][key], expected, rtol=0, atol=1e-12)
+            assert torch.equal(states[0][key], states[1][key])
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_with_broadcast_buffers_the_statistics_are_those_of_rank_0(
+    ranks: list[dict[str, Any]], setting: Setting
+) -> None:
+    """As with BatchNorm itself: rank 0 overwrites the others, also between the two passes of a step."""
+    shared, own = ranks[0][f"{setting.name}/chunks"], ranks[0][f"{setting.name}/own buffers"]
+    for key, value in own.items():
+        torch.testing.assert_close(shared[key], value, rtol=0, atol=1e-12)
+
+
+def test_an_attack_does_not_meet_the_wrapper(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["attack"] for rank in ranks] == [{"equal": True, "untouched": True, "learns": True}] * RANKS
+
+
+if __name__ == "__main__":
+    run_as_rank(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,101 @@
+"""Promise: imports point down, and what needs no torch loads none."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import conadv
+
+ROOT = Path(__file__).parents[1] / "src" / "conadv"
+# Which parts of the package a part may import, beside itself.
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "optim": set(),
+    "config": set(),
+    "task": {"core"},
+    "parallel": {"core"},
+    "train": {"core", "optim", "task", "parallel"},
+    "study": {"core", "optim", "task", "parallel", "train"},
+    "cli": {"core", "optim", "task", "parallel", "train", "study", "config"},
+    "__main__": {"cli"},
+    "__init__": {"core", "optim", "parallel"},
+}
+# Config reaches only the builder that flattens it, what writes it into a run's folder, and the command line.
+MAY_IMPORT_CONFIG = {"train/build.py", "train/commands.py"}
+# Other packages: core is torch only, and each part needs nothing that is not its business.
+THIRD_PARTY_OF_CORE = {"torch"}
+
+
+def modules() -> list[Path]:
+    return sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The full names of the modules that a file imports anywhere, also within functions."""
+    package = ("conadv", *path.parts[:-1])
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_imports_point_down(path: Path) -> None:
+    part = part_of(path)
+    ours = {name.split(".")[1] for name in imported(path) if name.startswith("conadv.")}
+    allowed = MAY_IMPORT[part] | {part, "__version__"}
+    if path.as_posix() in MAY_IMPORT_CONFIG:
+        allowed |= {"config"}
+    assert ours <= allowed, f"{path} imports {', '.join(sorted(ours - allowed))}"
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if part_of(path) == "core"], ids=str)
+def test_core_needs_torch_only(path: Path) -> None:
+    others = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names) - {"conadv"}
+    assert others <= THIRD_PARTY_OF_CORE
+
+
+def test_every_public_name_is_where_it_says() -> None:
+    assert all(getattr(conadv, name).__module__.startswith("conadv.") for name in conadv.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Conadv'"):
+        conadv.Conadv  # noqa: B018
+
+
+def test_torchvision_is_absent() -> None:
+    """Beside a CPU build of torch it breaks on import, and takes others with it."""
+    assert importlib.util.find_spec("torchvision") is None
+
+
+def load_no_torch(names: list[str]) -> None:
+    code = f"import sys\nfor name in {names!r}: __import__(name)\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_package_itself_loads_no_torch() -> None:
+    load_no_torch(["conadv", "conadv.cli"])
+
+
+@pytest.mark.parametrize("name", ["plan", "report"])
+def test_planning_and_reporting_load_no_torch(name: str) -> None:
+    """Every module that there is below these names."""
+    load_no_torch(
+        [
+            ".".join(("conadv", *path.with_suffix("").parts)).removesuffix(".__init__")
+            for path in modules()
+            if path.parts[0] == "study" and path.parts[1].removesuffix(".py") == name
+        ]
+    )
