@@ -12,7 +12,7 @@ from typing import Any
 
 from conadv.train.log import write_atomically
 
-from .study_file import Cell, flags
+from .cells import Cell, flags
 
 FILE = "results.jsonl"
 

@@ -19,11 +19,12 @@ from typing import Any
 from conadv.train.log import write_atomically
 from conadv.train.signals import Interrupted, listening
 
+from .cells import NUMBERLESS, Cell, Resolve, flags, showcase
 from .origin import record_origin
 from .pool import Ended, Pool, usable_cores
 from .progress import SweepWatch
 from .results import FILE, Result, read_results, read_summary, result_of, write_results
-from .study_file import NUMBERLESS, Cell, Resolve, Study, flags
+from .study_file import Study
 
 # By the clock instead of by the epoch, which at full batch is a step; none of it changes a number.
 _CHECKPOINTS = {"checkpoint.every": "1000000000", "checkpoint.minutes": "2", "checkpoint.keep": "1"}
@@ -38,6 +39,7 @@ class Sweep:
         self._pool = pool
         self._watch = watch
         self._lock = lock
+        self._shown = {cell.slug for cell in showcase(study.cells).values()}
         self._errors = _earlier_errors(folder)
 
     def run(self) -> list[Result]:
@@ -81,8 +83,9 @@ class Sweep:
         self._watch.ended(result_of(cell, self._home(cell), self._errors.get(cell.slug)), ended.seconds)
 
     def _tidy(self, cell: Cell) -> None:
-        """The state of a finished run is not needed any more."""
-        if not self._study.keep_checkpoints and read_summary(self._home(cell)) is not None:
+        """The state of a finished run is not needed any more, but for pictures of one run an arm."""
+        kept = self._study.keep_checkpoints or cell.slug in self._shown
+        if not kept and read_summary(self._home(cell)) is not None:
             shutil.rmtree(self._home(cell) / "checkpoints", ignore_errors=True)
 
     def _write(self) -> list[Result]:

@@ -1,0 +1,151 @@
+"""The cells of a study: every combination of an arm and a point of a grid, each one run."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+Overrides = Mapping[str, str]
+Resolve = Callable[[str, Overrides], Mapping[str, Any]]
+"""From a recipe's name and changes by dotted key, as texts, to all values of the recipe; ValueError if one is wrong."""
+
+# Fields that change no number of a run: cells that differ in nothing else are the same cell.
+NUMBERLESS = frozenset({
+    "layout", "threads", "timeout", "eval_every", "data.workers",
+    "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
+})  # fmt: skip
+
+_MOST_CELLS = 100_000
+_LONGEST_WORDS = 150  # file systems end names at 255 bytes
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    slug: str
+    """The name of its folder: readable, and unlike that of any cell with other numbers."""
+    arm: str
+    grids: tuple[str, ...]
+    """The grids that it belongs to; the one of a study with a single grid is called "main"."""
+    axes: dict[str, str]
+    """What the grids vary, by dotted key."""
+    recipe: str
+    overrides: dict[str, str]
+    """All that differs from the recipe, by dotted key, as the flags of conadv train write it."""
+    values: Mapping[str, Any]
+    """The whole recipe, by dotted key."""
+
+    @property
+    def name(self) -> str:
+        """For people: the arm and what the grids vary."""
+        return " · ".join([self.arm, *(f"{short(key)} {value}" for key, value in self.axes.items())])
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Lists of values by dotted key, whose every combination is a point."""
+
+    name: str
+    axes: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is compared: some values, and axes of its own."""
+
+    name: str
+    """Empty: that of the method."""
+    overrides: dict[str, str]
+    axes: dict[str, list[str]]
+    grids: tuple[str, ...]
+    """Empty: all."""
+
+
+def flags(overrides: Overrides) -> list[str]:
+    """Changes to a recipe as words of a command line."""
+    return [word for key, text in overrides.items() for word in ("--" + key.replace("_", "-"), text)]
+
+
+def short(key: str) -> str:
+    """The last part of a dotted key: what people call it."""
+    return key.rpartition(".")[2]
+
+
+def expand(
+    recipe: str, base: dict[str, str], arms: Sequence[Arm], grids: Sequence[Grid], resolve: Resolve
+) -> tuple[Cell, ...]:
+    """All cells; one that several grids ask for is run once, and belongs to all of them."""
+    cells = tuple(_unique(_cells(recipe, base, arms, grids, resolve)))
+    (slug, count), *_ = Counter(cell.slug for cell in cells).most_common(1)
+    if count > 1:
+        raise ValueError(f"two cells would share the folder {slug}: give their arms names that differ in letters")
+    return cells
+
+
+def showcase(cells: Iterable[Cell]) -> dict[str, Cell]:
+    """The cell of each arm that stands for it in pictures: the first of its last grid."""
+    chosen: dict[str, Cell] = {}
+    for cell in cells:
+        if cell.arm not in chosen or cell.grids[-1] != chosen[cell.arm].grids[-1]:
+            chosen[cell.arm] = cell
+    return chosen
+
+
+def _cells(
+    recipe: str, base: dict[str, str], arms: Sequence[Arm], grids: Sequence[Grid], resolve: Resolve
+) -> Iterator[Cell]:
+    """Grid by grid, arm by arm: what is tuned comes first, and the seeds of an arm stand together."""
+    parts = [(grid, arm, {**grid.axes, **arm.axes}) for grid in grids for arm in arms if _takes_part(arm, grid)]
+    count = sum(math.prod(len(values) for values in axes.values()) for _, _, axes in parts)
+    if not 0 < count <= _MOST_CELLS:
+        raise ValueError(f"{count} cells, but a study has from 1 to {_MOST_CELLS}: shorten its lists")
+    for grid, arm, axes in parts:
+        for point in itertools.product(*axes.values()):
+            chosen = dict(zip(axes, point, strict=True))
+            yield _cell(recipe, {**base, **arm.overrides, **chosen}, chosen, arm.name, grid.name, resolve)
+
+
+def _takes_part(arm: Arm, grid: Grid) -> bool:
+    return not arm.grids or grid.name in arm.grids
+
+
+def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str, grid: str, resolve: Resolve) -> Cell:
+    if ":" in overrides.get("model", ""):
+        raise ValueError(f"model {overrides['model']!r} names code to import, which a file may not: name a network")
+    overrides.setdefault("threads", "1")
+    values = resolve(recipe, overrides)
+    arm = arm or str(values["method"])
+    axes = {key: value for key, value in axes.items() if (key, value) != ("method", arm)}
+    words = slugged("-".join([arm, *(f"{short(key)}{value}" for key, value in axes.items())]))
+    slug = f"{words[:_LONGEST_WORDS]}-{_digest(recipe, overrides)}"
+    return Cell(slug, arm, (grid,), axes, recipe, overrides, values)
+
+
+def _digest(recipe: str, overrides: Overrides) -> str:
+    """So that a study whose base was changed does not take the cells of the old one for its own."""
+    numbers = {key: text for key, text in overrides.items() if key not in NUMBERLESS}
+    return hashlib.sha256(json.dumps([Path(recipe).name, numbers], sort_keys=True).encode()).hexdigest()[:6]
+
+
+def _unique(cells: Iterator[Cell]) -> Iterator[Cell]:
+    found: dict[tuple[object, ...], Cell] = {}
+    for cell in cells:
+        identity = (cell.arm, *(value for key, value in cell.values.items() if key not in NUMBERLESS))
+        first = found.setdefault(identity, cell)
+        if first is not cell and cell.grids[0] not in first.grids:
+            found[identity] = replace(first, grids=first.grids + cell.grids)
+    yield from found.values()
+
+
+def slugged(text: str) -> str:
+    """Safe as the name of a file anywhere: 4/255 becomes 4-255."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
