@@ -95,7 +95,7 @@ def test_shards_written_from_a_folder_keep_bytes_and_names_of_classes(tmp_path: 
     before = [path.read_bytes() for path in written]
     write_shards(data, tmp_path / "shards", images_per_shard=5)
     assert [path.read_bytes() for path in written] == before
-    assert not list((tmp_path / "shards").glob("*.new"))
+    assert len(list((tmp_path / "shards").iterdir())) == 5
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -155,7 +155,7 @@ def test_the_search_for_damage_is_done_once_until_a_file_changes(
     root = spoil(tmp_path / "bad")
     open_data("path", root, damaged="skip")
     with monkeypatch.context() as patch:
-        patch.setattr("conadv.task.data.scan._reason", None)  # whoever decodes now fails
+        patch.setattr("conadv.task.data.scan._decode", None)  # whoever decodes now fails
         assert len(open_data("path", root, damaged="skip").skipped) == 3
     (root / "val" / "class1" / "notes.jpg").unlink()
     assert len(open_data("path", root, damaged="skip").skipped) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from conadv.task.data.atomic import replacing
 
 Table = dict[str, NDArray[np.generic]]
 """Named columns."""
@@ -39,26 +40,16 @@ def cached(kind: str, stamp: str, build: Callable[[], Table]) -> Table:
     """The table that was built when the data was in the state of `stamp`, or a new one."""
     path = cache_folder() / f"{kind}-{stamp[:40]}.npz"
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
+        with path.open("rb") as stored, np.load(stored, allow_pickle=False) as kept:
             return dict(kept)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         pass  # never written, or damaged: it can be made again
     table = build()
     with suppress(OSError):  # no room or no right to write: it is built again next time
-        _write(path, table)
-    return table
-
-
-def _write(path: Path, table: Table) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".new", delete=False) as file:
-        try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
             np.savez(file, **table)  # type: ignore[arg-type]  # its stub takes the columns for allow_pickle
-            file.close()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    return table
 
 
 def pack_strings(strings: Iterable[str]) -> NDArray[np.uint8]:

@@ -11,14 +11,14 @@ from typing import Literal
 from conadv.task.data.cache import stamp_of
 from conadv.task.data.cifar import find_cifar
 from conadv.task.data.embedded import digits, synthetic
-from conadv.task.data.encoded import Encoded, Listing, numbered_classes
+from conadv.task.data.encoded import Listing, numbered_classes
 from conadv.task.data.folder import folder_classes, list_folder, split_folders
 from conadv.task.data.idx import find_idx, open_idx
 from conadv.task.data.numpy_files import open_arrays
 from conadv.task.data.parquet import list_tables, table_classes
-from conadv.task.data.scan import damaged_images
+from conadv.task.data.scan import Scan, scan
 from conadv.task.data.shards import list_shards
-from conadv.task.data.source import DamagedError, DataSet
+from conadv.task.data.source import DamagedError, DataSet, Source
 from conadv.task.data.splits import class_names, split_files, stratified
 
 KNOWN = (
@@ -75,24 +75,23 @@ class Found:
             raise ValueError(f"{self.problems[0]}{more}: repair the data, or skip what is damaged")
         return self.data
 
-    def damaged(self) -> dict[str, dict[int, str]]:
-        """For "train" and "test" the images that cannot be decoded, with the reason."""
+    def scans(self) -> dict[str, Scan]:
+        """For "train" and "test" what decoding all images shows."""
         stamp, workers = self.stamp(), os.cpu_count() or 1
-        return {
-            part: damaged_images(source, f"{part}-{stamp}", workers) if isinstance(source, Encoded) else {}
-            for part, source in (("train", self.data.train), ("test", self.data.test))
-        }
+        return {part: scan(source, f"{part}-{stamp}", workers) for part, source in self._parts().items()}
 
     def healthy(self) -> DataSet:
         """The data set without the images that cannot be used."""
-        skipped = list(self.problems)
-        parts = {"train": self.data.train, "test": self.data.test}
-        for part, reasons in self.damaged().items():
+        parts, skipped = self._parts(), list(self.problems)
+        for part, seen in self.scans().items():
             source = parts[part]
-            if reasons and isinstance(source, Encoded):
-                skipped += [DamagedError(source.name(index), reason) for index, reason in reasons.items()]
-                parts[part] = source.take([index for index in range(len(source)) if index not in reasons])
+            skipped += [DamagedError(source.name(index), reason) for index, reason in seen.damaged.items()]
+            if seen.damaged:
+                parts[part] = source.take([index for index in range(len(source)) if index not in seen.damaged])
         return replace(self.data, train=parts["train"], test=parts["test"], skipped=tuple(skipped))
+
+    def _parts(self) -> dict[str, Source]:
+        return {"train": self.data.train, "test": self.data.test}
 
 
 def find_data(path: Path, channels: int = 3) -> Found:

@@ -1,31 +1,57 @@
-"""Every image decoded once, to know which cannot be."""
+"""Every image decoded once, to know its size or why it has none."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from conadv.task.data.ahead import ordered_map
 from conadv.task.data.cache import Table, cached, pack_strings, unpack_strings
 from conadv.task.data.encoded import Encoded
-from conadv.task.data.source import DamagedError
+from conadv.task.data.source import Arrays, DamagedError, Source
 
 
-def damaged_images(source: Encoded, stamp: str, workers: int) -> dict[int, str]:
-    """The reason by index; found out once for the state of the files that `stamp` names."""
+@dataclass(frozen=True)
+class Scan:
+    """What decoding all images of a source showed."""
 
-    def build() -> Table:
-        reasons = ordered_map(lambda index: _reason(source, index), range(len(source)), workers, 64 * workers)
-        found = {index: reason for index, reason in enumerate(reasons) if reason is not None}
-        return {"index": np.array(list(found), np.int64), "reason": pack_strings(found.values())}
-
-    table = cached("damaged", stamp, build)
-    indices = table["index"].tolist()
-    return dict(zip(indices, unpack_strings(table["reason"], len(indices)), strict=True))
+    heights: NDArray[np.int64]
+    """One an image; 0 where it is damaged."""
+    widths: NDArray[np.int64]
+    damaged: dict[int, str]
+    """The reason by index."""
 
 
-def _reason(source: Encoded, index: int) -> str | None:
+def scan(source: Source, stamp: str, workers: int) -> Scan:
+    """The scan of this source; done once for the state of the files that `stamp` names."""
+    if isinstance(source, Arrays):
+        height, width = source.images.shape[1:3]
+        return Scan(np.full(len(source), height), np.full(len(source), width), {})
+    assert isinstance(source, Encoded)
+    table = cached("scan", stamp, lambda: _decode_all(source, workers))
+    indices = table["damaged"].tolist()
+    reasons = unpack_strings(table["reason"], len(indices))
+    return Scan(
+        table["height"].astype(np.int64), table["width"].astype(np.int64), dict(zip(indices, reasons, strict=True))
+    )
+
+
+def _decode_all(source: Encoded, workers: int) -> Table:
+    outcomes = list(ordered_map(lambda index: _decode(source, index), range(len(source)), workers, 64 * workers))
+    damaged = {index: reason for index, (_, _, reason) in enumerate(outcomes) if reason is not None}
+    return {
+        "height": np.array([height for height, _, _ in outcomes], np.int64),
+        "width": np.array([width for _, width, _ in outcomes], np.int64),
+        "damaged": np.array(list(damaged), np.int64),
+        "reason": pack_strings(damaged.values()),
+    }
+
+
+def _decode(source: Encoded, index: int) -> tuple[int, int, str | None]:
     try:
-        source.image(index)
+        height, width, _ = source.image(index).shape
     except DamagedError as error:
-        return error.reason
-    return None
+        return 0, 0, error.reason
+    return height, width, None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
 
+from conadv.task.data.atomic import replacing
 from conadv.task.data.encoded import Encoded
 from conadv.task.data.source import DataSet, Source
 
@@ -21,7 +21,8 @@ def write_shards(data: DataSet, folder: Path, images_per_shard: int = 5_000) -> 
     if images_per_shard < 1:
         raise ValueError(f"{images_per_shard} images a shard: choose 1 or more")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "classes.txt").write_text("".join(f"{name}\n" for name in data.train.classes), "utf-8")
+    with replacing(folder / "classes.txt") as file:
+        file.write("".join(f"{name}\n" for name in data.train.classes).encode())
     written = []
     for part, source in (("train", data.train), ("val", data.test)):
         for number, first in enumerate(range(0, len(source), images_per_shard)):
@@ -31,18 +32,12 @@ def write_shards(data: DataSet, folder: Path, images_per_shard: int = 5_000) -> 
 
 
 def _write(path: Path, source: Source, indices: range) -> Path:
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".new", delete=False) as file:
-        try:
-            with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-                for name, content in _members(source, indices):
-                    member = tarfile.TarInfo(name)
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
-            file.close()
-            return Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    with replacing(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, content in _members(source, indices):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
 
 
 def _members(source: Source, indices: range) -> Iterator[tuple[str, bytes]]:
