@@ -349,3 +349,12 @@ def test_bytes_are_refused_in_words() -> None:
     ((_, labels),) = small_batches(1)
     with pytest.raises(ValueError, match=r"images of torch.uint8: .*255"):
         PGD(EPSILON)(small_cnn(), F.cross_entropy, torch.zeros(8, 2, 6, 6, dtype=torch.uint8), labels)
+
+
+def test_mixed_labels_are_refused_only_where_a_wrong_label_is_needed() -> None:
+    ((images, labels),) = small_batches(1)
+    mixed = F.one_hot(labels, CLASSES).double() * 0.9 + 0.02
+    attack = PGD(EPSILON, random_start=0)
+    assert not torch.equal(attack(small_cnn(), F.cross_entropy, images, mixed), images)
+    with pytest.raises(ValueError, match="targeted needs whole labels"):
+        replace(attack, targeted=True)(small_cnn(), F.cross_entropy, images, mixed)

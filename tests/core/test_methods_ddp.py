@@ -85,11 +85,24 @@ def attack_as_rank() -> dict[str, bool]:
     return {"equal": equal, "untouched": untouched, "learns": model[0].weight.grad is not None}
 
 
+def mistakes_as_rank() -> list[str]:
+    """What is said to someone who wraps too early, or with an option that cannot work."""
+    messages = []
+    for split_first in (False, True):
+        try:
+            model = split_batchnorm(small_cnn()) if split_first else small_cnn()
+            wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+            SETTINGS[1].make(wrapped if split_first else split_batchnorm(wrapped))
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
 def run_as_rank(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     try:
         results: dict[str, Any] = {f"{s.name}/{c.name}": train_as_rank(rank, s, c) for s, c in CASES}
-        torch.save({**results, "attack": attack_as_rank()}, folder / f"{rank}.pt")
+        torch.save({**results, "attack": attack_as_rank(), "mistakes": mistakes_as_rank()}, folder / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
 
@@ -146,6 +159,12 @@ def test_with_broadcast_buffers_the_statistics_are_those_of_rank_0(
 
 def test_an_attack_does_not_meet_the_wrapper(ranks: list[dict[str, Any]]) -> None:
     assert [rank["attack"] for rank in ranks] == [{"equal": True, "untouched": True, "learns": True}] * RANKS
+
+
+def test_mistakes_are_refused(ranks: list[dict[str, Any]]) -> None:
+    early, unused = ranks[0]["mistakes"]
+    assert "split the model, then wrap it" in early
+    assert "find_unused_parameters=False" in unused
 
 
 if __name__ == "__main__":

@@ -80,6 +80,8 @@ class PGD:
         """The twins of images (N, C, ...). Randomness comes from `generator` alone, on the CPU; None: seed 0."""
         if not images.is_floating_point():
             raise ValueError(f"images of {images.dtype}: scale bytes to the pixel range first, images.float() / 255")
+        if self.targeted and labels.is_floating_point():
+            raise ValueError("targeted needs whole labels: a mixture of them has no wrong label to go towards")
         generator = generator or torch.Generator().manual_seed(0)
         images = images.detach()
         twins = self._start(images, generator)
@@ -88,8 +90,8 @@ class PGD:
             if self.direction == "noise":
                 gradient = self.noise(images, generator)
             else:
-                seed = int(torch.randint(2**63 - 1, (), generator=generator))  # of what the model draws
-                gradient = self._gradient(model, loss, twins, labels, towards, seed)
+                seed = torch.randint(2**63 - 1, (), generator=generator, device=generator.device)
+                gradient = self._gradient(model, loss, twins, labels, towards, int(seed))
             twins = self.step(images, twins, gradient)
         return twins
 

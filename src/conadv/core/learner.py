@@ -76,6 +76,8 @@ class Learner:
         for layer in split_layers(self.model):
             if not set(branches) <= set(layer.owners()):
                 raise ValueError(f"the model has only the branches {', '.join(layer.owners())}: call {call}")
+        if "adv" in branches and isinstance(self.model, DistributedDataParallel) and self.model.find_unused_parameters:
+            raise ValueError("two branches in a step look unused in turn: wrap with find_unused_parameters=False")
 
     def chunks(self, batch: Batch) -> Iterator[Batch]:
         """The chunks of a batch, where the model is and as it takes them."""

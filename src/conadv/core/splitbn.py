@@ -134,6 +134,8 @@ def split_batchnorm(model: _Module, branches: Sequence[str] = ("main", "adv")) -
         raise ValueError(f"branches {tuple(branches)}: take {known}")
     if split_layers(model):
         raise ValueError("this model is split already: call split_batchnorm once, on the plain model")
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise ValueError("DistributedDataParallel would not exchange the new branches: split the model, then wrap it")
     for layer in [module for module in model.modules() if is_batchnorm(module)]:
         copies = {name: _untrained_copy(layer) for name in branches[1:]}
         layer.__class__ = _SPLIT[type(layer)]
