@@ -33,6 +33,8 @@ from conadv.task.data import DataSet, Stream, open_data
 from conadv.task.models import build_from_callable, build_model, check_output
 
 _METHODS: dict[str, type[Vanilla | ConAdv | Recycled]] = {"vanilla": Vanilla, "disadv": ConAdv, "conadv": ConAdv, "recycled": Recycled}
+# The usual figures for colour photographs; pictures of other kinds stay in [0, 1].
+_PHOTOGRAPHS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
 
@@ -171,7 +173,8 @@ def _model(recipe: Recipe, data: DataSet, augment: Augmentation) -> nn.Module:
     if ":" in recipe.model:
         model = build_from_callable(recipe.model, classes=classes, in_channels=shape[0])
     else:
-        model = build_model(recipe.model, classes=classes, in_channels=shape[0], width=recipe.width)
+        figures = _PHOTOGRAPHS if shape[0] == 3 else {}
+        model = build_model(recipe.model, classes=classes, in_channels=shape[0], width=recipe.width, **figures)
     check_output(model, shape, classes)
     views = ("main", "aug") if recipe.data.views == "three" else ("main",)
     model = split_batchnorm(model, views if recipe.method == "vanilla" else (*views, "adv"))
