@@ -127,7 +127,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     steps = stream.steps_per_epoch * recipe.epochs
     stop = min(steps, recipe.max_steps or steps)
     attack = _attack(recipe)
-    handoff = between_ranks(layout, world, place, recipe.delay, stop - start, _wire(recipe, stream, attack))
+    handoff = between_ranks(layout, world, place, recipe.delay, stop - start, _wire(recipe, task, attack))
     return Job(
         task,
         world,
@@ -213,13 +213,13 @@ def _method(recipe: Recipe, task: Task, attack: PGD, place: Place, handoff: Hand
             return ConAdv(task.model, task.loss, attack, handoff=handoff, **common)
 
 
-def _wire(recipe: Recipe, stream: Stream, attack: PGD) -> Wire:
+def _wire(recipe: Recipe, task: Task, attack: PGD) -> Wire:
     """Twins cross as bytes where that loses nothing: pixels and steps are whole 255ths, and nothing starts between."""
     starts_between = attack.random_start > 0 and recipe.method != "recycled"
     whole_step = attack.norm == "linf" and attack.direction in (None, "sign", "noise") and attack.steps == 1
     sizes = (attack.epsilon, attack.epsilon if attack.step_size is None else attack.step_size)
     as_bytes = whole_step and not starts_between and all(_is_whole(255 * size) for size in sizes)
-    return Wire(recipe.chunk_size, stream.augment.shape(stream.source), _DTYPES[recipe.precision], as_bytes)
+    return Wire(recipe.chunk_size, task.augment.shape(task.data.train), _DTYPES[recipe.precision], as_bytes)
 
 
 def _is_whole(number: float) -> bool:
