@@ -6,6 +6,7 @@ libjpeg-turbo with its accurate transform and give the same pixels, so which one
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from io import BytesIO
 
@@ -24,6 +25,19 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"})
 # Pillow's own limit against files that are small and unpack to more than memory holds: 270 MB decoded.
 MAX_PIXELS = 89_478_485
+_JPEG_NOTE = 0xE1
+_JPEG_IMAGE = (0xC0, 0xC1, 0xC2, 0xDA)  # markers of the frame and of its data
+_SCRATCH_BYTES = 2**24
+
+
+class _Scratch(threading.local):
+    """Memory of each thread: new memory for every image costs as much as a third of its decoding."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray(_SCRATCH_BYTES)
+
+
+_scratch = _Scratch()
 
 
 def open_picture(data: bytes, channels: int, name: str) -> Picture:
@@ -43,9 +57,19 @@ def _plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
         height, width, colour, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
-    if colour not in ("YCbCr", "Gray") or (b"Exif\0\0" in data[:65536] and _is_turned(data)):
+    if colour not in ("YCbCr", "Gray") or (_has_exif(data) and _is_turned(data)):
         return None
     return height, width
+
+
+def _has_exif(data: bytes) -> bool:
+    """Whether one of the segments before the image is a note in the form of Exif."""
+    place = 2
+    while data[place : place + 1] == b"\xff" and data[place + 1] not in _JPEG_IMAGE:
+        if data[place + 1] == _JPEG_NOTE and data[place + 4 : place + 10] == b"Exif\0\0":
+            return True
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return False
 
 
 def _is_turned(data: bytes) -> bool:
@@ -55,7 +79,7 @@ def _is_turned(data: bytes) -> bool:
         return False  # Pillow will say what is wrong with it when it is decoded
 
 
-def _decode_jpeg(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
+def _decode_jpeg(data: bytes, channels: int, name: str, shrink: int, borrowed: bool) -> Pixels:
     height, width, _, _ = simplejpeg.decode_jpeg_header(data)
     shrink = _possible(shrink, height, width)
     try:
@@ -64,9 +88,10 @@ def _decode_jpeg(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
             "RGB" if channels == 3 else "GRAY",
             min_height=-(-height // shrink),
             min_width=-(-width // shrink),
+            buffer=_scratch.buffer if borrowed and height * width * channels <= _SCRATCH_BYTES else None,
         )
     except ValueError:  # damaged, or only odd: Pillow is the judge
-        return _decode_any(data, channels, name, shrink)
+        return _decode_any(data, channels, name, shrink, borrowed)
     return pixels
 
 
@@ -84,7 +109,7 @@ def _size(data: bytes, name: str) -> tuple[int, int]:
         raise DamagedError(name, _reason(error)) from error
 
 
-def _decode_any(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
+def _decode_any(data: bytes, channels: int, name: str, shrink: int, borrowed: bool) -> Pixels:
     mode = "RGB" if channels == 3 else "L"
     try:
         image = _open(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,12 @@ def list_folder(folder: Path, classes: tuple[str, ...], may_lack: bool) -> Listi
         labels += [label] * len(members)
         if not members and not may_lack:
             problems.append(DamagedError(str(folder / name), "a class without images"))
-    return Listing(paths, np.array(labels, np.int64), lambda index: Path(paths[index]).read_bytes(), tuple(problems))
+    return Listing(paths, np.array(labels, np.int64), lambda index: _read(paths[index]), tuple(problems))
+
+
+def _read(path: str) -> bytes:
+    with FileIO(path) as file:  # a third of the time of Path.read_bytes, where images are small
+        return file.readall()
 
 
 def _subfolders(folder: Path) -> list[str]:
