@@ -149,6 +149,23 @@ def sweep(
     _report(lambda: run_sweep(read_study(study, _resolve), folder, _resolve, jobs, nice, quiet), json)
 
 
+def inspect_data(
+    path: Annotated[Path, Parameter(help="Where images lie.")],
+    /,
+    *,
+    sheet: Annotated[Path | None, _option("Draw some images of each class, as a PNG.", "FILE")] = None,
+    json: Json = False,
+) -> None:
+    """Say what lies at a path: counts by class, sizes, and what is damaged. Every image is decoded once."""
+    from conadv.task.data.inspection import inspect_data
+
+    found = inspect_data(path, sheet)
+    if json:
+        _report(found.as_dict, as_json=True)
+    else:
+        print("\n".join(found.lines()))
+
+
 def recipes(*, json: Json = False) -> None:
     """List the built-in recipes."""
     _report(lambda: {name: _title(config.find_recipe(name)) for name in config.recipe_names()}, json)
@@ -169,6 +186,9 @@ def _app() -> App:
     app.command(_with_fields(evaluate, dict.fromkeys(_EVAL_FIELDS, "that of the run")), name="eval")
     app.command(export)
     app.command(recipes)
+    data = App(name="data", help="Look at data.")
+    data.command(inspect_data, name="inspect")
+    app.command(data)
     app.command(
         "conadv.study.plan.command:command",
         name="plan",
