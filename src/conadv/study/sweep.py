@@ -14,10 +14,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from conadv.train.log import write_atomically
-from conadv.train.signals import Interrupted, listening
+from conadv.train.signals import Interrupted
 
 from .cells import NUMBERLESS, Cell, Resolve, flags, showcase
 from .origin import record_origin
@@ -28,6 +29,9 @@ from .study_file import Study
 
 # By the clock instead of by the epoch, which at full batch is a step; none of it changes a number.
 _CHECKPOINTS = {"checkpoint.every": "1000000000", "checkpoint.minutes": "2", "checkpoint.keep": "1"}
+
+# Cells of a sweep that was killed die with it, but not in the same instant.
+_PATIENCE = 5.0
 
 
 class Sweep:
@@ -49,12 +53,12 @@ class Sweep:
             self._tidy(cell)
         results = self._write()
         self._watch.begin(results)
-        with listening() as request:
+        with _noted_signals() as signals:
             while waiting or self._pool.running():
-                if request.signal is not None:
+                if signals:
                     self._pool.stop()
                     self._write()
-                    raise Interrupted(request.signal)
+                    raise Interrupted(signals[0])
                 while waiting and self._pool.has_room:
                     self._start(waiting.pop(0))
                 for ended in self._pool.wait():
@@ -96,6 +100,10 @@ class Sweep:
 
 def sweep(study: Study, folder: Path, resolve: Resolve, jobs: int | None, nice: int, quiet: bool) -> dict[str, Any]:
     """Run what is missing of a study, and return how many cells there are, how many are done and how many failed."""
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs is {jobs} but must be 1 or more: change --jobs")
+    if not 0 <= nice <= 19:
+        raise ValueError(f"nice is {nice} but must be from 0 to 19: change --nice")
     threads = max(int(cell.values["threads"] or 1) for cell in study.cells)
     size = jobs or max(1, len(usable_cores()) // threads)
     _check_runs(study, folder, resolve)
@@ -148,8 +156,7 @@ def _claimed(folder: Path) -> Iterator[int]:
 
 
 def _take(lock: int, folder: Path) -> None:
-    # Cells of a sweep that was killed die with it, but not in the same instant.
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + _PATIENCE
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -157,6 +164,29 @@ def _take(lock: int, folder: Path) -> None:
             if time.monotonic() > deadline:
                 raise ValueError(f"another sweep is at work in {str(folder)!r}: wait for it, or stop it") from None
             time.sleep(0.1)
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Within, the first SIGTERM or SIGINT is only noted, and a second one has its usual effect.
+
+    No thread listens, as it does in a run: processes are forked here, and nothing that one waits for can hang.
+    """
+    signals: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        for known in before:
+            signal.signal(known, signal.SIG_DFL)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _earlier_errors(folder: Path) -> dict[str, str]:

@@ -1,0 +1,277 @@
+"""Sweeps: each missing cell once, whatever stops them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conadv import cli
+from conadv.study import sweep as sweeping
+from conadv.study.cells import Cell
+from conadv.study.results import read_results
+from conadv.study.study_file import read_study
+
+TIMING = ("seconds", "images_per_second")
+
+STUDY = """
+[base]
+recipe = "digits"
+max_steps = 40
+checkpoint.every = 5
+[grid]
+method = ["conadv", "recycled"]
+"""
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """results.jsonl without what depends on the clock."""
+    found = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    for line in found:
+        if line["summary"]:
+            line["summary"] = {key: value for key, value in line["summary"].items() if key not in TIMING}
+    return found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened in two minutes"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    path = tmp_path / "study.toml"
+    path.write_text(STUDY, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def fake_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """In place of conadv train: a program that does what the seed of its cell says, and notes each start."""
+    program = tmp_path / "fake.py"
+    program.write_text(
+        """
+import json, os, signal, sys, time
+from pathlib import Path
+words = sys.argv[1:]
+resumes = "--resume" in words
+home = Path(words[words.index("--resume" if resumes else "--run") + 1])
+if resumes:
+    seed = int(home.name.split("seed")[1].split("-")[0])
+else:
+    seed = int(words[words.index("--seed") + 1])
+home.mkdir(parents=True, exist_ok=True)
+with open(Path(__file__).with_name("starts"), "a") as starts:
+    cores, nice = sorted(os.sched_getaffinity(0)), os.nice(0)
+    starts.write(json.dumps([seed, resumes, cores, nice, os.environ["OMP_NUM_THREADS"]]) + "\\n")
+(home / "checkpoints").mkdir(exist_ok=True)
+if seed == 7:
+    print("error: no such luck", file=sys.stderr)
+    sys.exit(1)
+if seed == 8:
+    raise RuntimeError("a fault of ours")
+if seed == 9:
+    os.kill(os.getpid(), signal.SIGKILL)
+if seed == 6:
+    time.sleep(60)
+(home / "summary.json").write_text(json.dumps({"test_top1": 50.0 + seed, "seconds": 1.0, "gap": float("nan")}))
+""",
+        encoding="utf-8",
+    )
+    # `python -m conadv ...` becomes the program.
+    monkeypatch.setattr(sys, "executable", str(_interpreter(tmp_path, program)))
+    return tmp_path / "starts"
+
+
+def _interpreter(folder: Path, program: Path) -> Path:
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nshift 3\nexec {shlex.quote(sys.executable)} {shlex.quote(str(program))} "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def starts(noted: Path) -> list[list[Any]]:
+    return [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+
+
+def seeds(folder: Path, *chosen: int, base: str = "") -> Path:
+    path = folder / "seeds.toml"
+    path.write_text(f"[base]\nmax_steps = 2\n{base}\n[grid]\nseed = {list(chosen)}\n", encoding="utf-8")
+    return path
+
+
+def test_killed_twice_and_started_again_it_gives_what_an_undisturbed_one_gives(study: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    cells = read_study(study, cli._resolve).cells
+
+    command = [sys.executable, "-m", "conadv", "sweep", str(study), "--out", str(out), "--jobs", "1"]
+    for cell in cells:  # killed in the middle of each cell
+        home = out / "runs" / cell.slug
+        with subprocess.Popen(command) as process:
+            until(lambda home=home: any((home / "checkpoints").glob("step-*")))
+            process.send_signal(signal.SIGKILL)
+        assert not (home / "summary.json").exists()
+    assert subprocess.run(command, check=False).returncode == 0
+
+    # The undisturbed one: the cells as their commands say, in this process, and a sweep that finds all of them done.
+    still = tmp_path / "still"
+    for line in lines(out):
+        words = shlex.split(line["command"])[1:]
+        assert cli.main([*words, "--quiet", "--run", str(still / "runs" / line["cell"])]) == 0
+    assert cli.main(["sweep", str(study), "--out", str(still)]) == 0
+    assert lines(out) == lines(still)
+    assert all(line["summary"]["steps"] == 40 for line in lines(out))
+
+
+def test_a_cell_that_fails_is_recorded_and_tried_again_but_ends_nothing(fake_train: Path, tmp_path: Path) -> None:
+    study, out = seeds(tmp_path, 7, 8, 9, 1), tmp_path / "out"
+    assert cli.main(["sweep", str(study), "--out", str(out)]) == 0
+    results = read_results(out)
+    assert [result.error for result in results] == [
+        "no such luck",
+        "RuntimeError: a fault of ours",
+        "killed by SIGKILL",
+        None,
+    ]
+    assert results[3].summary == {"test_top1": 51.0, "seconds": 1.0, "gap": None}
+    assert cli.main(["sweep", str(study), "--out", str(out)]) == 0
+    assert sorted(seed for seed, *_ in starts(fake_train)) == [1, 7, 7, 8, 8, 9, 9]
+    assert read_results(out) == results
+
+
+def test_cells_run_on_cores_of_their_own_with_one_thread_and_as_nicely_as_asked(
+    fake_train: Path, tmp_path: Path
+) -> None:
+    before = os.nice(0)
+    words = ["sweep", str(seeds(tmp_path, 0, 1, 2)), "--out", str(tmp_path / "out"), "--nice", "3"]
+    assert cli.main(words) == 0
+    usable = os.sched_getaffinity(0)
+    for _, _, cores, nice, threads in starts(fake_train):
+        assert len(cores) == 1 and set(cores) <= usable
+        assert (nice, threads) == (min(19, before + 3), "1")
+
+
+def test_a_cell_goes_on_where_a_run_has_begun(fake_train: Path, tmp_path: Path) -> None:
+    study, out = seeds(tmp_path, 1, 2), tmp_path / "out"
+    first, second = read_study(study, cli._resolve).cells
+    begun, killed_at_birth = out / "runs" / first.slug, out / "runs" / second.slug
+    begun.mkdir(parents=True)
+    killed_at_birth.mkdir()
+    (begun / "config.toml").write_text("seed = 1\nmax_steps = 2\n", encoding="utf-8")
+    (killed_at_birth / ".config.toml.partial").write_text("see", encoding="utf-8")
+    assert cli.main(["sweep", str(study), "--out", str(out), "--jobs", "1"]) == 0
+    assert [(seed, resumes) for seed, resumes, *_ in starts(fake_train)] == [(1, True), (2, False)]
+    assert not any(killed_at_birth.glob(".config*"))
+
+
+def test_a_run_of_another_recipe_is_not_taken_for_the_cell(
+    fake_train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, out = seeds(tmp_path, 1), tmp_path / "out"
+    (cell,) = read_study(study, cli._resolve).cells
+    home = out / "runs" / cell.slug
+    home.mkdir(parents=True)
+    (home / "config.toml").write_text("seed = 1\nmax_steps = 2\nepochs = 77\n", encoding="utf-8")
+    assert cli.main(["sweep", str(study), "--out", str(out)]) == 2
+    assert "epochs 77" in capsys.readouterr().err
+    assert starts(fake_train) == []
+
+
+def test_cells_that_left_the_study_are_left_alone_and_not_listed(fake_train: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 2)), "--out", str(out)]) == 0
+    gone = read_results(out)[0].cell
+    assert cli.main(["sweep", str(seeds(tmp_path, 3, 2)), "--out", str(out)]) == 0
+    assert [result.values["seed"] for result in read_results(out)] == [3, 2]
+    assert (out / "runs" / gone / "summary.json").exists()
+    assert sorted(seed for seed, *_ in starts(fake_train)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("word", "kept"), [("false", [True, False]), ("true", [True, True])])
+def test_checkpoints_go_but_for_one_run_an_arm(fake_train: Path, tmp_path: Path, word: str, kept: list[bool]) -> None:
+    study, out = seeds(tmp_path, 1, 2), tmp_path / "out"
+    study.write_text(f"keep_checkpoints = {word}\n" + study.read_text(), encoding="utf-8")
+    assert cli.main(["sweep", str(study), "--out", str(out)]) == 0
+    assert [(out / "runs" / result.cell / "checkpoints").exists() for result in read_results(out)] == kept
+
+
+def test_asked_to_stop_it_stops_its_cells_and_keeps_what_is_done(fake_train: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    study = read_study(seeds(tmp_path, 1, 6), cli._resolve)
+    words = ["sweep", str(seeds(tmp_path, 1, 6)), "--out", str(out), "--jobs", "1"]
+    child = os.fork()
+    if not child:  # this process has the stand-in for conadv train, which a new one would not have
+        os._exit(cli.main(words))
+    until(lambda: [seed for seed, *_ in starts(fake_train)] == [1, 6])
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGTERM
+    done, stopped = read_results(out)
+    assert (done.summary or {})["test_top1"] == 51.0
+    assert (stopped.summary, stopped.error) == (None, None)
+    assert [cell.slug for cell in study.cells] == [done.cell, stopped.cell]
+
+
+def test_two_sweeps_do_not_share_a_folder(
+    fake_train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweeping, "_PATIENCE", 0.0)
+    out = tmp_path / "out"
+    out.mkdir()
+    with (out / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert cli.main(["sweep", str(seeds(tmp_path, 1)), "--out", str(out)]) == 2
+    assert "another sweep is at work" in capsys.readouterr().err
+
+
+def test_json_alone_on_standard_output(fake_train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 7)), "--out", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"study": "seeds", "cells": 2, "done": 1, "failed": 1, "results": str(out / "results.jsonl")}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [(["--jobs", "0"], "jobs"), (["--jobs", "-2"], "jobs"), (["--nice", "20"], "nice")]
+)
+def test_bad_flags_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+    assert cli.main(["sweep", str(seeds(tmp_path, 1)), "--out", str(tmp_path / "out"), *words]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and told in message and message.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert cli.main(["sweep", str(seeds(tmp_path, 1)), "--out", str(tmp_path / "file")]) == 2
+    assert "name another folder" in capsys.readouterr().err
+
+
+def test_threads_of_a_cell_get_as_many_cores(fake_train: Path, tmp_path: Path) -> None:
+    study = seeds(tmp_path, 0, base="threads = 2")
+    assert cli.main(["sweep", str(study), "--out", str(tmp_path / "out")]) == 0
+    ((_, _, cores, _, threads),) = starts(fake_train)
+    assert len(cores) == min(2, len(os.sched_getaffinity(0)))
+    assert threads == "2"
+
+
+def test_checkpoints_are_written_by_the_clock_unless_the_study_says_otherwise(tmp_path: Path) -> None:
+    def words(base: str) -> list[str]:
+        cell: Cell = read_study(seeds(tmp_path, 0, base=base), cli._resolve).cells[0]
+        return sweeping.train_words(cell, tmp_path / "run")
+
+    assert "--checkpoint.minutes" in words("")
+    assert words("checkpoint.every = 5").count("--checkpoint.every") == 1
+    chosen = words("checkpoint.every = 5")
+    assert chosen[chosen.index("--checkpoint.every") + 1] == "5"
