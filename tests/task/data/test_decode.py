@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -56,35 +54,6 @@ def test_both_decoders_give_the_same_pixels(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "simplejpeg", None)
         np.testing.assert_array_equal(fast, read(data, channels, shrink))
-
-
-def test_borrowed_pixels_are_the_same_and_others_are_ones_own(decoder: str) -> None:
-    first, second = (open_picture(encode(picture(i, 40, 60)), 3, "a.jpg") for i in (1, 2))
-    kept = first.pixels()
-    before = kept.copy()
-    np.testing.assert_array_equal(first.borrowed(), before)
-    np.testing.assert_array_equal(second.borrowed(2), second.pixels(2))
-    np.testing.assert_array_equal(second.borrowed(), second.pixels())
-    np.testing.assert_array_equal(kept, before)
-
-
-def test_an_image_larger_than_what_is_lent_is_decoded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_SCRATCH_BYTES", 1000)
-    found = open_picture(encode(picture(1, 40, 60)), 3, "a.jpg")
-    np.testing.assert_array_equal(found.borrowed(), found.pixels())
-
-
-def test_threads_lend_memory_of_their_own() -> None:
-    """Many images are resized at once, each from borrowed pixels, and none shows another's."""
-    pictures = [open_picture(encode(np.full((64, 64, 3), 2 * i, np.uint8)), 3, f"{i}.jpg") for i in range(100)]
-
-    def spread(number: int) -> int:
-        pixels = pictures[number].borrowed()
-        time.sleep(0.001)
-        return int(np.abs(pixels.astype(int) - 2 * number).max())
-
-    with ThreadPoolExecutor(8) as pool:
-        assert max(pool.map(spread, range(100))) <= 1
 
 
 def test_a_jpeg_is_read_as_pillow_reads_it(decoder: str) -> None:

@@ -14,7 +14,7 @@ from task.data.samples import picture
 
 
 def held(pixels: np.ndarray) -> Picture:
-    return Picture(pixels.shape[0], pixels.shape[1], lambda shrink, borrowed: pixels)
+    return Picture(pixels.shape[0], pixels.shape[1], lambda shrink: pixels)
 
 
 @settings(max_examples=100, deadline=None)
@@ -43,7 +43,7 @@ def test_a_box_is_resized_as_pillow_does(
 def test_a_large_picture_is_decoded_no_finer_than_needed() -> None:
     asked = []
 
-    def decode(shrink: int, borrowed: bool) -> np.ndarray:
+    def decode(shrink: int) -> np.ndarray:
         asked.append(shrink)
         return picture(0, -(-403 // shrink), -(-605 // shrink))
 
@@ -55,7 +55,7 @@ def test_a_large_picture_is_decoded_no_finer_than_needed() -> None:
 def test_a_shrunken_picture_shows_the_same_part() -> None:
     ramp = np.broadcast_to(np.linspace(0, 255, 800)[:, None, None], (800, 400, 1)).round().astype(np.uint8)
 
-    def decode(shrink: int, borrowed: bool) -> np.ndarray:
+    def decode(shrink: int) -> np.ndarray:
         return ramp.reshape(800 // shrink, shrink, 400 // shrink, shrink, 1).mean(axis=(1, 3)).astype(np.uint8)
 
     whole = resized(held(ramp), (8, 200, 392, 700), 40)

@@ -6,7 +6,6 @@ libjpeg-turbo with its accurate transform and give the same pixels, so which one
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from io import BytesIO
 
@@ -27,17 +26,6 @@ EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff
 MAX_PIXELS = 89_478_485
 _JPEG_NOTE = 0xE1
 _JPEG_IMAGE = (0xC0, 0xC1, 0xC2, 0xDA)  # markers of the frame and of its data
-_SCRATCH_BYTES = 2**24
-
-
-class _Scratch(threading.local):
-    """Memory of each thread: new memory for every image costs as much as a third of its decoding."""
-
-    def __init__(self) -> None:
-        self.buffer = bytearray(_SCRATCH_BYTES)
-
-
-_scratch = _Scratch()
 
 
 def open_picture(data: bytes, channels: int, name: str) -> Picture:
@@ -79,7 +67,7 @@ def _is_turned(data: bytes) -> bool:
         return False  # Pillow will say what is wrong with it when it is decoded
 
 
-def _decode_jpeg(data: bytes, channels: int, name: str, shrink: int, borrowed: bool) -> Pixels:
+def _decode_jpeg(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
     height, width, _, _ = simplejpeg.decode_jpeg_header(data)
     shrink = _possible(shrink, height, width)
     try:
@@ -88,10 +76,9 @@ def _decode_jpeg(data: bytes, channels: int, name: str, shrink: int, borrowed: b
             "RGB" if channels == 3 else "GRAY",
             min_height=-(-height // shrink),
             min_width=-(-width // shrink),
-            buffer=_scratch.buffer if borrowed and height * width * channels <= _SCRATCH_BYTES else None,
         )
     except ValueError:  # damaged, or only odd: Pillow is the judge
-        return _decode_any(data, channels, name, shrink, borrowed)
+        return _decode_any(data, channels, name, shrink)
     return pixels
 
 
@@ -109,7 +96,7 @@ def _size(data: bytes, name: str) -> tuple[int, int]:
         raise DamagedError(name, _reason(error)) from error
 
 
-def _decode_any(data: bytes, channels: int, name: str, shrink: int, borrowed: bool) -> Pixels:
+def _decode_any(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
     mode = "RGB" if channels == 3 else "L"
     try:
         image = _open(data)

@@ -60,7 +60,7 @@ def resized(picture: Picture, box: Box, size: int) -> Planes:
     # Decode no finer than needed: at half the size, say, where half of the box still has `size` pixels.
     enough = max(1, min(right - left, bottom - top) // size)
     shrink = next(factor for factor in (8, 4, 2, 1) if factor <= enough)
-    pixels = picture.borrowed(shrink)
+    pixels = picture.pixels(shrink)
     if pixels.shape[0] < picture.height:
         left, top, right, bottom = left // shrink, top // shrink, -(-right // shrink), -(-bottom // shrink)
     part = pixels[top:bottom, left:right]

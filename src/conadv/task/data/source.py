@@ -26,16 +26,12 @@ class Picture:
 
     height: int
     width: int
-    decode: Callable[[int, bool], Pixels]
-    """Takes a factor (1, 2, 4 or 8) and whether the result is only borrowed."""
+    decode: Callable[[int], Pixels]
+    """Takes a factor (1, 2, 4 or 8): the pixels at 1/factor of the size, or larger if that cannot be."""
 
     def pixels(self, shrink: int = 1) -> Pixels:
-        """The image as (H, W, C) bytes, at 1/shrink of its size, or larger if that cannot be."""
-        return self.decode(shrink, False)
-
-    def borrowed(self, shrink: int = 1) -> Pixels:
-        """The same, perhaps in memory that this thread's next call uses again, which saves a quarter of the time."""
-        return self.decode(shrink, True)
+        """The image as (H, W, C) bytes."""
+        return self.decode(shrink)
 
 
 class DamagedError(ValueError):
@@ -115,7 +111,7 @@ class Arrays:
 
     def picture(self, index: int) -> Picture:
         image = self.image(index)
-        return Picture(image.shape[0], image.shape[1], lambda shrink, borrowed: image)
+        return Picture(image.shape[0], image.shape[1], lambda shrink: image)
 
     def image(self, index: int) -> Pixels:
         image: Pixels = self.images[index]
