@@ -34,8 +34,9 @@ def main() -> None:
     arguments = _arguments()
     out: Path = arguments.out
     shutil.rmtree(out / "runs", ignore_errors=True)
-    recipe = override(load_recipe("digits"), {"epochs": arguments.steps, "checkpoint.every": arguments.steps})
-    recipe = override(recipe, {"schedule.warmup_epochs": 0.3 * arguments.steps, "threads": 1})
+    steps = arguments.steps
+    changes = {"epochs": steps, "schedule.warmup_epochs": 0.3 * steps, "checkpoint.every": steps, "threads": 1}
+    recipe = override(load_recipe("digits"), changes)
     summaries: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
     # Seed by seed and not method by method, so that the times of a round are taken under the same conditions.
     for seed in range(arguments.seeds):
