@@ -143,6 +143,16 @@ def test_turned_photographs_are_set_upright(decoder: str, orientation: int) -> N
     assert found.pixels(2).shape == (8, 16, 3)
 
 
+def test_a_note_is_found_behind_other_notes_and_padding(decoder: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(picture(6, 16, 32), exif=exif)
+    place = data.index(b"\xff\xe1")
+    other = b"\xff\xec" + struct.pack(">H", 1002) + bytes(1000)
+    found = open_picture(data[:place] + other + b"\xff\xff" + data[place:], 3, "a.jpg")
+    assert (found.height, found.width) == (32, 16)
+
+
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_an_unreadable_note_beside_the_pixels_does_no_harm(decoder: str) -> None:
     data = encode(picture(7), exif=b"Exif\0\0II*\0\xff\xff\xff\xff")

@@ -53,10 +53,11 @@ def _plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
 def _has_exif(data: bytes) -> bool:
     """Whether one of the segments before the image is a note in the form of Exif."""
     place = 2
-    while data[place : place + 1] == b"\xff" and data[place + 1] not in _JPEG_IMAGE:
+    while place + 10 < len(data) and data[place] == 0xFF and data[place + 1] not in _JPEG_IMAGE:
         if data[place + 1] == _JPEG_NOTE and data[place + 4 : place + 10] == b"Exif\0\0":
             return True
-        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        padding = data[place + 1] == 0xFF
+        place += 1 if padding else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
     return False
 
 

@@ -63,11 +63,8 @@ def resized(picture: Picture, box: Box, size: int) -> Planes:
     pixels = picture.pixels(shrink)
     if pixels.shape[0] < picture.height:
         left, top, right, bottom = left // shrink, top // shrink, -(-right // shrink), -(-bottom // shrink)
-    part = pixels[top:bottom, left:right]
-    part = part if part.flags.writeable else part.copy()  # PyTorch warns of arrays that it may not write to
-    # PyTorch resizes bytes three times as fast as Pillow and agrees with it to the last bit but one.
-    small = F.interpolate(torch.from_numpy(part).permute(2, 0, 1)[None], (size, size), mode="bilinear", antialias=True)[
-        0
-    ]
-    planes: Planes = small.numpy()
+    # A part that lies together in memory is resized a third faster, copying included, and by PyTorch three times as
+    # fast as by Pillow, with which it agrees to a grey level.
+    part = torch.from_numpy(pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
+    planes: Planes = F.interpolate(part[None], (size, size), mode="bilinear", antialias=True)[0].numpy()
     return planes
