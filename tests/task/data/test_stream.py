@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -198,6 +199,31 @@ def test_an_interrupt_of_the_consumer_leaves_no_worker() -> None:
     with pytest.raises(KeyboardInterrupt):
         train()
     assert worker_threads() == []
+
+
+class Counted:
+    """An augmentation that counts the chunks it was asked for."""
+
+    def __init__(self) -> None:
+        self.inner, self.calls = augmentation("none"), []
+
+    def __call__(self, *arguments: np.ndarray) -> tuple[np.ndarray, ...]:
+        self.calls.append(arguments)
+        return self.inner(*arguments)
+
+
+@pytest.mark.parametrize(("take", "expected"), [(Stream.batches, 10 + 10 + 2), (Stream.chunks, 1 + 4)])
+def test_the_next_step_is_made_while_this_one_is_learnt_from_and_no_more(take, expected: int) -> None:
+    """Of ten chunks a step: two workers make the next ten and two more, or of single chunks two each."""
+    augment = Counted()
+    images = take(Stream(numbered(100), 10, 1, 0, augment, workers=2), 0, None)
+    next(images)
+    deadline = time.monotonic() + 20
+    while len(augment.calls) < expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert len(augment.calls) == expected
+    images.close()
 
 
 def test_the_stream_leaves_the_global_random_state_alone() -> None:

@@ -92,18 +92,21 @@ class Stream:
 
     def chunks(self, start: int, stop: int | None, chunks: Sequence[int] | None = None) -> Generator[Batch]:
         """These chunks (all by default) of steps start..stop-1, one at a time; without a stop, endless."""
-        chunks = self._checked(start, chunks)
-        steps = count(start) if stop is None else range(start, stop)
-        wanted = ((step, chunk) for step in steps for chunk in chunks)
         # Two chunks a worker: one in the making, one made.
-        return ordered_map(lambda which: self.chunk(*which), wanted, self.workers, 2 * self.workers)
+        return self._ahead(start, stop, self._checked(start, chunks), 2 * self.workers)
 
     def batches(self, start: int, stop: int | None, chunks: Sequence[int] | None = None) -> Iterator[Batch]:
         """Like `chunks`, with those of one step joined to one batch."""
         chunks = self._checked(start, chunks)
-        with closing(self.chunks(start, stop, chunks)) as pieces:
+        # The whole of the next step is made while this one is learnt from.
+        with closing(self._ahead(start, stop, chunks, len(chunks) + self.workers)) as pieces:
             while parts := list(islice(pieces, len(chunks))):
                 yield tuple(self._joined(views) for views in zip(*parts, strict=True))
+
+    def _ahead(self, start: int, stop: int | None, chunks: Sequence[int], ahead: int) -> Generator[Batch]:
+        steps = count(start) if stop is None else range(start, stop)
+        wanted = ((step, chunk) for step in steps for chunk in chunks)
+        return ordered_map(lambda which: self.chunk(*which), wanted, self.workers, ahead)
 
     def _joined(self, parts: tuple[Tensor, ...]) -> Tensor:
         if not self.pin_memory:
