@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
@@ -28,6 +29,9 @@ _EVAL_FIELDS = ("model", "threads", "data.path", "data.workers")
 
 _METAVARS = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 
+
+# Seconds that a rank leaves to those before it to say what is wrong.
+_TURN = 5.0
 
 # torchrun refuses --run wherever it stands on its line, as an abbreviation of two of its own flags.
 _RUN = ("--run", "--run-dir")
@@ -195,6 +199,11 @@ def _app() -> App:
         help="Say what a cluster would do before it is rented: ranks by role, hours, and the cost of each method.",
     )
     app.command(sweep)
+    app.command(
+        "conadv.study.bench.command:bench",
+        name="bench",
+        help="Time candidates in turn: step, attack, lars or layout; ratios with their spread.",
+    )
     return app
 
 
@@ -280,9 +289,11 @@ def _title(recipe: Path) -> str:
 
 
 def _refuse(problem: str) -> int:
-    # Every rank reads the same input, so one of them says what is wrong with it.
-    if os.environ.get("RANK", "0") == "0":
-        _say(f"error: {problem}")
+    # Every rank reads the same input, so the first says what is wrong with it, whereupon torchrun ends the others.
+    # Who is still there after a while was alone with the problem.
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(_TURN * (1 + int(os.environ.get("LOCAL_RANK", "0"))))
+    _say(f"error: {problem}")
     return 2
 
 

@@ -1,0 +1,156 @@
+"""What a step costs: each method against vanilla, vanilla through this library against the plainest loop, the passes.
+
+The candidates work on one chunk of the same images, with the same optimizer. Its learning rate is 0: the weights
+stay where they are, so that every round does the same work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import repeat
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import SGD, Optimizer
+from torch.utils.flop_counter import FlopCounterMode
+
+from conadv.core.batch import Batch
+from conadv.core.splitbn import settle
+from conadv.optim.lars import Lars, parameter_groups
+from conadv.parallel.comm import Exchange
+from conadv.parallel.layout import Layout
+from conadv.parallel.world import World, own_device
+
+from .alternate import Laps, Tell, alternate
+from .result import Findings, Goal, Spread, Time, work_ratio, work_time
+from .workload import METHODS, Workload, duties_of
+
+ROUNDS = 12
+_AS_FAST_AS_PLAIN = Goal("≤", 1.02)
+Step = Callable[[], object]
+
+
+def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
+    """Ratios of steps, and seconds of the passes that the planner builds steps from."""
+    steps = _steps(workload)
+    flops = {name: _count_flops(step) for name, step in steps.items()}
+    laps = alternate({**steps, **_passes(workload), "update": _update(workload)}, rounds, tell=tell)
+    pairs = [(method, "vanilla") for method in METHODS if method != "vanilla"]
+    ratios = [work_ratio(laps, first, second, flops=flops[first] / flops[second]) for first, second in pairs]
+    ratios += [work_ratio(laps, name, "plain", _AS_FAST_AS_PLAIN) for name in ("vanilla", "train")]
+    return Findings([*ratios, *_pass_times(laps, workload.chunk_size)])
+
+
+def _steps(workload: Workload) -> dict[str, Step]:
+    methods = {name: method_step(workload, name) for name in METHODS}
+    plain = plain_step(workload.build(), workload.pixels())
+    return {"train": _train_step(workload), "plain": plain, **methods}
+
+
+def plain_step(model: nn.Module, batch: Batch) -> Step:
+    """What one writes without this library."""
+    optimizer = sgd(model)
+    images, labels = batch
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def method_step(workload: Workload, name: str) -> Step:
+    """What one writes with it."""
+    model = workload.build(name)
+    method, optimizer = workload.method(name, model), sgd(model)
+    pairs = method.feed(repeat(workload.pixels()))
+
+    def step() -> None:
+        now, ahead = next(pairs)
+        optimizer.zero_grad()
+        method(now, ahead)
+        optimizer.step()
+
+    return step
+
+
+def _train_step(workload: Workload) -> Step:
+    """Vanilla as `conadv train` takes a step, whose checks and exchange are there on one rank too."""
+    model = workload.build("vanilla")
+    place = Layout.fit(None, duties_of("vanilla"), 1).place(0, 1)
+    method, optimizer = workload.method("vanilla", model, place=place), sgd(model)
+    exchange = Exchange(model, World(0, 1, own_device()), place.share)
+    batch = workload.pixels()
+
+    def step() -> None:
+        exchange.zero()
+        exchange.finish(method(batch))
+        settle(model)
+        optimizer.step()
+
+    return step
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    """It leaves the weights where they are."""
+    return SGD(model.parameters(), lr=0.0, momentum=0.9, weight_decay=5e-4)
+
+
+def _passes(workload: Workload) -> dict[str, Step]:
+    """Forward passes with ever more of the backward pass behind them; the differences are its parts."""
+    model = workload.build()
+    images, labels = workload.pixels()
+    watched = images.clone().requires_grad_()
+    parameters = list(model.parameters())
+
+    def loss(images: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(images), labels)
+
+    return {
+        "forward": lambda: loss(images),
+        "to pixels": lambda: torch.autograd.grad(loss(watched), watched),
+        "to weights": lambda: torch.autograd.grad(loss(images), parameters),
+        "to both": lambda: torch.autograd.grad(loss(watched), [watched, *parameters]),
+    }
+
+
+def _update(workload: Workload) -> Step:
+    model = workload.build()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    return Lars(parameter_groups(model, 5e-4), lr=0.0).step
+
+
+def _count_flops(step: Step) -> int:
+    """Operations of convolutions and matrix products, which are nearly all."""
+    step()  # the first one may make twins for the next
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return int(counter.get_total_flops())
+
+
+def _pass_times(laps: Laps, images: int) -> list[Time]:
+    """Under the planner's names. They are measured at the chunk size to plan for, so no overhead a pass is left."""
+
+    def seconds(name: str, less: str | None = None, a_chunk: int = images) -> Spread:
+        times = list(map(work_time, laps[name]))
+        bases = map(work_time, laps[less]) if less else repeat(0.0, len(times))
+        return Spread.of([(time - base) / a_chunk for time, base in zip(times, bases, strict=True)])
+
+    return [
+        Time("forward", "seconds_per_image", seconds("forward")),
+        Time("input_backward", "seconds_per_image", seconds("to pixels", "forward")),
+        Time("weight_backward", "seconds_per_image", seconds("to both", "to pixels")),
+        Time("pixel_backward", "seconds_per_image", _not_negative(seconds("to both", "to weights"))),
+        Time("update", "seconds", seconds("update", a_chunk=1)),
+        *(Time(f"step of {name}", "seconds", seconds(name, a_chunk=1)) for name in ("plain", *METHODS)),
+    ]
+
+
+def _not_negative(spread: Spread) -> Spread:
+    """A product so small that it can drown in the noise of a difference."""
+    return replace(spread, median=max(spread.median, 0.0))
