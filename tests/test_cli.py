@@ -264,11 +264,19 @@ def test_a_rank_with_nothing_to_say_is_silent(words, commands, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_of_several_ranks_one_speaks_about_bad_input(commands, capsys, monkeypatch):
+def test_of_several_ranks_the_first_speaks_about_bad_input(commands, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    assert cli.main(["train", "nowhere"]) == 2
+    monkeypatch.setattr("time.sleep", raising(SystemExit(143)))  # torchrun ends the others when the first has left
+    with pytest.raises(SystemExit):
+        cli.main(["train", "nowhere"])
     assert capsys.readouterr() == ("", "")
     monkeypatch.setenv("RANK", "0")
+    refusal(capsys, "train", "nowhere")
+
+
+def test_a_rank_that_is_alone_with_bad_input_speaks_after_a_while(commands, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     refusal(capsys, "train", "nowhere")
 
 
@@ -276,7 +284,7 @@ def test_of_several_ranks_one_speaks_about_bad_input(commands, capsys, monkeypat
 
 
 def raising(error: BaseException):
-    def act():
+    def act(*arguments):
         raise error
 
     return act

@@ -63,7 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has gone; without this, Python complains once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (OSError, FloatingPointError) as error:  # a full disk, a loss that is not finite: no fault in our code
+    except FloatingPointError as error:  # a loss that is not finite, which all ranks know of
+        if os.environ.get("RANK", "0") == "0":
+            _say(f"error: {error}")
+        return 1
+    except OSError as error:  # a full disk: no fault in our code
         _say(f"error: {error}")
         return 1
     except Interrupted as stop:

@@ -21,7 +21,7 @@ from .world import World
 # Small enough that the first sum starts early in the backward pass, large enough that few sums are needed.
 _BUCKET_BYTES = 2**20
 # How many numbers a rank tells beside gradients and statistics.
-_TOLD = 5
+_TOLD = 3
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,10 @@ class Outcome:
 
     clean_loss: float
     adv_loss: float
-    finite: bool
-    """Whether losses and gradients are numbers."""
-    rank: int | None
-    """The rank whose loss is not finite; None: no rank's, or several."""
-    stop: bool
-    """Whether any rank was asked to stop."""
+    culprits: dict[int, str] | None
+    """None: every number is finite. Else the ranks with others, and what was not: empty where only their sum is not."""
+    stop: int
+    """The signal that asked some rank to stop; 0: none did."""
 
 
 class Exchange:
@@ -62,35 +60,50 @@ class Exchange:
         self._started = 0
         self._start_ready()
 
-    def finish(self, losses: Losses, stop: bool = False) -> Outcome:
-        """End a step: gradients and pending statistics become their sums over the ranks."""
+    def finish(self, losses: Losses, stop: int = 0) -> Outcome:
+        """End a step: gradients and pending statistics become their sums over the ranks.
+
+        `stop` is the number of a signal that asked this rank to stop after the step; 0: none did.
+        """
         self._start(len(self._buckets))
-        tail = torch.cat([self._told(losses, stop), *self._statistics])
+        values = torch.stack([*losses]).to(self._like)
+        sick = self._sick(values)
+        tail = torch.cat([torch.full_like(values[:1], stop > 0), self._share * values, *self._statistics])
         self._begin_sum(tail)
-        for work in self._sums:
-            work.wait()
+        with self._world.waiting():
+            for work in self._sums:
+                work.wait()
         self._sums.clear()
         told, statistics = tail[:_TOLD], tail[_TOLD:]
         torch._foreach_copy_(self._statistics, list(statistics.split([len(part) for part in self._statistics])))
-        return self._outcome(*told.tolist())
+        # One not-a-number or infinity anywhere makes the sum one too.
+        total = torch.stack([tail.sum(), *(bucket.gradients.sum().to(tail) for bucket in self._buckets)]).sum()
+        stops, clean, adv, everything = torch.cat([told, total[None]]).tolist()
+        culprits = None if math.isfinite(everything) else self._culprits(sick)
+        return Outcome(clean, adv, culprits, self._world.largest(stop) if stops else 0)
 
     def discard(self) -> None:
         """Forget the statistics of a step that is not to be taken."""
         for part in self._statistics:
             part.zero_()
 
-    def _told(self, losses: Losses, stop: bool) -> Tensor:
-        """What a rank tells of its step, in numbers whose sum over the ranks says it all."""
-        values = torch.stack([*losses]).to(self._like)
-        bad = values.isfinite().all().logical_not().to(self._like)
-        flags = torch.stack([torch.full_like(bad, float(stop)), bad, bad * self._world.rank])
-        return torch.cat([flags, self._share * values])
+    def _sick(self, values: Tensor) -> Tensor:
+        """Which of this rank's own numbers are not finite, before they are lost in the sum over the ranks."""
+        gradients = torch.stack([bucket.own_total.to(values) for bucket in self._buckets])
+        statistics = torch.cat([*self._statistics, values[:0]])
+        return torch.stack([part.isfinite().all().logical_not() for part in (values, gradients, statistics)])
 
-    def _outcome(self, stops: float, bad: float, bad_ranks: float, clean: float, adv: float) -> Outcome:
-        # One not-a-number or infinity anywhere makes the sum one too.
-        gradients = sum(float(bucket.gradients.sum()) for bucket in self._buckets)
-        finite = all(map(math.isfinite, (clean, adv, gradients)))
-        return Outcome(clean, adv, finite, int(bad_ranks) if bad == 1 else None, stops > 0)
+    def _culprits(self, sick: Tensor) -> dict[int, str]:
+        """The ranks whose numbers are not finite, and which; every rank asks at once."""
+        table = torch.zeros(self._world.size, len(sick), device=sick.device)
+        table[self._world.rank] = sick.float()
+        found = self._world.sum(table) > 0
+        names = ("loss", "gradient", "statistics of a BatchNorm layer")
+        return {
+            rank: next(name for name, bad in zip(names, row, strict=True) if bad)
+            for rank, row in enumerate(found.tolist())
+            if any(row)
+        }
 
     def _start_ready(self) -> None:
         ready = self._started
@@ -112,10 +125,14 @@ class Exchange:
 
 
 class _Bucket:
-    """Some parameters whose gradients lie in one flat tensor, and how many of them are still awaited."""
+    """Some parameters whose gradients lie in one flat tensor, and how many of them are still awaited.
+
+    `own_total` is the sum of this rank's gradients, which tells whether they are finite.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], tell: Callable[[], None]) -> None:
         self.gradients = torch.zeros(sum(map(Tensor.numel, parameters)), dtype=parameters[0].dtype).to(parameters[0])
+        self.own_total = self.gradients.sum()
         self._tell = tell
         self._arrivals = 0
         self._expected: int | None = None  # arrivals in a step; unknown until the first one is over
@@ -139,6 +156,7 @@ class _Bucket:
         if self._expected is None:
             self._expected = self._arrivals
         self._closed = True
+        self.own_total = self.gradients.sum()
 
     def _arrive(self, parameter: Tensor) -> None:
         if self._closed:

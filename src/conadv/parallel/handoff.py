@@ -53,8 +53,8 @@ class Wire:
 class RankHandoff:
     """Twins from one rank of a lane to another, in the order in which they were put.
 
-    At the end of a step, `window` messages are under way (or fewer, in the last steps), and just as many receives are
-    posted: a run that stops there can `drain` the hand-off, and no message is left without a receiver.
+    At the end of a step, the messages of `delay` steps are under way (or fewer, in the last steps), and just as many
+    receives are posted: a run that stops there can `drain` the hand-off, and no message is left without a receiver.
     """
 
     def __init__(
@@ -62,32 +62,37 @@ class RankHandoff:
         wire: Wire,
         source: int,
         target: int,
-        window: int,
+        chunks: int,
+        delay: int,
         total: int,
         group: dist.ProcessGroup,
-        device: torch.device,
+        world: World,
     ) -> None:
         self._wire = wire
         self._source, self._target = source, target
         self._group = group
-        self._device = device
-        self._window = window
+        self._world = world
+        self._window = delay * chunks
+        # With one more on its way, the oldest was taken before the last exchange of the ranks: nobody waits for it.
+        self._most_owned = (delay + 1) * chunks
         self._to_post = total  # messages of the whole run that are not posted yet
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         self._posted: deque[tuple[dist.Work, Tensor]] = deque()
 
     def put(self, twin: Twin) -> None:
-        while self._sent and self._sent[0][0].is_completed():
-            self._sent.popleft()
         message = self._wire.pack(twin)
-        work = dist.isend(message, self._target, group=self._group)
+        with self._world.waiting():
+            if len(self._sent) == self._most_owned:
+                self._sent.popleft()[0].wait()  # Gloo's own sign of completion appears only then
+            work = dist.isend(message, self._target, group=self._group)
         assert work is not None
         self._sent.append((work, message))
 
     def take(self) -> Twin:
         self._post(max(1, self._window))
         work, message = self._posted.popleft()
-        work.wait()
+        with self._world.waiting():
+            work.wait()
         self._post(self._window)
         return self._wire.unpack(message)
 
@@ -96,15 +101,19 @@ class RankHandoff:
 
     def drain(self) -> None:
         """Wait for every message that is under way."""
-        for work, _ in (*self._sent, *self._posted):
-            work.wait()
+        if self._world.rank == self._target:
+            self._post(self._window)
+        with self._world.waiting():
+            for work, _ in (*self._sent, *self._posted):
+                work.wait()
         self._sent.clear()
         self._posted.clear()
 
     def _post(self, count: int) -> None:
         while len(self._posted) < count and self._to_post:
-            message = torch.empty(self._wire.size, dtype=torch.uint8, device=self._device)
-            work = dist.irecv(message, self._source, group=self._group)
+            message = torch.empty(self._wire.size, dtype=torch.uint8, device=self._world.device)
+            with self._world.waiting():
+                work = dist.irecv(message, self._source, group=self._group)
             assert work is not None
             self._posted.append((work, message))
             self._to_post -= 1
@@ -116,9 +125,10 @@ def between_ranks(layout: Layout, world: World, place: Place, delay: int, steps:
     if route is None:
         return None
     # A group of its own, so that twins never wait behind gradients.
-    group = dist.new_group()
+    with world.waiting():
+        group = dist.new_group()
     assert group is not None and place.chunks is not None
     # Where twins come with the clean gradient, those of the last step are made and taken by nobody.
     spare = delay if layout.maker() == Role.CLEAN else 0
     total = (steps + spare) * place.chunks
-    return RankHandoff(wire, *route, delay * place.chunks, total, group, world.device)
+    return RankHandoff(wire, *route, place.chunks, delay, total, group, world)

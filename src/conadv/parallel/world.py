@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from .notes import Notes
+
+
+class PeerError(ConnectionError):
+    """Another rank did not answer."""
 
 
 @dataclass(frozen=True)
@@ -20,25 +28,67 @@ class World:
     rank: int
     size: int
     device: torch.device
+    notes: Notes | None = None
+    """What processes leave for each other outside of any exchange; None: there is only this one."""
+    awaits: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+    """Set while this process waits for others, so that whoever looks can tell who is waited for."""
 
     @property
     def leads(self) -> bool:
         """Whether this is the process that prints and writes."""
         return self.rank == 0
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within, this process waits for others, and what goes wrong is a PeerError: theirs, not its own."""
+        self.awaits.set()
+        try:
+            yield
+        except RuntimeError as error:  # what every backend raises when a connection breaks or the time is up
+            raise PeerError(str(error)) from error
+        else:
+            self.awaits.clear()
+
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            with self.waiting():
+                dist.all_reduce(tensor)
         return tensor
 
     def start_sum(self, tensor: Tensor) -> dist.Work | None:
         """Begin a sum over all processes, in place; it is there when the work is waited for."""
-        return dist.all_reduce(tensor, async_op=True) if self.size > 1 else None
+        if self.size == 1:
+            return None
+        with self.waiting():
+            work: dist.Work = dist.all_reduce(tensor, async_op=True)
+        return work
+
+    def largest(self, number: int) -> int:
+        """The largest of the numbers that the processes have."""
+        largest = torch.tensor(number, device=self.device)
+        if self.size > 1:
+            with self.waiting():
+                dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
+
+    def spread(self, data: bytes) -> bytes:
+        """The bytes that the leading process has, on every process."""
+        if self.size == 1:
+            return data
+        with self.waiting():
+            size = torch.tensor(len(data), device=self.device)
+            dist.broadcast(size, 0)
+            received = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+            if self.leads and data:
+                received.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            dist.broadcast(received, 0)
+        return received.cpu().numpy().tobytes()
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier()
+            with self.waiting():
+                dist.barrier()
 
 
 def world_size() -> int:
@@ -58,12 +108,26 @@ def joined(timeout: float) -> Iterator[World]:
     if world_size() == 1:
         yield World(0, 1, device)
         return
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    world = _join("nccl" if device.type == "cuda" else "gloo", device, timeout)
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), device)
+        yield world
     finally:
         dist.destroy_process_group()
+
+
+def _join(backend: str, device: torch.device, timeout: float) -> World:
+    patience = timedelta(seconds=timeout)
+    notes = None
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=patience))
+        notes = Notes(patience)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    except RuntimeError as error:
+        if notes is not None and not notes.speak_first():
+            raise SystemExit(1) from None
+        reason = " ".join(str(error).split())
+        raise PeerError(f"the {world_size()} ranks did not come together in {timeout:g} seconds: {reason}") from error
+    return World(rank, size, device, notes)
 
 
 def own_device() -> torch.device:

@@ -32,7 +32,12 @@ from conadv.task.augment import Augmentation, augmentation
 from conadv.task.data import DataSet, Stream, open_data
 from conadv.task.models import build_from_callable, build_model, check_output
 
-_METHODS: dict[str, type[Vanilla | ConAdv | Recycled]] = {"vanilla": Vanilla, "disadv": ConAdv, "conadv": ConAdv, "recycled": Recycled}
+_METHODS: dict[str, type[Vanilla | ConAdv | Recycled]] = {
+    "vanilla": Vanilla,
+    "disadv": ConAdv,
+    "conadv": ConAdv,
+    "recycled": Recycled,
+}
 # The usual figures for colour photographs; pictures of other kinds stay in [0, 1].
 _PHOTOGRAPHS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
@@ -125,7 +130,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     """Everything that a run from step `start` on needs, on this rank."""
     place = layout.place(world.rank, stream.chunks_per_step)
     steps = stream.steps_per_epoch * recipe.epochs
-    stop = min(steps, recipe.max_steps or steps)
+    stop = max(start, min(steps, recipe.max_steps or steps))
     attack = _attack(recipe)
     handoff = between_ranks(layout, world, place, recipe.delay, stop - start, _wire(recipe, task, attack))
     return Job(

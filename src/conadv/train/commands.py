@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import signal
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +12,20 @@ from typing import Any
 
 import safetensors.torch
 
-from conadv.config import Recipe, dump_recipe
+from conadv.config import RESUMABLE, Recipe, dump_recipe, flatten
 from conadv.core.attack import PGD
 from conadv.core.splitbn import plain_state_dict
+from conadv.parallel.watch import watched
 from conadv.parallel.world import World, joined, own_device, own_rank, world_size
 
-from .build import Job, build_job, build_policy, build_stream, build_task, check_fit
-from .checkpoint import Checkpoint
+from .build import Job, Task, build_job, build_policy, build_stream, build_task, check_fit
+from .checkpoint import Checkpoint, newest_whole
 from .evaluation import evaluate_task
 from .folder import claim, default_folder, is_restart, reopen, versions, write_summary
 from .log import Watch
-from .loop import Progress, position, run
+from .loop import NotFiniteError, Progress, position, run
 from .record import FolderRecorder, Recorder, Silence
-from .resume import find_checkpoint, go_on
+from .resume import Expected, find_checkpoint, go_on
 from .signals import Interrupted, listening
 from .state import StaleWeights, load_model
 
@@ -33,16 +35,20 @@ def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool)
     layout = check_fit(recipe, world_size())
     task = build_task(recipe, own_device())
     stream = build_stream(recipe, task)
-    folder, checkpoint = _open_folder(recipe, folder, resume)
-    with joined(recipe.timeout) as world, listening() as request:
+    folder, found = _open_folder(recipe, task, folder, resume)
+    agreed = (Interrupted, NotFiniteError)
+    with joined(recipe.timeout) as world, listening() as request, watched(world, layout, agreed):
+        # Only the leading rank reads the folder, so that all go on from the same checkpoint.
+        packed = world.spread(found.pack() if found else b"")
+        checkpoint = Checkpoint.unpack(packed) if packed else None
         job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"] if checkpoint else 0)
         stale = StaleWeights(task.model, job.method.delay if world.leads else 0)
         progress = Progress() if checkpoint is None else go_on(job, stale, checkpoint)
         with _recorder(recipe, job, folder, progress, quiet) as recorder:
-            finished = run(job, progress, stale, build_policy(recipe, stream), request, recorder)
-        if not finished:
-            _tell(f"stopped after step {progress.step}; to go on: conadv train --resume {folder}")
-            raise Interrupted(request.signal or signal.SIGTERM)
+            signal_number = run(job, progress, stale, build_policy(recipe, stream), request, recorder)
+        if progress.step < job.stop:
+            _tell(f"stopped after step {progress.step}; to go on: {_command(recipe, folder)}")
+            raise Interrupted(signal_number)
         figures = evaluate_task(task, world)
     if not world.leads:
         return {}
@@ -53,8 +59,10 @@ def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool)
 
 def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: int) -> dict[str, Any]:
     """The figures of the newest checkpoint of a run; `robust` adds those under PGD of this radius and steps."""
-    checkpoint = _checkpoint(folder)
     task = build_task(recipe, own_device())
+    checkpoint = find_checkpoint(folder, _expected(recipe, task), _tell)
+    if checkpoint is None:
+        raise ValueError(f"{folder} has no checkpoint yet: train it further with {_command(recipe, folder)}")
     load_model(task.model, checkpoint.tensors)
     attack = None
     if robust:  # steps long enough to cross the ball and come back
@@ -66,7 +74,7 @@ def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: 
 
 def export(folder: Path, out: Path) -> dict[str, Any]:
     """Write the weights of the newest checkpoint as the model without further branches has them."""
-    checkpoint = _checkpoint(folder)
+    checkpoint = newest_whole(folder / "checkpoints", _tell, _check_plain)
     tensors = {name: checkpoint.tensors[f"model.{name}"] for name in checkpoint.about["plain"]}
     aside = out.with_name(f".{out.name}.partial")
     try:
@@ -77,23 +85,42 @@ def export(folder: Path, out: Path) -> dict[str, Any]:
     return {"file": str(out), "tensors": len(tensors), "step": checkpoint.about["step"]}
 
 
-def _open_folder(recipe: Recipe, folder: Path | None, resume: Path | None) -> tuple[Path, Checkpoint | None]:
-    """The folder of the run, made by the leading rank, and the checkpoint to go on from."""
-    leads = own_rank() == 0
-    name = f"{recipe.data.name or Path(str(recipe.data.path)).name}-{recipe.method}"
-    folder = resume or folder or default_folder(Path("runs"), name)
+def _open_folder(
+    recipe: Recipe, task: Task, folder: Path | None, resume: Path | None
+) -> tuple[Path, Checkpoint | None]:
+    """The folder of the run and the checkpoint to go on from: the leading rank makes the one and finds the other."""
     header = "\n".join(f"{what} {version}" for what, version in versions().items())
     config = dump_recipe(recipe, f"The recipe of this run, whole. Written with:\n{header}")
-    if resume is None and not (is_restart() and (folder / "config.toml").exists()):
-        if leads:
-            claim(folder, config)
+    name = f"{recipe.data.name or Path(str(recipe.data.path)).name}-{recipe.method}"
+    folder = resume or folder or default_folder(Path("runs"), name, config)
+    if own_rank() != 0:
         return folder, None
-    checkpoint = find_checkpoint(folder, _tell)
-    if leads:
-        reopen(folder, config)
-    if checkpoint is not None and checkpoint.about["versions"] != versions():
+    if resume is None and not is_restart(folder, config):
+        claim(folder, config)
+        return folder, None
+    checkpoint = find_checkpoint(folder, _expected(recipe, task), _tell)
+    reopen(folder, config, checkpoint.about["step"] if checkpoint else 0)
+    if checkpoint is None:
+        _tell(f"{folder} has no checkpoint yet: starting from its first step")
+    elif checkpoint.about["versions"] != versions():
         _tell(f"written with {checkpoint.about['versions']}, now {versions()}: numbers may differ in their last digits")
     return folder, checkpoint
+
+
+def _expected(recipe: Recipe, task: Task) -> Expected:
+    decisive = {key: value for key, value in flatten(recipe).items() if key not in RESUMABLE}
+    return Expected(task.model, recipe.delay, decisive)
+
+
+def _command(recipe: Recipe, folder: Path) -> str:
+    """What to type to go on with a run."""
+    size = world_size()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    nodes = f"--nnodes {size // local} " if size > local else ""
+    launcher = "" if size == 1 else f"torchrun {nodes}--nproc-per-node {local} -m "
+    # A folder may not name code to import, so its command does.
+    model = f" --model {shlex.quote(recipe.model)}" if ":" in recipe.model else ""
+    return f"{launcher}conadv train --resume {shlex.quote(str(folder))}{model}"
 
 
 @contextmanager
@@ -102,7 +129,7 @@ def _recorder(recipe: Recipe, job: Job, folder: Path, progress: Progress, quiet:
         yield Silence()
         return
     about = {
-        "recipe": dump_recipe(recipe),
+        "recipe": flatten(recipe),
         "versions": versions(),
         "plain": list(plain_state_dict(job.task.model)),
     }
@@ -122,11 +149,10 @@ def _facts(recipe: Recipe) -> dict[str, Any]:
     return {**{name: getattr(recipe, name) for name in names}, "epsilon": recipe.attack.epsilon}
 
 
-def _checkpoint(folder: Path) -> Checkpoint:
-    checkpoint = find_checkpoint(folder, _tell)
-    if checkpoint is None:
-        raise ValueError(f"{folder} has no checkpoint yet: train it further with conadv train --resume {folder}")
-    return checkpoint
+def _check_plain(checkpoint: Checkpoint) -> None:
+    missing = [name for name in checkpoint.about["plain"] if f"model.{name}" not in checkpoint.tensors]
+    if missing:
+        raise ValueError(f"lacks the tensor {missing[0]}")
 
 
 def _tell(text: str) -> None:

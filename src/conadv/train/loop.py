@@ -33,32 +33,40 @@ class Progress:
 
 def run(
     job: Job, progress: Progress, stale: StaleWeights, policy: Policy, request: StopRequest, recorder: Recorder
-) -> bool:
-    """Take the steps that are left; whether the run came to its end, rather than being asked to stop."""
+) -> int:
+    """Take the steps that are left, or fewer if a signal asks for it; which one did, or 0."""
     save = partial(_save, job, progress, stale, recorder)
+    first = progress.step
     began = time.monotonic() - progress.seconds
+    stopped_by = 0
     with closing(job.batches(progress.step)) as batches:
         for now, ahead in job.method.feed(batches):
             job.exchange.zero()
             losses = job.method(now, ahead)
-            outcome = job.exchange.finish(losses, stop=request.signal is not None)
+            outcome = job.exchange.finish(losses, request.signal or 0)
             rate = job.rate(progress.step)
             stale.keep()
-            if outcome.finite:
+            if outcome.culprits is None:
                 _update(job, rate)
             else:
                 _leave_out(job, progress, policy, outcome, rate)
             progress.step += 1
             progress.seconds = time.monotonic() - began
             _record(job, progress, policy, outcome, rate, recorder)
-            if outcome.stop:
+            stopped_by = outcome.stop
+            if stopped_by:
                 break
             if _is_due(progress.step, policy, recorder) and progress.step < job.stop:
                 save()
+    _drain(job)
+    if progress.step > first:  # what a run that had ended goes on from is saved already
+        save()
+    return stopped_by
+
+
+def _drain(job: Job) -> None:
     if job.handoff is not None:
         job.handoff.drain()
-    save()
-    return progress.step == job.stop
 
 
 def _update(job: Job, rate: float) -> None:
@@ -72,15 +80,24 @@ def _leave_out(job: Job, progress: Progress, policy: Policy, outcome: Outcome, r
     """A step whose numbers are not finite reaches neither the weights nor the statistics, on any rank."""
     job.exchange.discard()
     progress.skipped += 1
-    place = "" if outcome.rank is None else f" on {job.layout.describe(outcome.rank)}"
-    what = "loss" if outcome.rank is not None else "gradient"
-    told = f"the {what} of step {progress.step}{place} is not finite (batch {progress.step}, learning rate {rate:.4g})"
+    told = _not_finite(job, progress.step, outcome, rate)
     if policy.nonfinite == "stop":
+        _drain(job)
         raise NotFiniteError(
             f"{told}: try a lower --optimizer.lr, a longer --schedule.warmup-epochs, or --nonfinite skip"
         )
     if progress.skipped > policy.skip_limit:
+        _drain(job)
         raise NotFiniteError(f"{told}, after {policy.skip_limit} such steps were left out: try a lower --optimizer.lr")
+
+
+def _not_finite(job: Job, step: int, outcome: Outcome, rate: float) -> str:
+    """What happened where, in words."""
+    assert outcome.culprits is not None
+    epoch, batch = divmod(step, job.stream.steps_per_epoch)
+    parts = [f"the {what} on {job.layout.describe(rank)}" for rank, what in outcome.culprits.items()]
+    where = ", ".join(parts) or "the sum of the gradients over the ranks"
+    return f"step {step}: {where} is not finite (epoch {epoch}, batch {batch}, learning rate {rate:.4g})"
 
 
 def _record(job: Job, progress: Progress, policy: Policy, outcome: Outcome, rate: float, recorder: Recorder) -> None:
@@ -91,7 +108,7 @@ def _record(job: Job, progress: Progress, policy: Policy, outcome: Outcome, rate
         "loss": (1 - weight) * outcome.clean_loss + weight * outcome.adv_loss,
         "clean_loss": outcome.clean_loss,
         "adv_loss": outcome.adv_loss,
-        "skipped": not outcome.finite,
+        "skipped": outcome.culprits is not None,
     }
     if policy.evaluate_steps and progress.step % policy.evaluate_steps == 0 and progress.step < job.stop:
         figures |= evaluate_task(job.task, job.world)

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from .checkpoint import Checkpoint, Saver
+from .checkpoint import Checkpoint
 from .log import Metrics, Watch
+from .saver import Saver
 
 
 class Recorder(Protocol):
@@ -47,12 +48,16 @@ class FolderRecorder:
         self._about = about
         self._watch = watch
         self._saved = time.monotonic()
+        if self._metrics.missing:
+            watch.say(f"metrics.jsonl was damaged: {self._metrics.missing} of the steps before {start} have no line")
 
     def step(self, step: int, **figures: Any) -> None:
+        self._saver.check()
         self._metrics.write(step=step, **figures)
         self._watch.step(step + 1, figures["loss"], figures["lr"])
 
     def save(self, step: int, gather: Callable[[], dict[str, Tensor]], **about: Any) -> None:
+        self._saver.wait()  # before there is another copy of the state
         self._saver.save(step, Checkpoint(gather(), {**self._about, **about}), before=self._metrics.flush)
         self._saved = time.monotonic()
 

@@ -1,22 +1,44 @@
-"""Going on from a checkpoint: everything as it was, and the twins in flight made again."""
+"""Going on from a checkpoint: found, checked, everything as it was, and the twins in flight made again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from .build import Job
 from .checkpoint import Checkpoint, checkpoints, newest_whole
 from .loop import Progress
-from .state import StaleWeights, restore, stale_versions
+from .state import StaleWeights, check_tensors, largest_size, restore, stale_versions
 
 
-def find_checkpoint(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
+@dataclass(frozen=True)
+class Expected:
+    """What a run knows of its own checkpoints; anything else is passed over."""
+
+    model: nn.Module
+    delay: int
+    recipe: dict[str, Any]
+    """The values that decide the numbers of the run, by dotted key."""
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise a ValueError, which goes on after the name of the checkpoint, if it is of another run."""
+        theirs = checkpoint.about["recipe"]
+        other = [key for key, value in self.recipe.items() if theirs.get(key) != value]
+        if other:
+            raise ValueError(f"is of another run: its recipe differs in {', '.join(other)}")
+        check_tensors(checkpoint.tensors, self.model, self.delay)
+
+
+def find_checkpoint(folder: Path, expected: Expected, tell: Callable[[str], None]) -> Checkpoint | None:
     """The newest whole checkpoint of a run; None where a run was ended before it wrote one."""
     if not checkpoints(folder / "checkpoints"):
-        tell(f"{folder} has no checkpoint yet: starting from its first step")
         return None
-    return newest_whole(folder / "checkpoints", tell)
+    largest = largest_size(expected.model, expected.delay)
+    return newest_whole(folder / "checkpoints", tell, expected.check, largest)
 
 
 def go_on(job: Job, stale: StaleWeights, checkpoint: Checkpoint) -> Progress:

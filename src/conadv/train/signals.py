@@ -1,11 +1,21 @@
-"""A polite stop: the first SIGTERM or SIGINT is noted and acted on after the step, a second one acts at once."""
+"""A polite stop: the first SIGTERM or SIGINT is noted and acted on after the step, a second one acts at once.
+
+Signals are read by a thread, because the main one may wait for another rank, where Python notices none.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+
+_HEARD = (signal.SIGTERM, signal.SIGINT)
+# Seconds in which signals are the same request: `timeout` and some schedulers send each one twice.
+_ONE_REQUEST = 1.0
 
 
 class Interrupted(Exception):  # noqa: N818 - nothing went wrong
@@ -17,7 +27,7 @@ class Interrupted(Exception):  # noqa: N818 - nothing went wrong
 
 
 class StopRequest:
-    """Whether somebody asked this process to stop, and by which signal."""
+    """The signal that asked this process to stop; None: none did."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -25,19 +35,32 @@ class StopRequest:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Within, the first signal is only noted; a second one has its usual effect."""
+    """Within, the first signal is only noted; another one, a second or more after it, ends the process."""
     request = StopRequest()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        request.signal = number
-        for known in before:
-            signal.signal(known, signal.SIG_DFL)
-
-    for number in before:
-        signal.signal(number, note)
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in _HEARD}
+    thread = threading.Thread(target=_listen, args=(reader, request), name="signals", daemon=True)
+    thread.start()
     try:
         yield request
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        writer.close()
+        thread.join()
+        reader.close()
+
+
+def _listen(reader: socket.socket, request: StopRequest) -> None:
+    """Note the first signal, and end the process at a later one; ends when nobody writes any more."""
+    first = 0.0
+    while numbers := reader.recv(1):
+        if numbers[0] not in _HEARD:
+            continue
+        if request.signal is None:
+            request.signal, first = numbers[0], time.monotonic()
+        elif time.monotonic() - first > _ONE_REQUEST:
+            os._exit(128 + numbers[0])

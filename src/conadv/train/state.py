@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -49,15 +49,36 @@ def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> dict[
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
+def check_tensors(tensors: Mapping[str, Tensor], model: nn.Module, delay: int) -> None:
+    """Refuse tensors that are not, name by name, the state of this model with as many stale weights."""
+    own = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
+    parts = ["model.", *(f"stale.{number}." for number in range(delay))]
+    wanted = {prefix + name: form for prefix in parts for name, form in own.items()}
+    # What an optimizer remembers has the form of its parameter, and there may be none of it yet.
+    parameters = dict(model.named_parameters())
+    wanted |= {name: own[parameter] for name in tensors if (parameter := _parameter(name, parameters))}
+    found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise ValueError(f"is of another model: tensor {name} is missing, too much or of another shape or type")
+
+
+def largest_size(model: nn.Module, delay: int) -> int:
+    """More bytes than the state of this model can have in a file."""
+    state = model.state_dict().values()
+    tensors: int = sum(tensor.numel() * tensor.element_size() for tensor in state)
+    header = 1000 * len(state)  # a name, a shape and two offsets each
+    return (2 + delay) * (tensors + header) + 2**16
+
+
 def restore(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
-    """Put the state of a checkpoint back; a checkpoint of another model is a ValueError."""
+    """Put the state of a checkpoint back, whose tensors were checked."""
     load_model(model, tensors)
     parameters = dict(model.named_parameters())
     for name, value in _below("optimizer.", tensors).items():
         parameter, _, key = name.rpartition(":")
-        if parameter not in parameters or parameters[parameter].shape != value.shape:
-            raise ValueError(f"the checkpoint is of another model: its optimizer knows {parameter!r}")
-        optimizer.state[parameters[parameter]][key] = value.to(parameters[parameter].device, copy=True)
+        # In the layout of memory that the optimizer gives it, on which last digits may depend.
+        optimizer.state[parameters[parameter]][key] = torch.empty_like(parameters[parameter]).copy_(value)
     if stale.versions():
         stale.load(stale_versions(tensors))
 
@@ -74,6 +95,12 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         model.load_state_dict(_below("model.", tensors))
     except RuntimeError as error:
         raise ValueError(f"the checkpoint is of another model: {' '.join(str(error).split())}") from None
+
+
+def _parameter(name: str, parameters: Collection[str]) -> str | None:
+    """The parameter whose state of the optimizer has this name; None: it is no such name."""
+    parameter, _, key = name.removeprefix("optimizer.").rpartition(":")
+    return parameter if name.startswith("optimizer.") and key and parameter in parameters else None
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

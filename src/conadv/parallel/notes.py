@@ -1,0 +1,46 @@
+"""What ranks leave for each other in the store, outside of any exchange: signs of life, and who has spoken."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+
+class Notes:
+    """A connection to the store of a run, for one thread; when the store is gone, its errors are RuntimeErrors."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self._store = dist.TCPStore(address, port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+        # Where torchrun keeps the store when it starts the ranks again, old notes must not count.
+        self._prefix = f"conadv/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+    def for_another_thread(self) -> Notes:
+        return Notes(self._timeout)
+
+    def beat(self, rank: int, awaits: bool) -> None:
+        """A sign of life, and whether the rank waits for others."""
+        self._store.set(f"{self._prefix}/awaits/{rank}", "yes" if awaits else "no")
+        self._store.add(f"{self._prefix}/beats/{rank}", 1)
+
+    def beats(self, rank: int) -> int:
+        """How often a rank has given a sign of life."""
+        return int(self._store.add(f"{self._prefix}/beats/{rank}", 0))
+
+    def awaits(self, rank: int) -> bool:
+        """Whether a rank that has given a sign of life waited for others then."""
+        return bool(self._store.get(f"{self._prefix}/awaits/{rank}") == b"yes")
+
+    def spoken(self) -> bool:
+        """Whether some rank has said why the run ends."""
+        return int(self._store.add(f"{self._prefix}/spoken", 0)) > 0
+
+    def speak_first(self) -> bool:
+        """Whether it is on the one who asks to say why the run ends, being the first."""
+        try:
+            return int(self._store.add(f"{self._prefix}/spoken", 1)) == 1
+        except RuntimeError:  # without the store, better twice than never
+            return True

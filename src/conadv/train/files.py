@@ -1,0 +1,61 @@
+"""Files of a run: written whole or not at all, and read as what they are, data of bounded size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within, a disk that is full or read-only is an OSError that says what was to be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"cannot write {path} ({error.strerror or error}): make room, then go on") from None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file has its old text or the new one, at any moment."""
+    aside = path.with_name(f".{path.name}.partial")
+    with writing(path):
+        try:
+            write_flushed(aside, text.encode())
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def write_flushed(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Let the names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_bounded(path: Path, largest: int) -> bytes:
+    """The content of a file of at most this many bytes; an OSError says what is wrong with it."""
+    # A pipe or a device would keep us waiting, or never end.
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no file")
+    try:
+        with path.open("rb") as file:
+            data = file.read(largest + 1)
+    except MemoryError:
+        raise OSError(f"{path} does not fit into memory") from None
+    except OSError as error:
+        raise OSError(f"{path} cannot be read ({error.strerror or error})") from None
+    if len(data) > largest:
+        raise OSError(f"{path} has more than {largest} bytes, so it was not written by this run")
+    return data
