@@ -85,19 +85,6 @@ def test_the_same_images_give_bitwise_the_same_stream_from_every_form(tmp_path: 
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(stream, first, strict=True)), kind
 
 
-def test_shards_written_from_a_folder_keep_bytes_and_names_of_classes(tmp_path: Path) -> None:
-    data = open_data("path", write_folder(tmp_path / "folder", TRAIN, TEST))
-    written = write_shards(data, tmp_path / "shards", images_per_shard=5)
-    assert [path.name for path in written] == [*(f"train-{n:06d}.tar" for n in range(3)), "val-000000.tar"]
-    again = open_data("path", tmp_path / "shards")
-    assert [again.train.encoded(i) for i in range(12)] == [content for content, _ in TRAIN]
-    assert again.train.classes == ("class0", "class1")
-    before = [path.read_bytes() for path in written]
-    write_shards(data, tmp_path / "shards", images_per_shard=5)
-    assert [path.read_bytes() for path in written] == before
-    assert len(list((tmp_path / "shards").iterdir())) == 5
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_image_larger_than_needed_is_shrunk_while_decoded_to_nearly_the_same(tmp_path: Path, workers: int) -> None:
     """A JPEG decoded at a fraction of its size is not the same bytes, but looks the same."""
