@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from conadv.task.augment import augmentation
-from conadv.task.data import DataSet, Stream, open_data
+from conadv.task.data import DataSet, Fit, Stream, evaluation_batches, open_data
 from conadv.task.data.idx import find_idx
 from conadv.task.data.open import find_data
 from conadv.task.data.write_shards import write_shards
@@ -47,8 +47,8 @@ WRITERS = {
 }
 
 
-def stream_of(data: DataSet, name: str, workers: int = 0) -> list[torch.Tensor]:
-    stream = Stream(data.train, 4, 2, seed=3, augment=augmentation(name, 16), workers=workers)
+def stream_of(data: DataSet, name: str, workers: int = 0, size: int | None = 16) -> list[torch.Tensor]:
+    stream = Stream(data.train, 4, 2, seed=3, augment=augmentation(name, size), workers=workers)
     return [part for batch in stream.batches(0, 6) for part in batch]
 
 
@@ -71,15 +71,18 @@ def test_idx_and_cifar_are_recognized(tmp_path: Path) -> None:
     assert find_data(tmp_path / "cifar").kind == "CIFAR's own files"
 
 
-@pytest.mark.parametrize("augment", ["none", "crop-flip", "resized-crop"])
-def test_the_same_images_give_bitwise_the_same_stream_from_every_form(tmp_path: Path, augment: str) -> None:
+@pytest.mark.parametrize("size", [16, None])
+@pytest.mark.parametrize("augment", ["none", "crop-flip", "resized-crop", "autoaugment-imagenet"])
+def test_every_form_of_the_same_images_gives_bitwise_the_same_stream(
+    tmp_path: Path, augment: str, size: int | None
+) -> None:
     streams = {
-        kind: stream_of(open_data("path", write(tmp_path / kind, TRAIN, TEST)), augment, workers)
+        kind: stream_of(open_data("path", write(tmp_path / kind, TRAIN, TEST)), augment, workers, size)
         for workers, (kind, write) in enumerate(WRITERS.items())
     }
     rewritten = open_data("path", tmp_path / "NumPy arrays")
     write_shards(rewritten, tmp_path / "png shards", images_per_shard=5)
-    streams["shards of PNG"] = stream_of(open_data("path", tmp_path / "png shards"), augment)
+    streams["shards of PNG"] = stream_of(open_data("path", tmp_path / "png shards"), augment, size=size)
     first = streams.pop("image folder")
     for kind, stream in streams.items():
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(stream, first, strict=True)), kind
@@ -118,12 +121,16 @@ def spoil(root: Path) -> Path:
 
 
 def test_damage_is_fatal_and_named_by_default(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"class2: a class without images: repair the data, or skip"):
+    with pytest.raises(
+        ValueError, match=r"class2: a class without images; repair the data, or leave out what is damaged"
+    ):
         open_data("path", spoil(tmp_path / "bad"))
     (tmp_path / "bad" / "train" / "class2").rmdir()
     stream = Stream(open_data("path", tmp_path / "bad").train, 4, 2, 0, augmentation("none"), workers=2)
-    with pytest.raises(ValueError, match=r"class0/0001\.JPEG: "):
+    with pytest.raises(ValueError, match=r"class0/0001\.JPEG: .*; repair the data, or leave out what is damaged"):
         list(stream.batches(0, 3))
+    with pytest.raises(ValueError, match=r"val/class1/notes\.jpg: .*; repair the data, or leave out"):
+        list(evaluation_batches(open_data("path", tmp_path / "bad").test, 2, Fit(16), workers=1))
 
 
 def test_skipped_images_are_named_and_the_rest_keeps_the_promise(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ def test_files_are_parted_by_name_or_folder() -> None:
     train, test = split_files(names("x-val-0.tar", "x-train-1.tar", "x-train-0.tar"), ROOT)
     assert (train, test) == (names("x-train-0.tar", "x-train-1.tar"), names("x-val-0.tar"))
     assert split_files(names("Train/0.tar", "test/0.tar"), ROOT) == (names("Train/0.tar"), names("test/0.tar"))
+    train, test = split_files(names("latest1k_train_0.tar", "latest1k_validation_0.tar"), ROOT)
+    assert (train, test) == (names("latest1k_train_0.tar"), names("latest1k_validation_0.tar"))
 
 
 def test_where_there_is_a_validation_part_the_test_part_has_no_labels() -> None:
@@ -33,8 +35,9 @@ def test_where_there_is_a_validation_part_the_test_part_has_no_labels() -> None:
     [
         (["train-0.tar"], "no file has val or test in its name"),
         (["test-0.tar"], "no file has train in its name"),
-        (["a.tar"], "a.tar: its name has none of them"),
-        (["train-test.tar"], "its name has train and test"),
+        (["a.tar"], "a.tar: its name says neither"),
+        (["latest-festival-trainer.tar"], "its name says neither"),
+        (["train-test.tar"], "its name says test and train"),
     ],
 )
 def test_names_that_do_not_tell_are_refused(files: list[str], message: str) -> None:

@@ -18,7 +18,7 @@ from conadv.task.data.numpy_files import open_arrays
 from conadv.task.data.parquet import list_tables, table_classes
 from conadv.task.data.scan import Scan, scan
 from conadv.task.data.shards import list_shards
-from conadv.task.data.source import DamagedError, DataSet, Source
+from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, DataSet, Source
 from conadv.task.data.splits import class_names, split_files, stratified
 
 KNOWN = (
@@ -72,7 +72,7 @@ class Found:
         """The data set, if nothing is wrong that can be seen without decoding."""
         if self.problems:
             more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
-            raise ValueError(f"{self.problems[0]}{more}: repair the data, or skip what is damaged")
+            raise ValueError(f"{self.problems[0]}{more}; {DAMAGE_ADVICE}")
         return self.data
 
     def scans(self) -> dict[str, Scan]:

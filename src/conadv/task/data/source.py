@@ -34,6 +34,9 @@ class Picture:
         return self.decode(shrink)
 
 
+DAMAGE_ADVICE = "repair the data, or leave out what is damaged (data.damaged skip)"
+
+
 class DamagedError(ValueError):
     """An image that cannot be used: its name and why."""
 

@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 from conadv.task.data.draws import permutation
 from conadv.task.data.source import Labels
 
-# In this order: where there is a validation part, the test part has no public labels (ImageNet's on the hub).
-_TEST_WORDS = ("val", "test")
+_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 # Not a user's seed: a part of the data is the same in every run.
 _SPLIT = 1797
 
@@ -22,12 +25,13 @@ def split_files(files: Iterable[Path], root: Path) -> tuple[list[Path], list[Pat
     """The training files and the test files among these, by the words in their paths below `root`."""
     parts: dict[str, list[Path]] = {"train": [], "val": [], "test": []}
     for file in sorted(files):
-        words = [word for word in parts if re.search(word, str(file.relative_to(root)).lower())]
-        if len(words) != 1:
-            found = " and ".join(words) if words else "none of them"
-            raise ValueError(f"{file}: its name has {found}; name it by one of train, val, test")
-        parts[words[0]].append(file)
-    test = next((parts[word] for word in _TEST_WORDS if parts[word]), [])
+        words = re.findall("[a-z]+", str(file.relative_to(root)).lower())
+        kinds = sorted({_WORDS[word] for word in words if word in _WORDS})
+        if len(kinds) != 1:
+            raise ValueError(f"{file}: its name says {' and '.join(kinds) or 'neither'}; say one of train, val, test")
+        parts[kinds[0]].append(file)
+    # Where there is a validation part, the test part has no public labels (ImageNet's on the hub).
+    test = parts["val"] or parts["test"]
     for kind, chosen in (("train", parts["train"]), ("val or test", test)):
         if not chosen:
             raise ValueError(f"{root}: no file has {kind} in its name; training and test images are both needed")

@@ -6,7 +6,7 @@ step ──> epoch, place in it ──> order of the epoch ──> indices of a 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, islice
@@ -21,7 +21,7 @@ from conadv.core.batch import Batch
 from conadv.task.data.ahead import ordered_map
 from conadv.task.data.draws import Seeds, mix_all, permutation
 from conadv.task.data.fit import Fit, fitted
-from conadv.task.data.source import Planes, Source
+from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Planes, Source
 
 # What a random number is for, so that two uses never share one.
 _ORDER, _AUGMENT = 11, 12
@@ -87,7 +87,8 @@ class Stream:
         """This chunk of this step: (images, labels), or (images, labels, augmented)."""
         indices = self.indices(step, chunk)
         seeds = mix_all(self.seed, _AUGMENT, step // self.steps_per_epoch, indices)
-        images, *further = (as_tensor(view) for view in self.augment(self.source, indices, seeds))
+        with _advice():
+            images, *further = (as_tensor(view) for view in self.augment(self.source, indices, seeds))
         return (images, torch.from_numpy(self.source.labels[indices]), *further)
 
     def chunks(self, start: int, stop: int | None, chunks: Sequence[int] | None = None) -> Generator[Batch]:
@@ -133,7 +134,8 @@ def evaluation_batches(
 
     def made(first: int) -> Batch:
         part = wanted[first : first + batch_size]
-        return as_tensor(fitted(source, part, fit)), torch.from_numpy(source.labels[part])
+        with _advice():
+            return as_tensor(fitted(source, part, fit)), torch.from_numpy(source.labels[part])
 
     return ordered_map(made, range(0, len(wanted), batch_size), workers, 2 * workers)
 
@@ -141,6 +143,15 @@ def evaluation_batches(
 def as_tensor(images: Planes) -> Tensor:
     """The same bytes as a contiguous tensor."""
     return torch.from_numpy(np.ascontiguousarray(images))
+
+
+@contextmanager
+def _advice() -> Iterator[None]:
+    """Tell whoever meets a damaged image what can be done about it."""
+    try:
+        yield
+    except DamagedError as error:
+        raise ValueError(f"{error}; {DAMAGE_ADVICE}") from error
 
 
 @lru_cache(maxsize=4)
