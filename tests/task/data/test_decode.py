@@ -174,6 +174,15 @@ def test_what_is_no_image_is_damaged(decoder: str, data: bytes) -> None:
         read(data)
 
 
+@pytest.mark.parametrize("sampling", [0x14, 0x41, 0x44, 0x13, 0x00])
+def test_odd_sampling_of_colours_gives_pixels_or_an_error(decoder: str, sampling: int) -> None:
+    """Not every sampling that a header can hold is known to every decoder."""
+    data = bytearray(encode(picture(9, 40, 40)))
+    data[data.index(b"\xff\xc0") + 11] = sampling
+    with suppress(DamagedError):
+        assert read(bytes(data)).shape == (40, 40, 3)
+
+
 def bomb_png(width: int, height: int) -> bytes:
     """A PNG whose header promises this size."""
 

@@ -43,7 +43,7 @@ def _plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
         return None
     try:
         height, width, colour, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
+    except Exception:  # a form that it does not know, or bytes that are no JPEG after all: Pillow is the judge
         return None
     if colour not in ("YCbCr", "Gray") or (_has_exif(data) and _is_turned(data)):
         return None
@@ -78,7 +78,7 @@ def _decode_jpeg(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
             min_height=-(-height // shrink),
             min_width=-(-width // shrink),
         )
-    except ValueError:  # damaged, or only odd: Pillow is the judge
+    except Exception:  # damaged, or only odd: again
         return _decode_any(data, channels, name, shrink)
     return pixels
 
