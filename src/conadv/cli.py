@@ -154,7 +154,32 @@ def sweep(
     from conadv.study.sweep import sweep as run_sweep
 
     folder = out or Path("runs") / study.stem
-    _report(lambda: run_sweep(read_study(study, _resolve), folder, _resolve, jobs, nice, quiet), json)
+
+    def work() -> Mapping[str, object]:
+        counts = run_sweep(read_study(study, _resolve), folder, _resolve, jobs, nice, quiet)
+        _add_pictures(folder)
+        return counts
+
+    _report(work, json)
+
+
+def report(
+    folder: Annotated[Path, Parameter(help="The folder of a study, which conadv sweep wrote.")],
+    /,
+    *,
+    out: Annotated[
+        Path | None,
+        _option(
+            "The page to write; Markdown and figures come beside it.", "FILE.html", "DIR/report.html", ("--out", "-o")
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write what a study has found as one page that needs no network, and as Markdown."""
+    from conadv.study.report import write_report
+
+    _add_pictures(folder)
+    _report(lambda: write_report(folder, out), json)
 
 
 def inspect_data(
@@ -203,6 +228,7 @@ def _app() -> App:
         help="Say what a cluster would do before it is rented: ranks by role, hours, and the cost of each method.",
     )
     app.command(sweep)
+    app.command(report)
     app.command(
         "conadv.study.bench.command:bench",
         name="bench",
@@ -258,6 +284,19 @@ def _group(table: str) -> Group:
 def _resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
     """All values of a recipe, by dotted key, with changes on top."""
     return dict(config.flatten(config.load_recipe(recipe, overrides)))
+
+
+def _add_pictures(folder: Path) -> None:
+    """Make the pictures that a study lacks, while the checkpoints are there; only then is PyTorch needed."""
+    from conadv.study.showcase import without_pictures
+
+    results = without_pictures(folder)
+    if results:
+        from conadv.parallel.world import own_device
+        from conadv.study.gallery import add_galleries
+        from conadv.train.build import build_task
+
+        add_galleries(folder, results, lambda run: build_task(config.recipe_of_run(run), own_device()), _say)
 
 
 def _report(work: Callable[[], Mapping[str, object]], as_json: bool) -> None:

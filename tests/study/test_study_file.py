@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conadv import config
-from conadv.study.cells import NUMBERLESS, Cell, showcase
+from conadv.study.cells import NUMBERLESS, Cell
 from conadv.study.study_file import Study, read_study
 
 
@@ -137,15 +137,6 @@ def test_names_of_folders_are_safe_and_not_too_long(tmp_path: Path) -> None:
     assert "/" not in cell.slug
     assert not cell.slug.startswith(".")
     assert len(cell.slug.encode()) < 200
-
-
-def test_the_showcase_of_an_arm_is_the_first_cell_of_its_last_grid(tmp_path: Path) -> None:
-    study = study_of(
-        tmp_path,
-        'arm = [{name = "a"}, {name = "b", grids = ["one"]}]\n'
-        'grid = [{name = "one", seed = [5, 6]}, {name = "two", seed = [0, 1]}]\n',
-    )
-    assert {arm: cell.values["seed"] for arm, cell in showcase(study.cells).items()} == {"a": 0, "b": 5}
 
 
 @pytest.mark.parametrize(

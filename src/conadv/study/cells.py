@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,15 +89,6 @@ def expand(
     if count > 1:
         raise ValueError(f"two cells would share the folder {slug}: give their arms names that differ in letters")
     return cells
-
-
-def showcase(cells: Iterable[Cell]) -> dict[str, Cell]:
-    """The cell of each arm that stands for it in pictures: the first of its last grid."""
-    chosen: dict[str, Cell] = {}
-    for cell in cells:
-        if cell.arm not in chosen or cell.grids[-1] != chosen[cell.arm].grids[-1]:
-            chosen[cell.arm] = cell
-    return chosen
 
 
 def _cells(

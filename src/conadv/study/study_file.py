@@ -1,5 +1,6 @@
 """A study file: TOML that names many runs.
 
+    title, about, conclusions the texts of the report; keep_checkpoints: true keeps them all
     [base]                    recipe = "digits", and values for every cell
     [[arm]]                   name = "delay 2", and values for the cells of this arm; none: one arm for each method
     [arm.grid]                further axes of this arm alone, or other values on a common axis
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 
 from .cells import Arm, Cell, Grid, Resolve, expand, slugged
 
-_TOP = ("title", "about", "keep_checkpoints", "base", "grid", "arm")
+_TOP = ("title", "about", "conclusions", "keep_checkpoints", "base", "grid", "arm")
 _LARGEST_FILE = 1_000_000
 
 
@@ -31,6 +32,8 @@ class Study:
     text: str
     title: str
     about: str
+    """What the study asks: paragraphs at the head of its report."""
+    conclusions: str
     keep_checkpoints: bool
     cells: tuple[Cell, ...]
 
@@ -49,6 +52,7 @@ def read_study(path: Path, resolve: Resolve) -> Study:
             text,
             _typed(tables, "title", str, path.stem),
             _typed(tables, "about", str, ""),
+            _typed(tables, "conclusions", str, ""),
             _typed(tables, "keep_checkpoints", bool, False),
             expand(recipe, base, arms, grids, resolve),
         )

@@ -20,11 +20,12 @@ from typing import Any
 from conadv.train.log import write_atomically
 from conadv.train.signals import Interrupted
 
-from .cells import NUMBERLESS, Cell, Resolve, flags, showcase
+from .cells import NUMBERLESS, Cell, Resolve, flags
 from .origin import record_origin
 from .pool import Ended, Pool, usable_cores
 from .progress import SweepWatch
 from .results import FILE, Result, read_results, read_summary, result_of, write_results
+from .showcase import showcase
 from .study_file import Study
 
 # By the clock instead of by the epoch, which at full batch is a step; none of it changes a number.

@@ -1,0 +1,118 @@
+"""Pictures for a report: images, the twins that a trained network's attack makes of them, and the difference.
+
+Reports do without PyTorch, so pictures are made here, once, and lie as gallery.json in the folder of the run.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from conadv.core.attack import PGD
+from conadv.core.batch import to_pixels
+from conadv.task.data import evaluation_batches
+from conadv.task.models import evaluating
+from conadv.train.build import Task
+from conadv.train.checkpoint import newest_whole
+from conadv.train.log import write_atomically
+from conadv.train.state import load_model
+
+from .results import Result
+from .showcase import GALLERY
+
+_IMAGES = 6
+_LARGEST_SIDE = 96  # pixels: enough for a page, and small enough to lie in it
+
+
+def add_galleries(
+    folder: Path, results: Iterable[Result], load: Callable[[Path], Task], tell: Callable[[str], None]
+) -> None:
+    """Write the pictures of these runs of a study. What prevents some is told, and does not prevent the others."""
+    for result in results:
+        run = folder / "runs" / result.cell
+        try:
+            task = load(run)
+            load_model(task.model, newest_whole(run / "checkpoints", tell).tensors)
+            gallery = make_gallery(task, attack_of(result.values), int(result.values["chunk_size"]))
+            write_atomically(run / GALLERY, json.dumps(gallery) + "\n")
+        except (ValueError, OSError) as problem:
+            tell(f"no pictures of {result.name}: {problem}")
+
+
+def attack_of(values: Mapping[str, Any]) -> PGD:
+    """The attack of a run. That of recycled goes through the main branch and starts at the image."""
+    settings = {key.removeprefix("attack."): value for key, value in values.items() if key.startswith("attack.")}
+    if values["method"] == "recycled":
+        return PGD(**{**settings, "random_start": 0.0}, branch="main")
+    return PGD(**settings)
+
+
+def make_gallery(task: Task, attack: PGD, chunk_size: int) -> dict[str, Any]:
+    """Images, twins and differences as PNG in base64, and what the network takes images and twins for."""
+    source = task.data.train
+    size = min(chunk_size, len(source))
+    raw, labels = next(iter(evaluation_batches(source, size, task.augment.fit, indices=range(size))))
+    dtype = next(task.model.parameters()).dtype
+    images, labels = to_pixels(raw, task.device, dtype), labels.to(task.device)
+    # The whole chunk, as in training: the attack goes by the statistics of its chunk.
+    twins = attack(task.model, task.loss, images, labels, torch.Generator().manual_seed(0))
+    chosen = _of_different_classes(labels)
+    images, twins, labels = images[chosen], twins[chosen], labels[chosen]
+    difference = twins - images
+    largest = difference.abs().max().item()
+    magnified = 0.5 / largest if largest else 1.0
+    answers, twin_answers = _answers(task, images), _answers(task, twins)
+    names = source.classes
+    return {
+        "epsilon": attack.epsilon,
+        "magnified": magnified,
+        "images": [
+            {
+                "label": names[int(labels[number])],
+                "answer": names[answers[number]],
+                "twin_answer": names[twin_answers[number]],
+                "image": _png(images[number]),
+                "twin": _png(twins[number]),
+                "perturbation": _png(0.5 + magnified * difference[number]),
+            }
+            for number in range(len(labels))
+        ],
+    }
+
+
+def _of_different_classes(labels: Tensor) -> list[int]:
+    """The first image of each class, then others, as many as are shown."""
+    classes = labels.tolist()
+    first = [number for number, label in enumerate(classes) if label not in classes[:number]]
+    rest = [number for number in range(len(classes)) if number not in first]
+    return sorted((first + rest)[:_IMAGES])
+
+
+def _answers(task: Task, images: Tensor) -> list[int]:
+    """What the network takes images for, as in evaluation."""
+    with evaluating(task.model), torch.no_grad():
+        answers: list[int] = task.model(images).argmax(1).tolist()
+    return answers
+
+
+def _png(image: Tensor) -> str:
+    pixels = (255 * image.clamp(0, 1)).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    if pixels.shape[2] not in (1, 3):
+        raise ValueError(f"images of {pixels.shape[2]} channels cannot be shown")
+    picture = Image.fromarray(np.ascontiguousarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels))
+    if max(picture.size) > _LARGEST_SIDE:
+        scale = _LARGEST_SIDE / max(picture.size)
+        size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+        picture = picture.resize(size, Image.Resampling.NEAREST)  # a mean of pixels would blur the difference away
+    with io.BytesIO() as file:
+        picture.save(file, "PNG", optimize=True)
+        return base64.b64encode(file.getvalue()).decode("ascii")
