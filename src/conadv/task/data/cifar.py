@@ -71,7 +71,7 @@ def _assemble(version: _Version, files: Mapping[str, bytes], path: Path) -> Data
     def read(name: str, parse: Callable[[bytes], Any]) -> Any:
         try:
             return parse(files[name])
-        except (ValueError, KeyError, TypeError, pickle.UnpicklingError, EOFError, AttributeError, IndexError) as error:
+        except Exception as error:  # bytes that are not what they seem fail in many ways
             raise ValueError(f"{path}: {name} is damaged ({error}); download it again") from error
 
     classes = read(version.names, version.parse_names)

@@ -116,7 +116,7 @@ def _scan(shard: Path) -> _Found:
                     found.add(member, shard)
             end = archive.offset
         _check_end(shard, end)
-    except (tarfile.TarError, OSError) as error:
+    except (tarfile.TarError, OSError, ValueError, ArithmeticError) as error:
         found.problems[""] = f"the shard is cut or no tar file ({error})"
     return found
 
