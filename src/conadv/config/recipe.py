@@ -81,16 +81,16 @@ class Data:
     image_size: Count | None = None
     """Height and width in pixels that images are brought to. none: as they are stored (synthetic: 32)."""
     channels: Count = 3
-    """Synthetic data alone: colours of an image."""
+    """Colours of an image: of synthetic data, and what encoded images are converted to (1 or 3)."""
     classes: Count = 10
     """Synthetic data alone: number of classes."""
-    augment: Literal["none", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet"] = "none"
+    augment: Literal["none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet"] = "none"
     """What happens to a training image before it is seen."""
     views: Literal["one", "three"] = "one"
     """one: learn from augmented images and their twins. three: from clean, augmented and adversarial images, a third
     each, with a BatchNorm branch for each."""
     workers: Whole = 0
-    """Processes that load images. 0: the training process itself."""
+    """Threads that prepare images ahead of their use. 0: the training thread itself."""
     damaged: Literal["stop", "skip"] = "stop"
     """What to do about an image that cannot be read: end the run, or name it and go on without it."""
 

@@ -65,6 +65,8 @@ class Task:
     augment: Augmentation
     loss: Loss
     device: torch.device
+    workers: int
+    """Threads that prepare images."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def build_task(recipe: Recipe, device: torch.device) -> Task:
     with untouched_randomness(device, recipe.seed):
         model = _model(recipe, data, augment)
     loss = partial(F.cross_entropy, label_smoothing=recipe.label_smoothing)
-    return Task(model.to(device), data, augment, loss, device)
+    return Task(model.to(device), data, augment, loss, device, recipe.data.workers)
 
 
 def check_fit(recipe: Recipe, world_size: int) -> Layout:
@@ -121,7 +123,7 @@ def build_stream(recipe: Recipe, task: Task) -> Stream:
         recipe.chunk_size,
         recipe.seed,
         task.augment,
-        recipe.data.workers,
+        task.workers,
         pin_memory=task.device.type == "cuda",
     )
 

@@ -134,6 +134,8 @@ def _recorder(recipe: Recipe, job: Job, folder: Path, progress: Progress, quiet:
         "plain": list(plain_state_dict(job.task.model)),
     }
     with Watch(progress.step, job.stop, quiet) as watch:
+        for problem in job.task.data.skipped:
+            watch.say(f"left out: {problem}")
         if job.stream.remainder:
             watch.say(f"each epoch leaves out {job.stream.remainder} images, others every time")
         recorder = FolderRecorder(folder, progress.step, recipe.checkpoint.keep, about, watch)

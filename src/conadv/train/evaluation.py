@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from conadv.core.attack import PGD
@@ -16,14 +14,12 @@ from .build import Task
 _BATCH = 256
 
 
-def evaluate_source(
-    task: Task, world: World, source: Source, attack: PGD | None = None, tell: Callable[[int], None] | None = None
-) -> Evaluation:
+def evaluate_source(task: Task, world: World, source: Source, attack: PGD | None = None) -> Evaluation:
     """The model's figures on all images of a source, without augmentation."""
     first, last = (len(source) * rank // world.size for rank in (world.rank, world.rank + 1))
     totals = torch.zeros(5, dtype=torch.float64, device=world.device)
     if first < last:
-        batches = evaluation_batches(source, _BATCH, task.augment.fit, indices=range(first, last))
+        batches = evaluation_batches(source, _BATCH, task.augment.fit, task.workers, range(first, last))
         part = evaluate(task.model, batches, device=task.device, attack=attack)
         figures = (part.top1, part.top5, part.loss, part.robust_top1 or 0.0)
         totals += totals.new_tensor([part.images, *(figure * part.images for figure in figures)])
