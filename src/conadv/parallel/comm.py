@@ -49,7 +49,9 @@ class Exchange:
         self._statistics = pending_statistics(model)
         self._like = next(model.parameters())
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._buckets = [_Bucket(group, self._start_ready) for group in _grouped(trained[::-1])]
+        # Alone, nothing starts before the end, and a model may use other parameters in each step.
+        tell = self._start_ready if world.size > 1 else lambda: None
+        self._buckets = [_Bucket(group, tell) for group in _grouped(trained[::-1])]
         self._sums: list[dist.Work] = []
         self._started = 0  # buckets start in their order, which is the same on every rank
 
@@ -58,7 +60,8 @@ class Exchange:
         for bucket in self._buckets:
             bucket.restart()
         self._started = 0
-        self._start_ready()
+        if self._world.size > 1:
+            self._start_ready()
 
     def finish(self, losses: Losses, stop: int = 0) -> Outcome:
         """End a step: gradients and pending statistics become their sums over the ranks.

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+from typing import Protocol
 
-import torch.distributed as dist
+
+class Store(Protocol):
+    """What we need of PyTorch's stores."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def add(self, key: str, amount: int) -> int: ...
 
 
 class Notes:
-    """A connection to the store of a run, for one thread; when the store is gone, its errors are RuntimeErrors."""
+    """A view of the store of a run, which any thread may use; when the store is gone, its errors are RuntimeErrors."""
 
-    def __init__(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self._store = dist.TCPStore(address, port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+    def __init__(self, store: Store) -> None:
+        self._store = store
         # Where torchrun keeps the store when it starts the ranks again, old notes must not count.
         self._prefix = f"conadv/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-    def for_another_thread(self) -> Notes:
-        return Notes(self._timeout)
 
     def beat(self, rank: int, awaits: bool) -> None:
         """A sign of life, and whether the rank waits for others."""
@@ -28,19 +31,19 @@ class Notes:
 
     def beats(self, rank: int) -> int:
         """How often a rank has given a sign of life."""
-        return int(self._store.add(f"{self._prefix}/beats/{rank}", 0))
+        return self._store.add(f"{self._prefix}/beats/{rank}", 0)
 
     def awaits(self, rank: int) -> bool:
         """Whether a rank that has given a sign of life waited for others then."""
-        return bool(self._store.get(f"{self._prefix}/awaits/{rank}") == b"yes")
+        return self._store.get(f"{self._prefix}/awaits/{rank}") == b"yes"
 
     def spoken(self) -> bool:
         """Whether some rank has said why the run ends."""
-        return int(self._store.add(f"{self._prefix}/spoken", 0)) > 0
+        return self._store.add(f"{self._prefix}/spoken", 0) > 0
 
     def speak_first(self) -> bool:
         """Whether it is on the one who asks to say why the run ends, being the first."""
         try:
-            return int(self._store.add(f"{self._prefix}/spoken", 1)) == 1
+            return self._store.add(f"{self._prefix}/spoken", 1) == 1
         except RuntimeError:  # without the store, better twice than never
             return True

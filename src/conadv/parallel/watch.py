@@ -34,7 +34,7 @@ def watched(world: World, layout: Layout, agreed: tuple[type[BaseException], ...
         yield
         return
     watch = _Watch(world, layout, world.notes)
-    with _beating(world, world.notes.for_another_thread()):
+    with _beating(world, world.notes):
         try:
             yield
         except agreed:

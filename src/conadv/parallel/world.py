@@ -120,7 +120,7 @@ def _join(backend: str, device: torch.device, timeout: float) -> World:
     notes = None
     try:
         store, rank, size = next(rendezvous("env://", timeout=patience))
-        notes = Notes(patience)
+        notes = Notes(store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     except RuntimeError as error:
         if notes is not None and not notes.speak_first():
