@@ -5,13 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 import torch.distributed as dist
 
+from ranks import Pool
+
 # On a busy two-core machine two threads can be fifteen times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """Six rank processes, started once: starting them is what costs."""
+    ranks = Pool(6)
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture(autouse=True)

@@ -78,7 +78,8 @@ class Exchange:
                 work.wait()
         self._sums.clear()
         told, statistics = tail[:_TOLD], tail[_TOLD:]
-        torch._foreach_copy_(self._statistics, list(statistics.split([len(part) for part in self._statistics])))
+        if self._statistics:
+            torch._foreach_copy_(self._statistics, list(statistics.split([len(part) for part in self._statistics])))
         # One not-a-number or infinity anywhere makes the sum one too.
         total = torch.stack([tail.sum(), *(bucket.gradients.sum().to(tail) for bucket in self._buckets)]).sum()
         stops, clean, adv, everything = torch.cat([told, total[None]]).tolist()

@@ -1,0 +1,44 @@
+"""The processes of a run, and one that is alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ranks
+import tasks
+from conadv.parallel.world import PeerError, World, joined
+
+
+def test_alone_everything_vanishes():
+    with joined(1) as world:
+        assert (world.rank, world.size, world.leads, world.notes) == (0, 1, True, None)
+        tensor = torch.tensor([2.0])
+        assert world.sum(tensor) is tensor
+        assert world.start_sum(tensor) is None
+        assert world.spread(b"abc") == b"abc"
+        assert world.largest(-3) == -3
+        world.barrier()
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 5000])
+def test_every_rank_gets_what_the_leading_one_has(data, pool):
+    assert pool.run(4, tasks.collectives, data) == [(data, 14, 6.0)] * 4
+
+
+def test_what_goes_wrong_while_waiting_is_another_ranks_fault():
+    world = World(0, 1, torch.device("cpu"))
+    with world.waiting():
+        assert world.awaits.is_set()
+    assert not world.awaits.is_set()
+    with pytest.raises(PeerError, match="connection lost"), world.waiting():
+        raise RuntimeError("connection lost")
+    assert world.awaits.is_set()  # it never stopped waiting
+
+
+def test_ranks_that_do_not_come_together_are_an_error_after_the_timeout(monkeypatch):
+    with ranks.store() as port:
+        for name, value in ranks.environment(0, 2, port).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(PeerError, match="the 2 ranks did not come together in 1 seconds"), joined(1):
+            pass

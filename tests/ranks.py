@@ -1,0 +1,126 @@
+"""Rank processes for tests, forked from one server that has imported PyTorch, which is what takes seconds.
+
+A `Pool` of them takes one task after the other; `start` makes fresh ones, which may be killed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conadv import cli
+from conadv.parallel import watch
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+# PyTorch loads the last of these when the first optimizer is made.
+_CONTEXT.set_forkserver_preload(["ranks", "tasks", "conadv.train.commands", "torch._dynamo", "numpy.random"])
+
+
+class Pool:
+    """Processes that are ranks of one world after the other."""
+
+    def __init__(self, size: int) -> None:
+        self._ends: list[Connection] = []
+        self._processes: list[ForkServerProcess] = []
+        for _ in range(size):
+            end, other = _CONTEXT.Pipe()
+            process = _CONTEXT.Process(target=_serve, args=(other,), daemon=True)
+            process.start()
+            other.close()
+            self._ends.append(end)
+            self._processes.append(process)
+
+    def run(self, size: int, task: Callable[..., Any], *arguments: Any, timeout: float = 100) -> list[Any]:
+        """What `task(*arguments)` returns on each of `size` ranks."""
+        with store() as port:
+            for rank, end in enumerate(self._ends[:size]):
+                end.send((task, arguments, environment(rank, size, port)))
+            results = [self._receive(rank, timeout) for rank in range(size)]
+        failures = [text for fine, text in results if not fine]
+        assert not failures, "\n".join(failures)
+        return [value for _, value in results]
+
+    def close(self) -> None:
+        for end, process in zip(self._ends, self._processes, strict=True):
+            with suppress(BrokenPipeError):
+                end.send(None)
+            process.join(10)
+            process.kill()
+            process.join()
+            process.close()
+            end.close()
+
+    def _receive(self, rank: int, timeout: float) -> Any:
+        if not self._ends[rank].poll(timeout):
+            raise TimeoutError(f"rank {rank} did not finish its task in {timeout} seconds")
+        return self._ends[rank].recv()
+
+
+class store:  # noqa: N801 - a context manager
+    """A store as torchrun keeps one for its ranks; its port."""
+
+    def __enter__(self) -> int:
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return self._store.port
+
+    def __exit__(self, *_: object) -> None:
+        del self._store
+
+
+def environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun tells a rank."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    return {
+        **{name: str(value) for name, value in names.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
+def start(words: Sequence[str], environments: Sequence[dict[str, str]], output: Path) -> list[ForkServerProcess]:
+    """Fresh processes that run `conadv WORDS`, one for each environment; what they say goes to a file."""
+    processes = []
+    for settings in environments:
+        process = _CONTEXT.Process(
+            target=_command, args=(list(words), settings, str(output), str(Path.cwd())), daemon=True
+        )
+        process.start()
+        processes.append(process)
+    return processes
+
+
+def _serve(end: Connection) -> None:
+    torch.set_num_threads(1)
+    while (task := end.recv()) is not None:
+        function, arguments, settings = task
+        os.environ.update(settings)
+        try:
+            end.send((True, function(*arguments)))
+        except BaseException:
+            end.send((False, f"rank {settings['RANK']}: {traceback.format_exc()}"))
+
+
+def _command(words: list[str], settings: dict[str, str], output: str, folder: str) -> None:
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    os.chdir(folder)
+    os.environ.update(settings)
+    torch.set_num_threads(1)
+    watch._PATIENCE = 1.5  # enough on one machine
+    status = cli.main(words)
+    sys.stdout.flush()
+    os._exit(status)

@@ -1,0 +1,149 @@
+"""What the rank processes of tests do: functions that every process can import."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import nn
+
+import tiny
+from conadv.core.handoff import Twin
+from conadv.core.learner import Losses
+from conadv.core.methods import ConAdv, Recycled
+from conadv.core.roles import Role
+from conadv.core.splitbn import pending_statistics, split_batchnorm
+from conadv.parallel.comm import Exchange
+from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
+from conadv.parallel.layout import Layout
+from conadv.parallel.world import joined, own_device, world_size
+from conadv.train.build import build_job, build_policy, build_stream, build_task, check_fit
+from conadv.train.loop import Progress, run
+from conadv.train.record import Silence
+from conadv.train.signals import StopRequest
+from conadv.train.state import StaleWeights, gather
+
+
+def take_steps(changes: dict[str, Any], out: str) -> str:
+    """Train as a recipe says; the leading rank writes the state to a file, and each returns its digest."""
+    recipe = tiny.recipe(**changes)
+    layout = check_fit(recipe, world_size())
+    task = build_task(recipe, own_device())
+    stream = build_stream(recipe, task)
+    with joined(recipe.timeout) as world:
+        job = build_job(recipe, task, stream, layout, world, start=0)
+        stale = StaleWeights(task.model, 0)
+        run(job, Progress(), stale, build_policy(recipe, stream), StopRequest(), Silence())
+        data = safetensors.torch.save(gather(task.model, job.optimizer, stale))
+        if world.leads:
+            Path(out).write_bytes(data)
+    return sha256(data).hexdigest()
+
+
+SHAPE = (2, 3, 5)
+
+
+def twin(images: int, dtype: torch.dtype, seed: int) -> Twin:
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.rand(images, *SHAPE, dtype=torch.float64, generator=generator).to(dtype)
+    return Twin(pixels, torch.randint(2**40, (images,), generator=generator))
+
+
+def hand_over(layout: str, delay: int, chunks: int, steps: int, stop: int) -> dict[str, Any]:
+    """A run as the hand-off sees it, stopped after `stop` of its steps: which twins arrived, how many were owned."""
+    recycled = "attack" not in layout
+    with joined(30) as world:
+        plan = Layout.fit(layout, (Recycled if recycled else ConAdv).duties, world.size)
+        place = plan.place(world.rank, chunks)
+        handoff = between_ranks(plan, world, place, delay, steps, Wire(2, SHAPE, torch.float32, as_bytes=False))
+        assert handoff is not None
+        total = steps + delay if recycled else steps  # recycled makes twins in its last step too
+        made, arrived, owned = 0, [], 0
+        if plan.maker() in place.role:
+            for made in range(min(delay, total)):
+                _put(handoff, made, chunks)
+            made = min(delay, total)
+        for step in range(stop):
+            if plan.maker() in place.role and made < total:
+                _put(handoff, made, chunks)
+                made += 1
+            if Role.ADV in place.role:
+                arrived += [_is(handoff.take(), twin(2, torch.float32, 100 * step + n)) for n in range(chunks)]
+            world.sum(torch.zeros(1))  # the exchange that ends a step
+            owned = max(owned, len(handoff._sent) + len(handoff._posted))
+        handoff.drain()
+        assert not handoff._sent
+        assert not handoff._posted
+    return {"arrived": arrived, "owned": owned}
+
+
+def _put(handoff: RankHandoff, number: int, chunks: int) -> None:
+    for chunk in range(chunks):
+        handoff.put(twin(2, torch.float32, 100 * number + chunk))
+
+
+def _is(one: Twin, other: Twin) -> bool:
+    return torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
+
+
+def exchange_steps(steps: int) -> list[list[float]]:
+    """Gradients that no two ranks or steps share, summed over the ranks; those of the last layer never come."""
+    with joined(30) as world:
+        model = _three_layers()
+        exchange = Exchange(model, world, share=1 / world.size)
+        sums = []
+        for step in range(steps):
+            exchange.zero()
+            for number, layer in enumerate(list(model)[:2]):
+                (10**number * (1 + world.rank + step) * layer.weight.sum()).backward()
+            outcome = exchange.finish(Losses(torch.tensor(1.0 + world.rank), torch.tensor(float(step))))
+            assert outcome.culprits is None
+            sums.append([*(float(layer.weight.grad[0, 0]) for layer in model), outcome.clean_loss, outcome.adv_loss])
+        return sums
+
+
+def exchange_oddities(oddities: dict[int, str], signals: dict[int, int]) -> tuple[Any, ...]:
+    """What each rank learns of a step in which some have numbers that are not finite, or were asked to stop."""
+    with joined(30) as world:
+        model = split_batchnorm(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double())
+        exchange = Exchange(model, world, share=1.0)
+        exchange.zero()
+        oddity = oddities.get(world.rank, "")
+        weight = model[0].weight
+        (weight.sum() * (float("inf") if oddity == "gradient" else 1.0)).backward()
+        if oddity == "statistics":
+            pending_statistics(model)[0][0] = float("nan")
+        if oddity == "overflow":  # finite on each rank, and so is their sum over the parameters, but not over the ranks
+            weight.grad[0, 0], weight.grad[0, 1] = 1.7e308, -1.7e308
+        loss = torch.tensor(float("nan") if oddity == "loss" else 1.0)
+        outcome = exchange.finish(Losses(loss, torch.tensor(0.0)), signals.get(world.rank, 0))
+        return outcome.culprits, outcome.stop
+
+
+def use_other_parameters() -> str:
+    """A model that takes a layer in the second step which it did not take in the first."""
+    with joined(30) as world:
+        model = _three_layers()
+        exchange = Exchange(model, world, share=1.0)
+        for step in range(2):
+            exchange.zero()
+            sum(layer.weight.sum() for layer in list(model)[: 2 + step]).backward()
+            exchange.finish(Losses(torch.tensor(0.0), torch.tensor(0.0)))
+    return "done"
+
+
+def _three_layers() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3))).double()
+
+
+def collectives(data: bytes) -> tuple[bytes, int, float]:
+    """What each rank gets from the others when the leading one has `data`."""
+    with joined(30) as world:
+        received = world.spread(data if world.leads else b"")
+        largest = world.largest(7 * world.rank if world.rank < 3 else 0)
+        total = world.sum(torch.tensor([float(world.rank)]))
+        world.barrier()
+        return received, largest, float(total)
