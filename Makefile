@@ -4,13 +4,13 @@ BIN := .venv/bin
 # One thread a process: on a busy two-core machine two threads can be fifteen times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check format slow clean
+.PHONY: demo test check format slow soak clean
 
 demo: .venv/installed        ## train four ways on the embedded digits: a table and a picture, a few minutes
 	$(BIN)/python examples/demo.py
 
 test: check                  ## format, lint, types, then every test that is not slow
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
