@@ -18,11 +18,11 @@ _VERDICTS = ("More accurate than vanilla", "Less accurate than vanilla", "Not to
 def accuracy_section(evidence: Evidence) -> Section:
     """Every arm: its accuracy, and its difference from vanilla on the same seeds."""
     columns = _columns(evidence)
-    head = ["arm", *map(word, columns), "n", "test top-1, %", "minus vanilla, points", "95 % interval"]
+    head = ["arm", *map(word, columns), "n", "test accuracy, %", "minus vanilla, points", "95 % interval"]
     rows = [_row(evidence, condition, columns) for condition in evidence.shown]
     caption = (
-        "Test accuracy: mean ± sample standard deviation over n seeds. The difference is taken seed by seed from the "
-        "vanilla runs with the same data, model and batch, with its 95 % interval by Student's t."
+        "Test accuracy (top-1): mean ± sample standard deviation over n seeds. The difference is taken seed by seed "
+        "from the vanilla runs with the same data, model and batch, with its 95 % interval by Student's t."
         + _spread_caveat(evidence.shown)
     )
     verdicts = _verdicts(evidence)
@@ -109,6 +109,6 @@ def _dots(evidence: Evidence) -> Figure:
         ]
         if of:
             rows.append((evidence.name(condition), points, of))
-    drawing = dot_plot("accuracy-by-arm", "Test accuracy of every arm", rows, Axis("test top-1, %"))
+    drawing = dot_plot("accuracy-by-arm", "Test accuracy of every arm", rows, Axis("test accuracy, %"))
     caption = "Test accuracy of each run (hollow), their mean (filled) and one sample standard deviation (bar)."
     return Figure("figure-accuracy", caption, [drawing])

@@ -108,7 +108,7 @@ def _gain_table(gains: list[tuple[str, Callable[[int], float], Spread]]) -> Tabl
         for name, published, of in gains
     ]
     head = [
-        "difference of test top-1, points",
+        "difference of test accuracy, points",
         *(f"paper, {batch}k" for batch in _BATCHES),
         "ours",
         "95 % interval",

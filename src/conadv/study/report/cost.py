@@ -9,7 +9,7 @@ from .spread import Spread
 
 
 def gap_section(evidence: Evidence) -> Section:
-    head = ["arm", "n", "training top-1, %", "test top-1, %", "gap, points"]
+    head = ["arm", "n", "training accuracy, %", "test accuracy, %", "gap, points"]
     rows = [
         [
             evidence.name(one),
@@ -53,9 +53,9 @@ def _time_row(evidence: Evidence, condition: Condition) -> list[str]:
         evidence.name(condition),
         str(len(condition.runs)),
         _text(seconds, 1 if seconds and seconds.mean < 100 else 0),
-        f"{step:.1f}" if step is not None else "–",
+        f"{step:.{0 if step >= 100 else 1}f}" if step is not None else "–",
         f"{speed.mean:,.0f}" if speed else "–",
-        "1" if is_baseline else f"{_text(ratio, 2)}",
+        "1" if is_baseline else _text(ratio, 2),
     ]
 
 

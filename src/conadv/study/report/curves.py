@@ -26,7 +26,7 @@ def curve_section(evidence: Evidence) -> Section | None:
     traces = {id(one): [evidence.metrics(run) for run in one.runs] for one in evidence.shown}
     figures = [
         *_figure(evidence, "loss", "clean training loss", lambda one: _losses(traces[id(one)])),
-        *_figure(evidence, "progress", "test top-1, %", lambda one: _accuracies(one.runs, traces[id(one)])),
+        *_figure(evidence, "progress", "test accuracy, %", lambda one: _accuracies(one.runs, traces[id(one)])),
     ]
     return Section("curves", "Training curves", figures) if figures else None
 

@@ -22,6 +22,10 @@ _TITLES = {
 # As the paper has them first, and the rest after them.
 _ORDER = ("batch_size", "data.augment", "attack.epsilon", "delay")
 
+_GAIN = "Minus vanilla: difference in points from vanilla with the same data, model, batch and seed."
+# So many arms have their accuracies and differences in one table.
+_FEW = 2
+
 Family = Sequence[Condition]
 
 
@@ -34,7 +38,7 @@ def setting_sections(evidence: Evidence) -> list[Section]:
 def _section(evidence: Evidence, key: str, rows: Sequence[Family]) -> Section:
     slug, title = _TITLES.get(key, (f"by-{key.replace('.', '-').replace('_', '-')}", f"Accuracy by {word(key)}"))
     names = family_names(rows, key)
-    blocks: list[Block] = [_accuracies(slug, key, rows, names), *_differences(evidence, slug, key, rows, names)]
+    blocks: list[Block] = [*_tables(evidence, slug, key, rows, names)]
     numeric = all(isinstance(one.settings[key], int | float) for row in rows for one in row)
     if numeric and max(map(len, rows)) > 2:
         blocks.append(_figure(slug, key, rows, names))
@@ -63,38 +67,34 @@ def _head(row: Family) -> Condition:
     return row[max(places, key=lambda place: (counts[row[place].arm], -len(row[place].arm), place))]
 
 
-def _accuracies(slug: str, key: str, rows: Sequence[Family], names: Sequence[str]) -> Table:
+def _tables(evidence: Evidence, slug: str, key: str, rows: Sequence[Family], names: Sequence[str]) -> list[Table]:
+    """Accuracies, and differences from vanilla where it is there to be compared with."""
     values = _values(key, rows)
-    entries = [[_accuracy(_at(row, key, value)) for value in values] for row in rows]
-    caption = f"Test top-1 accuracy in percent by {word(key)}, everything else equal; n in brackets."
-    return Table(f"table-{slug}", caption, _table_head(key, values), _with_names(names, entries))
-
-
-def _differences(evidence: Evidence, slug: str, key: str, rows: Sequence[Family], names: Sequence[str]) -> list[Table]:
-    """The same table of differences from vanilla, where vanilla is there to be compared with."""
-    values = _values(key, rows)
-    entries = [[_difference(evidence, _at(row, key, value)) for value in values] for row in rows]
-    kept = [(name, row) for name, row in zip(names, entries, strict=True) if any(entry != "–" for entry in row)]
-    if not kept:
-        return []
-    caption = (
-        f"Minus vanilla with the same data, model and batch, points, by {word(key)}: mean ± sample standard deviation "
-        "over the seeds that both have; their number in brackets."
-    )
-    rows_of = _with_names([name for name, _ in kept], [row for _, row in kept])
-    return [Table(f"table-{slug}-gain", caption, _table_head(key, values), rows_of)]
-
-
-def _table_head(key: str, values: Sequence[Any]) -> list[str]:
-    prefix = "" if key == "data.augment" else f"{word(key)} "
-    return [
-        "arm",
-        *(prefix + ("no augmentation" if not prefix and value == "none" else show(key, value)) for value in values),
+    accuracies = [
+        [name, *(_accuracy(_at(row, key, value)) for value in values)] for name, row in zip(names, rows, strict=True)
     ]
+    gains = _gains(evidence, key, rows, names)
+    shown = ["no augmentation" if (key, value) == ("data.augment", "none") else show(key, value) for value in values]
+    caption = f"Test accuracy in percent by {word(key)}, everything else equal; mean ± sample standard deviation (n)."
+    if len(values) > len(rows) and len(rows) <= _FEW:  # a row for each value: long rather than wide
+        head, *body = zip([word(key), *shown], *accuracies, *gains, strict=True)
+        return [Table(f"table-{slug}", f"{caption} {_GAIN}" if gains else caption, head, body)]
+    head = ("arm", *(value if key == "data.augment" else f"{word(key)} {value}" for value in shown))
+    tables = [Table(f"table-{slug}", caption, head, accuracies)]
+    if gains:
+        told = f"The same as differences, by {word(key)}. {_GAIN}"
+        tables.append(Table(f"table-{slug}-gain", told, head, gains))
+    return tables
 
 
-def _with_names(names: Sequence[str], entries: Sequence[Sequence[str]]) -> list[list[str]]:
-    return [[name, *row] for name, row in zip(names, entries, strict=True)]
+def _gains(evidence: Evidence, key: str, rows: Sequence[Family], names: Sequence[str]) -> list[list[str]]:
+    """The rows in which something differs from vanilla."""
+    titles = [f"{name} minus vanilla" for name in names] if len(rows) > 1 else ["minus vanilla"]
+    gains = [
+        [title, *(_gain(evidence, _at(row, key, value)) for value in _values(key, rows))]
+        for title, row in zip(titles, rows, strict=True)
+    ]
+    return [row for row in gains if any(entry != "–" for entry in row[1:])]
 
 
 def _values(key: str, rows: Sequence[Family]) -> list[Any]:
@@ -112,7 +112,7 @@ def _accuracy(condition: Condition | None) -> str:
     return f"{top1.text()} ({top1.n})" if top1 else "–"
 
 
-def _difference(evidence: Evidence, condition: Condition | None) -> str:
+def _gain(evidence: Evidence, condition: Condition | None) -> str:
     of = difference(evidence, condition) if condition else None
     return f"{of.text(signed=True)} ({of.n})" if of else "–"
 
@@ -122,7 +122,7 @@ def _figure(slug: str, key: str, rows: Sequence[Family], names: Sequence[str]) -
     series = [Series(name, _points(row, key)) for name, row in zip(names, rows, strict=True)]
     ticks = [show(key, value).removesuffix("/255" if is_radius else "") for value in _values(key, rows)]
     axis = Axis(f"{word(key)}, in 255ths" if is_radius else word(key), at_values=True, tick_names=ticks)
-    drawings = [line_chart(f"{slug}-ours", f"Test accuracy by {word(key)}", series, axis, Axis("test top-1, %"))]
+    drawings = [line_chart(f"{slug}-ours", f"Test accuracy by {word(key)}", series, axis, Axis("test accuracy, %"))]
     caption = f"Test accuracy by {word(key)}: means, and one sample standard deviation where there are several seeds."
     if is_radius:
         drawings.append(_paper_by_epsilon())
@@ -146,4 +146,4 @@ def _paper_by_epsilon() -> str:
         if method == paper.CONADV
     ]
     axis = Axis("ε, in 255ths (the paper)", at_values=True, tick_names=[str(level) for level in paper.EPSILONS])
-    return line_chart("epsilon-paper", "The paper's test accuracy by ε", series, axis, Axis("test top-1, %"))
+    return line_chart("epsilon-paper", "The paper's test accuracy by ε", series, axis, Axis("test accuracy, %"))

@@ -9,7 +9,7 @@ from conadv.study.cells import NUMBERLESS
 from conadv.study.results import Result
 
 from .blocks import Block, Items, Listing, Paragraph, Section, Table
-from .conditions import show
+from .conditions import effective, show
 from .evidence import Evidence
 
 
@@ -23,11 +23,7 @@ def status(evidence: Evidence) -> Items:
     cells += f", {failed} failed" * bool(failed) + f", {missing} not run to their end yet" * bool(missing)
     seeds = {run.values["seed"] for condition in evidence.main for run in condition.runs}
     pairs = [("Cells", cells), ("Arms", str(len({result.arm for result in results}))), ("Seeds", _seeds(seeds))]
-    common = _common(results)
-    if "data.name" in common:
-        pairs.append(("Data", _data(common)))
-    if "model" in common and "batch_size" in common:
-        pairs.append(("Training", _training(common)))
+    pairs += [("Data", _data(results)), ("Training", _training(results))]
     if evidence.origins:
         pairs.append(
             ("Date and commit", f"{evidence.origins[-1]['date']}, {evidence.origins[-1]['commit'] or 'no clone'}")
@@ -42,7 +38,11 @@ def setup_section(evidence: Evidence) -> Section:
             0, Paragraph("The study was run in parts, on machines or with sources that differ, oldest first:")
         )
     blocks.append(_arms(evidence.results))
-    common = {key: value for key, value in _common(evidence.results).items() if key not in NUMBERLESS}
+    common = {
+        key: value
+        for key, value in _common([result.values for result in evidence.results]).items()
+        if key not in NUMBERLESS
+    }
     told = ", ".join(f"{key} {show(key, value)}" for key, value in common.items() if value is not None)
     blocks.append(Paragraph(f"Common to all cells: {told}."))
     if evidence.study_text:
@@ -66,7 +66,7 @@ def command_section(evidence: Evidence) -> Section:
     caption = (
         "Each cell: its test accuracy, and the command that repeats it, from the folder in which the sweep was run."
     )
-    table = Table("commands", caption, ["cell", "test top-1, %", "command"], rows, frozenset({2}))
+    table = Table("commands", caption, ["cell", "test accuracy, %", "command"], rows, frozenset({2}))
     note = (
         "A command gives the same figures again on the same machine and versions; on others they may differ in the "
         "last digits, which training magnifies."
@@ -88,16 +88,24 @@ def _seeds(seeds: set[int]) -> str:
     return ", ".join(map(str, sorted(seeds))) or "none yet"
 
 
-def _data(common: Mapping[str, Any]) -> str:
-    name = common["data.name"] or common.get("data.path") or "several"
-    size, side = common.get("data.train_size"), common.get("data.image_size")
-    parts = [str(name), f"{size:,} training images" if size else "", f"{side} × {side} pixels" if side else ""]
-    return ", ".join(part for part in parts if part)
+def _data(results: Sequence[Result]) -> str:
+    sources = ", ".join(dict.fromkeys(str(one.values["data.name"] or one.values["data.path"]) for one in results))
+    sides = _several(results, "data.image_size")
+    size = _several(results, "data.train_size", "{} training images")
+    return ", ".join(part for part in (sources, size, f"{sides} × {sides} pixels" * bool(sides)) if part)
 
 
-def _training(common: Mapping[str, Any]) -> str:
-    epochs = f", {common['epochs']} epochs" if "epochs" in common else ""
-    return f"{common['model']}, {common.get('optimizer.name', '')}, batch {common['batch_size']:,}{epochs}"
+def _training(results: Sequence[Result]) -> str:
+    forms = {"model": "{}", "optimizer.name": "{}", "batch_size": "batch {}", "epochs": "{} epochs"}
+    return ", ".join(_several(results, key, form) for key, form in forms.items())
+
+
+def _several(results: Sequence[Result], key: str, form: str = "{}") -> str:
+    """The values of a setting, put into a form; empty where it is none for all."""
+    values = list(dict.fromkeys(result.values[key] for result in results if result.values[key] is not None))
+    if all(isinstance(value, int) for value in values):
+        values.sort()
+    return form.format(" or ".join(show(key, value) for value in values)) if values else ""
 
 
 def _origin(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -116,10 +124,14 @@ def _arms(results: Sequence[Result]) -> Table:
     arms: dict[str, list[Result]] = {}
     for result in results:
         arms.setdefault(result.arm, []).append(result)
-    common = _common(results)
+    common = _common([result.values for result in results])
     rows = []
     for arm, several in arms.items():
-        own = {key: value for key, value in _common(several).items() if key not in common and key not in NUMBERLESS}
+        own = {
+            key: value
+            for key, value in _common([effective(result.values) for result in several]).items()
+            if key not in common and value is not None
+        }
         grids = ", ".join(dict.fromkeys(grid for result in several for grid in result.grids))
         told = ", ".join(f"{key} {show(key, value)}" for key, value in own.items())
         rows.append([arm, told, grids, str(len(several))])
@@ -127,7 +139,7 @@ def _arms(results: Sequence[Result]) -> Table:
     return Table("arms", caption, ["arm", "settings", "grids", "cells"], rows, frozenset({1, 2}))
 
 
-def _common(results: Sequence[Result]) -> dict[str, Any]:
-    """The values that all these results have."""
-    first, *rest = (result.values for result in results)
+def _common(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The values that all of these have."""
+    first, *rest = several
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in rest)}

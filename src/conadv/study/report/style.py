@@ -10,7 +10,9 @@ _DARK = ("#8ab4ff", "#ffa070", "#7fd6a0", "#d9a3ee", "#e0c04f", "#6fd3df", "#ff8
 _DRAWING = """
 .drawing { font-family: system-ui, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 13px; }
 .drawing text { fill: var(--ink); }
-.drawing .quiet { fill: var(--quiet); }
+.drawing .quiet, .drawing .small { fill: var(--quiet); }
+.drawing .small { font-size: 11px; }
+.drawing .name { font-weight: 600; }
 .drawing .grid { stroke: var(--rule); stroke-width: 1; }
 .drawing .axis { stroke: var(--quiet); stroke-width: 1; }
 .drawing .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
@@ -51,10 +53,10 @@ table { border-collapse: collapse; font-size: 0.88rem; line-height: 1.35; font-v
 caption, figcaption { text-align: left; font-size: 0.88rem; line-height: 1.45; color: var(--ink); max-width: 42rem; }
 caption { padding-bottom: 0.5rem; }
 caption b, figcaption b { margin-right: 0.25rem; }
-thead th { border-bottom: 1px solid var(--ink); vertical-align: bottom; font-weight: 600; }
 th, td { padding: 0.3rem 0.75rem; text-align: right; white-space: nowrap; vertical-align: top; }
 th:first-child, td:first-child { padding-left: 0; }
 th:last-child, td:last-child { padding-right: 0; }
+thead th { border-bottom: 1px solid var(--ink); vertical-align: bottom; font-weight: 600; white-space: normal; }
 tbody th { font-weight: 500; }
 .prose { text-align: left; white-space: normal; min-width: 9rem; }
 .commands .prose:last-child { min-width: 20rem; }
@@ -70,14 +72,18 @@ footer { margin-top: 3rem; padding-top: 0.75rem; border-top: 1px solid var(--rul
   h1 { font-size: 1.5rem; }
   dl { grid-template-columns: 1fr; gap: 0; }
   dd { margin-bottom: 0.5rem; }
-  th, td { padding: 0.3rem 0.5rem; }
-  tbody th:first-child { white-space: normal; }
+  table { font-size: 0.8rem; }
+  th, td { padding: 0.3rem 0.4rem; }
+  tbody th:first-child { white-space: normal; min-width: 6rem; }
+  caption { position: sticky; left: 0; max-width: calc(100vw - 2rem); }
+  th:first-child { position: sticky; left: 0; background: var(--paper); }
 }
 @media print {
-  body { max-width: none; padding: 0; font-size: 10pt; }
+  html { font-size: 10pt; }
+  body { max-width: none; padding: 0; font-size: 10pt; background: none; }
   nav { display: none; }
   .scroll { overflow: visible; }
-  table { font-size: 8pt; }
+  table { font-size: 8pt; break-inside: avoid; }
   th, td { padding: 0.15rem 0.4rem; }
   pre { white-space: pre-wrap; }
   figure, tr { break-inside: avoid; }

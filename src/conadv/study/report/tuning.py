@@ -23,7 +23,7 @@ def rate_section(evidence: Evidence) -> Section | None:
     table = Table(
         "rates",
         _caption(evidence, results),
-        ["arm", *(show(RATE, rate) for rate in rates)],
+        ["arm", *(f"rate {show(RATE, rate)}" for rate in rates)],
         [[name, *(_entry(row, rate, _chosen(evidence, row)) for rate in rates)] for name, row in rows],
     )
     blocks: list[Block] = [table, *_figure(rows)]
@@ -104,7 +104,7 @@ def _figure(rows: Sequence[tuple[str, list[Condition]]]) -> list[Figure]:
     if not series:
         return []
     drawings = [
-        line_chart(f"rates-{number}", "Test accuracy by learning rate", part, _axis(part), Axis("test top-1, %"))
+        line_chart(f"rates-{number}", "Test accuracy by learning rate", part, _axis(part), Axis("test accuracy, %"))
         for number, part in enumerate(_parts(series), 1)
     ]
     return [Figure("figure-rates", "Test accuracy by peak learning rate.", drawings)]
