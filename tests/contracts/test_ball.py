@@ -68,3 +68,12 @@ def test_always_inside(data: st.DataObject, images: Tensor) -> None:
         assert float(twins.min()) >= 0 and float(twins.max()) <= 1
     if attack.epsilon == 0:
         assert torch.equal(twins, inputs)
+
+
+def test_an_image_that_was_rounded_over_the_edge_stays_itself() -> None:
+    """Normalizing black and white in another order than ours may leave the range by a last digit."""
+    attack = PGD(0.0, mean=(0.485, 0.406), std=(0.229, 0.225), direction="noise")
+    edges = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1).expand(2, CHANNELS, 3, 3)
+    mean, std = torch.tensor(attack.mean).view(-1, 1, 1), torch.tensor(attack.std).view(-1, 1, 1)
+    images = torch.nextafter((edges - mean) / std, (edges - 0.5) * torch.inf)
+    assert torch.equal(attack(nn.Identity(), F.cross_entropy, images, torch.zeros(2)), images)

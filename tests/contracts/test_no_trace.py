@@ -142,6 +142,33 @@ def test_images_that_belong_to_a_graph_stay_out_of_it() -> None:
     assert images.grad is None and not twins.requires_grad
 
 
+def test_a_buffer_of_two_modules_stays_one() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(1, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.scale.mul_(-1)
+            return x
+
+    class Reads(nn.Module):
+        def __init__(self, scale: Tensor) -> None:
+            super().__init__()
+            self.register_buffer("scale", scale)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    writes = Writes()
+    model = nn.Sequential(writes, Reads(writes.scale), small_cnn())
+    ((images, labels),) = small_batches(1)
+    attack = PGD(8 / 255, random_start=0)
+    other_way = attack(nn.Sequential(Reads(-torch.ones(1).double()), model[2]), F.cross_entropy, images, labels)
+    assert torch.equal(attack(model, F.cross_entropy, images, labels), other_way)
+    assert float(writes.scale) == 1 and model[1].scale is writes.scale
+
+
 def test_the_twins_are_those_of_an_untouched_model() -> None:
     """The layers that are switched for the attack are switched back: a second one finds the same model."""
     model = mixed_model()

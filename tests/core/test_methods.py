@@ -124,6 +124,33 @@ def test_after_an_early_break_a_new_feed_starts_clean(setting: Setting, steps: i
     assert isinstance(method, Recycled) or not method.state_dict().get("twins")
 
 
+@every_method
+def test_what_was_loaded_is_for_the_first_feed_only(setting: Setting) -> None:
+    model = make_model()
+    method = setting.make(model)
+    for _, (now, ahead) in zip(range(2), method.feed(small_batches(6)), strict=False):
+        method(now, ahead)
+    method.load_state_dict(method.state_dict())
+    method(*next(method.feed(small_batches(6)[2:])))
+    train(method, model, small_batches(3, seed=5))
+    assert method.step == 6
+    assert isinstance(method, Recycled) or not method.state_dict().get("twins")
+
+
+@every_method
+def test_a_method_can_start_again(setting: Setting) -> None:
+    """In the same process, with twins of the first start still in flight."""
+    model, other = make_model(), make_model()
+    method = setting.make(model)
+    for _, (now, ahead) in zip(range(2), method.feed(small_batches(5)), strict=False):
+        method(now, ahead)
+    model.load_state_dict(other.state_dict())
+    method.resume(0)
+    train(method, model, small_batches(4))
+    train(setting.make(other), other, small_batches(4))
+    assert same_weights(model, other)
+
+
 @pytest.mark.parametrize("delay", [0, 1, 2])
 def test_a_step_that_failed_leaves_no_twins_to_the_next_feed(delay: int) -> None:
     model, losses_left = make_model(), [100]
@@ -219,12 +246,12 @@ def test_losses_are_means_without_a_graph(setting: Setting) -> None:
     chunks = list(zip(images.chunk(4), labels.chunk(4), strict=True))
     plain = small_cnn()
     expected = sum(float(F.cross_entropy(plain(x).detach(), y)) for x, y in chunks) / 4
-    ((now, ahead),) = method.feed([(images, labels)])
-    losses = method(now, ahead)
+    for now, ahead in method.feed([(images, labels)] * 3):
+        losses = method(now, ahead)  # of this step alone
     assert not losses.clean.requires_grad and not losses.adv.requires_grad
     assert float(losses.clean) == pytest.approx(expected, abs=1e-6)
     if setting.adversarial:
-        assert float(losses.adv) > float(losses.clean), "at its first step the attack sees these very weights"
+        assert float(losses.adv) > float(losses.clean), "the attack saw these very weights"
     else:
         assert float(losses.adv) == 0
 
@@ -340,6 +367,24 @@ def test_batches_as_a_loader_gives_them_stay_as_they_are(setting: Setting) -> No
 
 
 @every_method
+def test_a_model_may_work_in_place_on_its_input(setting: Setting) -> None:
+    class Centred(nn.Module):
+        def __init__(self, in_place: bool) -> None:
+            super().__init__()
+            self.model = make_model()
+            self.in_place = in_place
+
+        def forward(self, images: Tensor) -> Tensor:
+            outputs: Tensor = self.model(images.sub_(0.5) if self.in_place else images - 0.5)
+            return outputs
+
+    one, other = Centred(in_place=True), Centred(in_place=False)
+    train(setting.make(one, chunk_size=4), one, small_batches(4))
+    train(setting.make(other, chunk_size=4), other, small_batches(4))
+    assert same_weights(one, other)
+
+
+@every_method
 def test_two_views_of_the_same_images(setting: Setting) -> None:
     """Images and their augmented view share the clean part of the loss, each through a branch of its own."""
     branches = ("main", "aug", "adv") if setting.adversarial else ("main", "aug")
@@ -418,6 +463,15 @@ def test_with_a_seed_nothing_depends_on_what_ran_before(setting: Setting) -> Non
 
     assert same_weights(weights(1, 1), weights(1, 2))
     assert not same_weights(weights(1, 1), weights(2, 1))
+
+
+@every_method
+def test_steps_and_branches_draw_numbers_of_their_own(setting: Setting) -> None:
+    """The same images, weights and seed: only dropout tells the losses apart."""
+    model = nn.Sequential(make_model(), nn.Dropout(0.5))
+    losses = train(setting.make(model, PGD(0), seed=1), model, small_batches(1) * 3, lr=0)
+    kinds = 2 if setting.adversarial else 1
+    assert len({loss for step in losses for loss in step[:kinds]}) == 3 * kinds
 
 
 @every_method

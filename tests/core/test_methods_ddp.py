@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from conadv import PGD, Place, plain_state_dict, split_batchnorm
+from conadv import PGD, Place, plain_state_dict, route, split_batchnorm
 from settings import SETTINGS, Setting, small_batches, small_cnn
 
 ATTACK = PGD(8 / 255, 5 / 255, random_start=0.5)
@@ -63,11 +64,19 @@ def train(model: nn.Module, setting: Setting, chunk_size: int, place: Place, par
 def train_as_rank(rank: int, setting: Setting, scenario: Scenario) -> dict[str, Tensor]:
     model = scenario.model(setting)
     wrapped = DistributedDataParallel(model, broadcast_buffers=scenario.broadcast_buffers)
+    exchanges: list[None] = []
+    wrapped.register_comm_hook(exchanges, counted_sum)
     size = 8 // RANKS
     place = Place(first_chunk=rank * scenario.chunks)  # what is random differs from rank to rank
     train(wrapped, setting, size // scenario.chunks, place, slice(rank * size, (rank + 1) * size))
     assert list(plain_state_dict(wrapped)) == list(small_cnn().state_dict())
+    assert len(exchanges) == 5, "gradients are exchanged once a step, however many chunks it has"
     return model.state_dict()
+
+
+def counted_sum(exchanges, bucket):  # type: ignore[no-untyped-def]  # PyTorch refuses annotations that are strings
+    exchanges.append(None)
+    return default_hooks.allreduce_hook(None, bucket)
 
 
 def attack_as_rank() -> dict[str, bool]:
@@ -86,8 +95,15 @@ def attack_as_rank() -> dict[str, bool]:
 
 
 def mistakes_as_rank() -> list[str]:
-    """What is said to someone who wraps too early, or with an option that cannot work."""
+    """What is said to someone who wraps too early, with an option that cannot work, or evaluates the wrong branch."""
     messages = []
+    evaluated = DistributedDataParallel(split_batchnorm(small_cnn()))
+    evaluated.module.eval()
+    try:
+        with route(evaluated, "adv"):
+            messages.append("evaluated")
+    except ValueError as error:
+        messages.append(str(error))
     for split_first in (False, True):
         try:
             model = split_batchnorm(small_cnn()) if split_first else small_cnn()
@@ -113,16 +129,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
+    logs = [folder / f"{rank}.log" for rank in range(RANKS)]
+    processes = []
+    for rank, log in enumerate(logs):
+        with log.open("w") as file:
+            command = [sys.executable, __file__, str(rank), str(folder)]
+            processes.append(subprocess.Popen(command, env=environment, stderr=file))
     try:
-        for process in processes:
-            _, errors = process.communicate(timeout=120)
-            assert process.returncode == 0, errors
+        for process, log in zip(processes, logs, strict=True):
+            assert process.wait(timeout=120) == 0, log.read_text()
     finally:
         for process in processes:
             process.kill()
@@ -162,7 +177,8 @@ def test_an_attack_does_not_meet_the_wrapper(ranks: list[dict[str, Any]]) -> Non
 
 
 def test_mistakes_are_refused(ranks: list[dict[str, Any]]) -> None:
-    early, unused = ranks[0]["mistakes"]
+    untrained, early, unused = ranks[0]["mistakes"]
+    assert "never trained" in untrained
     assert "split the model, then wrap it" in early
     assert "find_unused_parameters=False" in unused
 

@@ -224,7 +224,8 @@ def test_the_train_flag_comes_along() -> None:
     model = small_cnn().train()
     model[1].eval()
     split_batchnorm(model)
-    assert not model[1].training and model[4].training
+    assert not model[1].training and not model[1].adv.training
+    assert model[4].training and model[4].adv.training
     assert not model.eval()[4].adv.training
 
 

@@ -188,6 +188,7 @@ class ConAdv:
         _finish(self._attack(batch, number))
 
     def resume(self, step: int) -> None:
+        _empty(self.handoff)
         self._learner.step = self._attacked = step
         self._loaded = True
 
@@ -230,8 +231,9 @@ class ConAdv:
 
     def _forget(self) -> None:
         """Twins left by a feed or a step that was not finished belong to batches that do not come again."""
-        if self._attacked > self.step or isinstance(self.handoff, Queue):
+        if self._attacked > self.step:
             self.handoff.clear()
+        _empty(self.handoff)
         self._attacked = self.step
 
 
@@ -310,6 +312,7 @@ class Recycled:
         self._primed = True
 
     def resume(self, step: int) -> None:
+        _empty(self.handoff)
         self._learner.step = step
         self._primed = False
 
@@ -357,6 +360,12 @@ def _adv_part(twin: Twin, weight: float) -> Part:
 def _finish(attack: Iterator[None]) -> None:
     for _ in attack:
         pass
+
+
+def _empty(handoff: Handoff) -> None:
+    """Forget what lies here; what is under way between ranks was drained when the run stopped."""
+    if isinstance(handoff, Queue):
+        handoff.clear()
 
 
 def _in_flight(handoff: Handoff) -> list[tuple[Tensor, Tensor]]:

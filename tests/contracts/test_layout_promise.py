@@ -1,0 +1,108 @@
+"""Promise: numbers do not depend on the layout or the number of ranks, and all ranks hold the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+from torch import Tensor
+
+import tasks
+import tiny
+from ranks import Pool
+
+# (ranks, layout); the 6 chunks of a batch are shared by 1, 2, 3 or 6 lanes.
+TOGETHER = [(size, None) for size in (2, 3, 6)]
+ATTACKED = [
+    *TOGETHER,
+    *((size, layout) for layout in ("clean+adv | attack", "clean | adv+attack") for size in (2, 4, 6)),
+    (2, "adv | clean+attack"),
+    (3, "clean | adv | attack"),
+    (6, "clean | adv | attack"),
+    (6, "attack | clean | adv"),
+]
+RECYCLED = [*TOGETHER, *((size, "clean | adv") for size in (2, 4, 6)), (2, "adv | clean")]
+CASES = [
+    *(("vanilla", 0, *case) for case in TOGETHER),
+    *(("conadv", delay, *case) for delay in (0, 1, 2) for case in ATTACKED),
+    *(("recycled", 1, *case) for case in RECYCLED),
+]
+
+State = dict[str, Tensor]
+
+
+def trained(pool: Pool, folder: Path, size: int, **changes: Any) -> State:
+    """The state after training on `size` ranks, which is the same on all of them."""
+    out = folder / "state.safetensors"
+    digests = pool.run(size, tasks.take_steps, {"epochs": 2, **changes}, str(out))
+    assert len(set(digests)) == 1, "the ranks hold different weights"
+    return safetensors.torch.load_file(out)
+
+
+@pytest.fixture(scope="module")
+def alone(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., State]:
+    """The state after training in one process, computed once for each recipe."""
+
+    @cache
+    def train(**changes: Any) -> State:
+        return trained(pool, tmp_path_factory.mktemp("alone"), 1, **changes)
+
+    return train
+
+
+def fields(method: str, delay: int) -> dict[str, Any]:
+    return {"method": method, "delay": delay} if method == "conadv" else {"method": method}
+
+
+@pytest.mark.parametrize(("method", "delay", "size", "layout"), CASES)
+def test_every_layout_takes_the_steps_of_one_process(method, delay, size, layout, alone, pool, tmp_path):
+    one = alone(**fields(method, delay))
+    several = trained(pool, tmp_path, size, layout=layout or "none", **fields(method, delay))
+    assert tiny.distance(one, several) <= 1e-12
+
+
+@pytest.mark.parametrize("chunk", [2, 12, 24])
+@pytest.mark.parametrize(("method", "layout"), [("conadv", "clean | adv | attack"), ("recycled", "clean | adv")])
+def test_chunks_of_any_size_take_the_steps_of_one_process(method, layout, chunk, alone, pool, tmp_path):
+    one = alone(method=method, chunk_size=chunk)
+    several = trained(pool, tmp_path, len(layout.split("|")), method=method, layout=layout, chunk_size=chunk)
+    assert tiny.distance(one, several) <= 1e-12
+
+
+@pytest.mark.parametrize("method", ["vanilla", "disadv", "conadv", "recycled"])
+def test_four_lanes_take_the_steps_of_one_process(method, alone, pool, tmp_path):
+    one = alone(method=method, batch_size=16)
+    several = trained(pool, tmp_path, 4, method=method, batch_size=16)
+    assert tiny.distance(one, several) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data__augment": "autoaugment-cifar10", "data__views": "three"},
+        {"attack__random_start": 0.0},  # twins cross as bytes
+        {"attack__steps": 3, "attack__norm": "l2"},
+        {"attack__targeted": True},
+        {"attack__direction": "noise"},
+        {"optimizer__name": "sgd", "optimizer__lr": 0.1},
+        {"data__workers": 2},
+        {"eval_every": 1},
+        {"adv_weight": 0.25, "label_smoothing": 0.0},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_every_option_takes_the_steps_of_one_process(changes, alone, pool, tmp_path):
+    one = alone(**changes)
+    several = trained(pool, tmp_path, 3, layout="clean | adv | attack", **changes)
+    assert tiny.distance(one, several) <= 1e-12
+
+
+def test_training_moved_every_tensor(alone):
+    """Else the comparisons above would hold of runs that learn nothing."""
+    start, end = alone(max_steps=1, method="conadv"), alone(method="conadv")
+    still = [name for name in start if name.startswith("model.") and start[name].equal(end[name])]
+    assert still == []
