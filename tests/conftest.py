@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 import torch.distributed as dist
 
-from ranks import Pool
+from ranks import Pool, Run
 
 # On a busy two-core machine two threads can be fifteen times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,6 +28,22 @@ def pool() -> Iterator[Pool]:
     ranks = Pool(6)
     yield ranks
     ranks.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Start `conadv train WORDS` on so many ranks of their own; however the test ends, none of them is left."""
+    runs: list[Run] = []
+
+    def begin(words: list[str], size: int, folder: str = "run", **settings: str) -> Run:
+        path = tmp_path / folder
+        place = [] if "--resume" in words else ["--run-dir", str(path)]
+        runs.append(Run(path, [*words, *place], size, **settings))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.close()
 
 
 @pytest.fixture(autouse=True)

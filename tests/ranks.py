@@ -1,13 +1,15 @@
 """Rank processes for tests, forked from one server that has imported PyTorch, which is what takes seconds.
 
-A `Pool` of them takes one task after the other; `start` makes fresh ones, which may be killed.
+A `Pool` of them takes one task after the other; a `Run` has fresh ones, which may be killed.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -75,7 +77,7 @@ class store:  # noqa: N801 - a context manager
         return self._store.port
 
     def __exit__(self, *_: object) -> None:
-        del self._store
+        self._store = None
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -89,16 +91,55 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-def start(words: Sequence[str], environments: Sequence[dict[str, str]], output: Path) -> list[ForkServerProcess]:
-    """Fresh processes that run `conadv WORDS`, one for each environment; what they say goes to a file."""
-    processes = []
-    for settings in environments:
-        process = _CONTEXT.Process(
-            target=_command, args=(list(words), settings, str(output), str(Path.cwd())), daemon=True
-        )
-        process.start()
-        processes.append(process)
-    return processes
+class Run:
+    """`conadv train` on fresh processes, each a rank, which may be killed; what they say goes to one file."""
+
+    def __init__(self, folder: Path, words: Sequence[str], size: int, **settings: str) -> None:
+        self.folder = folder
+        self._output = folder.with_suffix(".txt")
+        self.store = store()
+        port = self.store.__enter__()
+        self.processes = []
+        for rank in range(size):
+            arguments = (["train", *words], {**environment(rank, size, port), **settings}, str(self._output))
+            process = _CONTEXT.Process(target=_command, args=arguments, daemon=True)
+            process.start()
+            self.processes.append(process)
+
+    def wait_for_step(self, step: int, timeout: float = 60) -> None:
+        """Until the run has taken this many steps."""
+        end = time.monotonic() + timeout
+        metrics = self.folder / "metrics.jsonl"
+        while not metrics.exists() or len(metrics.read_bytes().splitlines()) < step:
+            assert time.monotonic() < end, f"the run did not come to step {step}: {self.said()}"
+            assert any(process.is_alive() for process in self.processes), self.said()
+            time.sleep(0.02)
+
+    def kill(self, rank: int, signal_number: int = signal.SIGKILL) -> None:
+        pid = self.processes[rank].pid
+        assert pid is not None
+        os.kill(pid, signal_number)
+
+    def statuses(self, *ranks: int, timeout: float = 60) -> list[int | None]:
+        """How these ranks (all by default) ended; a signal is a negative number, None has not ended."""
+        processes = [self.processes[rank] for rank in ranks or range(len(self.processes))]
+        end = time.monotonic() + timeout
+        for process in processes:
+            process.join(max(0.0, end - time.monotonic()))
+        return [process.exitcode for process in processes]
+
+    def said(self) -> str:
+        return self._output.read_text() if self._output.exists() else ""
+
+    def complaints(self) -> list[str]:
+        return [line for line in self.said().splitlines() if line.startswith("error:")]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+            process.close()
+        self.store.__exit__()
 
 
 def _serve(end: Connection) -> None:
@@ -112,12 +153,11 @@ def _serve(end: Connection) -> None:
             end.send((False, f"rank {settings['RANK']}: {traceback.format_exc()}"))
 
 
-def _command(words: list[str], settings: dict[str, str], output: str, folder: str) -> None:
+def _command(words: list[str], settings: dict[str, str], output: str) -> None:
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-    os.chdir(folder)
     os.environ.update(settings)
     torch.set_num_threads(1)
     watch._PATIENCE = 1.5  # enough on one machine
