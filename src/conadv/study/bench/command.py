@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from cyclopts import Parameter
 
+from conadv.task.models import check_output
+
 from . import attack, lars, layout, step
 from .alternate import Tell
 from .machine import describe, one_core
@@ -20,6 +22,12 @@ from .table import render
 from .workload import Workload
 
 Benchmark = Literal["step", "attack", "lars", "layout"]
+
+_WHICH = """What to measure; none: all, one after the other.
+step: each method against vanilla, vanilla against the plainest loop, and the passes that conadv plan reads.
+attack: one step of PGD against foolbox, and DisAdv against a loop put together from foolbox.
+lars: an update against torch.optim.SGD and pytorch_optimizer's LARS.
+layout: roles on ranks of their own against vanilla on as many."""
 
 
 class _Measurement(NamedTuple):
@@ -39,7 +47,7 @@ _MEASUREMENTS: dict[Benchmark, _Measurement] = {
 
 
 def bench(
-    which: Annotated[Benchmark | None, Parameter(help="What to measure; none: all, one after the other.")] = None,
+    which: Annotated[Benchmark | None, Parameter(help=_WHICH)] = None,
     /,
     *,
     rounds: Annotated[int | None, Parameter(help="How often each candidate is timed; none: about a minute.")] = None,
@@ -49,13 +57,7 @@ def bench(
     image_size: Annotated[int, Parameter(help="Their height and width.")] = Workload.image_size,
     json_: Annotated[bool, Parameter(name="--json", help="Print one JSON object.", negative="")] = False,
 ) -> None:
-    """Time candidates in turn, on one core each, and say by which ratio they differ, with the spread.
-
-    step    each method against vanilla, vanilla against the plainest loop, and the passes that conadv plan reads
-    attack  one step of PGD against foolbox, and DisAdv against a loop put together from it
-    lars    an update against torch.optim.SGD and pytorch_optimizer's LARS
-    layout  roles on ranks of their own against vanilla on as many
-    """
+    """Time candidates in turn, on one core each, and say by which ratio they differ, with the spread."""
     names = get_args(Benchmark) if which is None else (which,)
     workload = Workload(model or Workload.model, width, chunk_size, image_size)
     with redirect_stdout(sys.stderr) if json_ else nullcontext():
@@ -70,6 +72,7 @@ def run(names: Sequence[Benchmark], workload: Workload, rounds: int | None, larg
     """
     if rounds is not None and rounds < 1:
         raise ValueError(f"--rounds {rounds}: take at least 1")
+    check_output(workload.build(), workload.shape, workload.classes)
     document: dict[str, Any] = {"machine": describe(), "workload": asdict(workload)}
     document |= {"results": [], "profile": [], "notes": []}
     for name in names:

@@ -13,11 +13,11 @@ from conadv.parallel.handoff import between_ranks
 from conadv.parallel.layout import Layout
 from conadv.parallel.world import World
 
-from .alternate import Candidate, Lap, Laps, alternate, in_turn, time_run
+from .alternate import Candidate, Lap, Tell, alternate, in_turn, time_run
 from .contender import role_alone, wire
 from .progress import progress
-from .result import work_time
-from .together import LAYOUTS, gathered, lane_width
+from .result import wall_time, work_time
+from .together import LAYOUTS, lane_width, slowest
 from .workload import Workload, duties_of
 
 _WARMUP = 2
@@ -25,16 +25,15 @@ _WARMUP = 2
 _REPEATS = 10
 
 
-def roles_alone(workload: Workload, rounds: int, world: World) -> dict[str, list[list[float]]]:
-    """Seconds a step of each rank of a lane, by method: rank by rank, a figure a round."""
-    assert world.size == 1
+def roles_alone(workload: Workload, rounds: int, tell: Tell) -> dict[str, list[list[float]]]:
+    """Seconds a step of each rank of a lane, by method: rank by rank, a figure a round. In this process."""
     layouts = {method: _lanes(method, width) for method, width in _widths().items()}
     runs = {
         f"{method} {rank}": role_alone(method, layout, rank, workload)
         for method, layout in layouts.items()
         for rank in range(layout.world_size)
     }
-    laps = alternate(runs, rounds, warmup=_WARMUP, tell=progress("layout, rank by rank"))
+    laps = alternate(runs, rounds, warmup=_WARMUP, tell=tell)
     return {
         method: [list(map(work_time, laps[f"{method} {rank}"])) for rank in range(layout.world_size)]
         for method, layout in layouts.items()
@@ -51,7 +50,7 @@ def exchange(workload: Workload, rounds: int, world: World) -> dict[str, dict[st
         candidates[f"{method} no sums"] = _lap(_exchange(workload, method, World(0, 1, world.device)), world)
         candidates[f"{method} hand-off"] = _lap(_handover(workload, method, world, messages), world)
     tell = progress(f"exchange of {world.size} ranks") if world.leads else lambda done, total: None
-    seconds = _slowest(in_turn(candidates, rounds, warmup=_WARMUP, tell=tell), world)
+    seconds = slowest(in_turn(candidates, rounds, warmup=_WARMUP, tell=tell), world, wall_time)
     return {
         method: {
             # What every rank does for itself is part of its own work.
@@ -108,9 +107,3 @@ def _lap(run: Callable[[], object], world: World) -> Candidate:
         return Lap(*(sum(part) / _REPEATS for part in zip(*laps, strict=True)))
 
     return lap
-
-
-def _slowest(laps: Laps, world: World) -> dict[str, torch.Tensor]:
-    """Seconds by round, in each those of the rank that took longest."""
-    own = torch.tensor([[lap.wall for lap in rounds] for rounds in laps.values()], dtype=torch.float64)
-    return dict(zip(laps, gathered(own, world).amax(dim=0), strict=True))

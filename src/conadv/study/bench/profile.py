@@ -16,6 +16,8 @@ from conadv.optim.lars import Lars
 from conadv.parallel.comm import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire
 
+from .reduction import SummedAfter
+
 PARTS = (
     "forward",
     "backward",
@@ -55,7 +57,7 @@ def _parts(profiler: cProfile.Profile) -> dict[str, float]:
         "packing": packing,
         "waiting for twins": seconds(RankHandoff.put, RankHandoff.take) - packing,
         "starting sums": sums,
-        "waiting for the exchange": seconds(Exchange.finish),
+        "waiting for the exchange": seconds(Exchange.finish, SummedAfter.finish),
         "statistics": seconds(settle),
         "optimizer": seconds(Lars.step),
     }

@@ -11,20 +11,20 @@ import torch
 from conadv.parallel.world import joined, own_rank
 
 from .machine import pin
-from .pieces import exchange, roles_alone
+from .pieces import exchange
 from .together import together
 from .workload import Workload
 
-_TASKS = {"together": together, "roles alone": roles_alone, "exchange": exchange}
+_TASKS = {"together": together, "exchange": exchange}
 
 
 def main(task_file: Path, out: Path) -> None:
     task = json.loads(task_file.read_text(encoding="utf-8"))
-    cores = task["cores"]
+    workload, rounds, cores = Workload(**task["workload"]), task["rounds"], task["cores"]
     pin(cores[own_rank() % len(cores)])  # before the exchange starts its threads, which are part of a rank's work
     torch.set_num_threads(1)
     with joined(task["timeout"]) as world:
-        found = _TASKS[task["name"]](Workload(**task["workload"]), task["rounds"], world)
+        found = {name: _TASKS[name](workload, rounds, world) for name in task["names"]}
         world.barrier()  # nobody leaves while another one still reads from it
     if world.leads:
         out.write_text(json.dumps(found), encoding="utf-8")

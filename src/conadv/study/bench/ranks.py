@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,11 +20,11 @@ _STANDARD_ERROR = 2
 _TIMEOUT = 1800.0
 
 
-def run_ranks(name: str, size: int, workload: Workload, rounds: int) -> Any:
-    """What the first of `size` ranks reports of a task."""
+def run_ranks(names: Sequence[str], size: int, workload: Workload, rounds: int) -> dict[str, Any]:
+    """What the first of `size` ranks reports of tasks, by their names."""
     with TemporaryDirectory(prefix="conadv-bench-") as folder:
         task, out = Path(folder, "task.json"), Path(folder, "out.json")
-        facts = {"name": name, "workload": asdict(workload), "rounds": rounds, "cores": cores(), "timeout": _TIMEOUT}
+        facts = {"names": names, "workload": asdict(workload), "rounds": rounds, "cores": cores(), "timeout": _TIMEOUT}
         task.write_text(json.dumps(facts), encoding="utf-8")
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
         program = ["-m", "conadv.study.bench.rank", str(task), str(out)]
@@ -31,7 +32,8 @@ def run_ranks(name: str, size: int, workload: Workload, rounds: int) -> Any:
         ended = subprocess.run([sys.executable, *launcher, *program], env=_environment(), stdout=_STANDARD_ERROR)
         if ended.returncode or not out.exists():
             raise ChildProcessError(f"a rank of the benchmark failed (status {ended.returncode}): see above")
-        return json.loads(out.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return found
 
 
 def _environment() -> dict[str, str]:

@@ -64,6 +64,8 @@ class Ratio:
     goal: Goal | None = None
     wall: float | None = None
     """By the clock on the wall, where the ratio is one of processor times."""
+    work: float | None = None
+    """By the processor time of the busiest rank, where the ratio is one of times on the wall: without any waiting."""
     flops: float | None = None
     """The same ratio of operations, counted."""
     composed: bool | None = None
@@ -73,7 +75,12 @@ class Ratio:
         entry: dict[str, Any] = {"name": self.name, "ratio": self.spread.median, **self.spread.to_json()}
         if self.goal is not None:
             entry |= {"goal": str(self.goal), "met": self.goal.is_met(self.spread.median)}
-        further = {"wall_ratio": self.wall, "flop_ratio": self.flops, "composed": self.composed}
+        further = {
+            "wall_ratio": self.wall,
+            "work_ratio": self.work,
+            "flop_ratio": self.flops,
+            "composed": self.composed,
+        }
         return entry | {key: value for key, value in further.items() if value is not None}
 
 
@@ -124,7 +131,7 @@ def compare(laps: Laps, first: str, second: str, by: Callable[[Lap], float]) -> 
 def work_ratio(laps: Laps, first: str, second: str, goal: Goal | None = None, flops: float | None = None) -> Ratio:
     """The ratio of two candidates that ran in one process, with that of the clock on the wall beside it."""
     wall = compare(laps, first, second, wall_time).median
-    return Ratio(f"{first}/{second}", compare(laps, first, second, work_time), goal, wall, flops)
+    return Ratio(f"{first}/{second}", compare(laps, first, second, work_time), goal, wall=wall, flops=flops)
 
 
 def _percentile(ordered: Sequence[float], part: float) -> float:

@@ -7,7 +7,19 @@ from typing import Any
 
 from conadv.study.plan.table import columns
 
-_HEADER = ("benchmark", "ratio of times", "median", "10 %", "90 %", "median within", "n", "by flops", "goal", "")
+_HEADER = (
+    "benchmark",
+    "ratio of times",
+    "median",
+    "10 %",
+    "90 %",
+    "median within",
+    "n",
+    "by work",
+    "by flops",
+    "goal",
+    "",
+)
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -30,9 +42,9 @@ def _ratio(entry: Mapping[str, Any]) -> tuple[str, ...]:
     name = entry["name"] + (" (composed)" if entry.get("composed") and not entry["name"].endswith("composed") else "")
     spread = (f"{entry[key]:.3f}" for key in ("ratio", "low", "high"))
     sure = f"{entry['median_low']:.3f} – {entry['median_high']:.3f}"
-    flops = f"{entry['flop_ratio']:.3f}" if "flop_ratio" in entry else "-"
+    others = (f"{entry[key]:.3f}" if key in entry else "-" for key in ("work_ratio", "flop_ratio"))
     met = {True: "met", False: "missed", None: ""}[entry.get("met")]
-    return entry["benchmark"], name, *spread, sure, str(entry["n"]), flops, entry.get("goal", ""), met
+    return entry["benchmark"], name, *spread, sure, str(entry["n"]), *others, entry.get("goal", ""), met
 
 
 def _times(entries: Sequence[Mapping[str, Any]]) -> str:

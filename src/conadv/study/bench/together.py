@@ -6,7 +6,7 @@ block is not timed: with it, twins come under way as they are in a run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from .alternate import Candidate, Lap, Laps, in_turn, time_run
 from .contender import Contender, Share, build_share
 from .profile import PARTS, profile
 from .progress import progress
+from .result import wall_time, work_time
 from .workload import Workload, duties_of
 
 LAYOUTS = {"disadv": "clean | adv+attack", "conadv": "clean | adv | attack", "recycled": "clean | adv"}
@@ -46,7 +47,7 @@ def contenders(size: int) -> list[Contender]:
 
 
 def together(workload: Workload, rounds: int, world: World) -> dict[str, Any]:
-    """Seconds a step of each contender, a figure a round, and where they went."""
+    """Seconds a step of each contender, a figure a round, on the wall and of work, and where they went."""
     steps = (_WARMUP + rounds + 1) * (1 + STEPS)  # the last block is profiled
     shares = {c.name: build_share(c, workload, world, steps) for c in contenders(world.size)}
     blocks = {name: _block(share, world) for name, share in shares.items()}
@@ -56,7 +57,8 @@ def together(workload: Workload, rounds: int, world: World) -> dict[str, Any]:
     for share in shares.values():
         if share is not None and share.handoff is not None:
             share.handoff.drain()
-    return {"seconds": _slowest(laps, world), "profile": _profiles(rows, world)}
+    wall, work = (slowest(laps, world, clock) for clock in (wall_time, work_time))
+    return {"wall": _a_step(wall), "work": _a_step(work), "profile": _profiles(rows, world)}
 
 
 def _block(share: Share | None, world: World) -> Candidate:
@@ -84,16 +86,19 @@ def _profile_block(share: Share | None, world: World) -> list[float]:
     return [seconds[part] / STEPS for part in PARTS]
 
 
-def _slowest(laps: Laps, world: World) -> dict[str, list[float]]:
-    """Seconds a step, in each round those of the rank that took longest."""
-    own = torch.tensor([[lap.wall / STEPS for lap in rounds] for rounds in laps.values()], dtype=torch.float64)
-    slowest = gathered(own, world).amax(dim=0)
-    return dict(zip(laps, slowest.tolist(), strict=True))
+def slowest(laps: Laps, world: World, clock: Callable[[Lap], float]) -> dict[str, torch.Tensor]:
+    """Seconds by round, in each those of the rank that took longest."""
+    own = torch.tensor([list(map(clock, rounds)) for rounds in laps.values()], dtype=torch.float64)
+    return dict(zip(laps, _gathered(own, world).amax(dim=0), strict=True))
+
+
+def _a_step(blocks: Mapping[str, torch.Tensor]) -> dict[str, list[float]]:
+    return {name: (seconds / STEPS).tolist() for name, seconds in blocks.items()}
 
 
 def _profiles(rows: Mapping[str, list[float]], world: World) -> list[dict[str, Any]]:
     """A row for each contender and each rank that has a part in it."""
-    seconds = gathered(torch.tensor([*rows.values()], dtype=torch.float64), world)
+    seconds = _gathered(torch.tensor([*rows.values()], dtype=torch.float64), world)
     found = []
     for number, contender in enumerate(contenders(world.size)):
         for rank in range(world.size):
@@ -110,7 +115,7 @@ def _place(contender: Contender, rank: int, world: World) -> str:
     return Layout.fit(contender.layout, duties_of(contender.method), world.size).describe(rank)
 
 
-def gathered(own: torch.Tensor, world: World) -> torch.Tensor:
+def _gathered(own: torch.Tensor, world: World) -> torch.Tensor:
     """What each rank has, by rank: a sum in which every other rank has zeros."""
     everyone = own.new_zeros((world.size, *own.shape))
     everyone[world.rank] = own

@@ -1,0 +1,146 @@
+"""`conadv bench`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from conadv import cli
+from conadv.study.bench import command
+from conadv.study.bench.progress import progress
+from conadv.study.bench.result import Findings, Goal, Ratio, Spread, Time
+from conadv.study.bench.table import render
+
+SMALL = ["--model", "resnet8", "--width", "4", "--chunk-size", "4", "--image-size", "8", "--rounds", "2"]
+
+
+def test_json_is_all_there_is_on_standard_output(capsys) -> None:
+    assert cli.main(["bench", "lars", *SMALL, "--json"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert {"processor", "cores", "torch", "load"} <= document["machine"].keys()
+    assert document["workload"]["chunk_size"] == 4
+    first = document["results"][0]
+    assert (first["name"], first["n"], first["benchmark"]) == ("lars/sgd", 2, "lars")
+    assert {"ratio", "low", "high"} <= first.keys()
+    assert "lars: round 3 of 3" in err
+
+
+def test_a_table_is_printed_otherwise(capsys) -> None:
+    assert cli.main(["bench", "attack", *SMALL]) == 0
+    out = capsys.readouterr().out
+    assert "foolbox/pgd" in out
+    assert "≥ 1.3" in out
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """Benchmarks that take no time, and remember what they were asked."""
+    asked = []
+
+    def measure(name):
+        def run(workload, rounds, tell):
+            asked.append((name, workload.model, workload.classes, rounds))
+            return Findings([Ratio(f"{name}/other", Spread.of([2.0]))], ["a note"], [])
+
+        return run
+
+    for name, measurement in command._MEASUREMENTS.items():
+        stand_in = measurement._replace(measure=measure(name), rounds=7)
+        monkeypatch.setitem(command._MEASUREMENTS, name, stand_in)
+    return asked
+
+
+def test_without_a_name_all_are_run(stand_ins, capsys) -> None:
+    assert cli.main(["bench", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [entry["benchmark"] for entry in document["results"]] == ["step", "attack", "lars", "layout"]
+    assert document["notes"][0] == "step: a note"
+    assert ("lars", "resnet50", 1000, 7) in stand_ins
+    assert ("step", "resnet20", 10, 7) in stand_ins
+
+
+def test_a_model_and_rounds_that_are_given_are_taken(stand_ins) -> None:
+    assert cli.main(["bench", "lars", "--model", "resnet8", "--rounds", "3"]) == 0
+    assert stand_ins == [("lars", "resnet8", 10, 3)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing"], "Choose from"),
+        (["step", "--rounds", "0"], "--rounds 0"),
+        (["step", "--chunk-size", "0"], "--chunk-size 0"),
+        (["step", "--model", "resnet9"], "resnet9"),
+        (["step", "--model", "resnet8", "--image-size", "x"], "image-size"),
+        (["step", "--model", "torch.nn:Identity"], "build it for 10 classes"),
+    ],
+)
+def test_mistakes_get_one_line(words, said: str, capsys) -> None:
+    assert cli.main(["bench", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_a_rank_that_fails_ends_the_benchmark_with_status_1(stand_ins, monkeypatch, capsys) -> None:
+    def fail(workload, rounds, tell):
+        raise ChildProcessError("a rank of the benchmark failed (status 1): see above")
+
+    monkeypatch.setitem(command._MEASUREMENTS, "layout", command._MEASUREMENTS["layout"]._replace(measure=fail))
+    assert cli.main(["bench", "layout"]) == 1
+    assert "a rank of the benchmark failed" in capsys.readouterr().err
+
+
+def test_the_table_says_it_all() -> None:
+    spread = Spread.of([1.0, 1.5, 2.0])
+    results = [
+        Ratio("recycled/vanilla-2", spread, Goal("≤", 1.03), composed=False),
+        Ratio("conadv/vanilla-3", spread, flops=2.5, composed=True),
+        Ratio("disadv/vanilla-2 composed", spread, composed=True),
+        Time("forward", "seconds_per_image", spread),
+        Time("update", "seconds", spread),
+    ]
+    row = {"benchmark": "layout", "name": "recycled", "place": "rank 0", "seconds": {"forward": 0.25, "attack": 0.0}}
+    text = render(
+        {
+            "machine": {"processor": "an abacus", "gpu": None},
+            "results": [{"benchmark": "layout", **result.to_json()} for result in results],
+            "profile": [row],
+            "notes": ["a note"],
+        }
+    )
+    lines = {line.split()[1]: line for line in text.splitlines() if line.startswith("layout")}
+    assert lines["recycled/vanilla-2"].split()[2:5] == ["1.500", "1.100", "1.900"]
+    assert lines["recycled/vanilla-2"].endswith("≤ 1.03  missed")
+    assert "(composed)" in lines["conadv/vanilla-3"] and "2.500" in lines["conadv/vanilla-3"]
+    assert "(composed)" not in lines["disadv/vanilla-2"]
+    assert "forward an image" in text and "1500" in lines["update"]
+    assert "250.0" in text and "attack" not in text  # a part that takes no time needs no column
+    assert text.startswith("processor an abacus\n") and text.endswith("a note")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_one_line_on_a_terminal() -> None:
+    stream = Terminal()
+    tell = progress("step", stream)
+    tell(1, 2)
+    tell(2, 2)
+    assert stream.getvalue().count("\n") == 1
+    assert stream.getvalue().endswith("step: round 2 of 2, 0 s left\n")
+
+
+def test_progress_elsewhere_is_no_line_a_round() -> None:
+    stream = io.StringIO()
+    tell = progress("step", stream)
+    for done in range(1, 101):
+        tell(done, 100)
+    assert stream.getvalue() == "step: round 100 of 100, 0 s left\n"
