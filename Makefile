@@ -10,7 +10,7 @@ demo: .venv/installed        ## train four ways on the embedded digits: a table 
 	$(BIN)/python examples/demo.py
 
 test: check                  ## format, lint, types, then every test that is not slow
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
