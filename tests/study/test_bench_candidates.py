@@ -203,4 +203,4 @@ def test_methods_are_what_their_names_say(name: str) -> None:
 @pytest.mark.parametrize("sizes", [{"chunk_size": 0}, {"image_size": -1}, {"model": "my.module:net", "width": 3}])
 def test_sizes_that_make_no_sense(sizes) -> None:
     with pytest.raises(ValueError, match=r"at least 1|drop it"):
-        Workload(**sizes)
+        Workload(**{"model": "resnet8", **sizes})

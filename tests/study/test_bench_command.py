@@ -8,10 +8,12 @@ import json
 import pytest
 
 from conadv import cli
-from conadv.study.bench import command
+from conadv.study import bench_data
+from conadv.study.bench import attack, lars, layout, step
 from conadv.study.bench.progress import progress
 from conadv.study.bench.result import Findings, Goal, Ratio, Spread, Time
 from conadv.study.bench.table import render
+from conadv.study.bench.workload import Workload
 
 SMALL = ["--model", "resnet8", "--width", "4", "--chunk-size", "4", "--image-size", "8", "--rounds", "2"]
 
@@ -21,7 +23,7 @@ def test_json_is_all_there_is_on_standard_output(capsys) -> None:
     out, err = capsys.readouterr()
     document = json.loads(out)
     assert {"processor", "cores", "torch", "load"} <= document["machine"].keys()
-    assert document["workload"]["chunk_size"] == 4
+    assert document["sizes"]["lars"]["chunk_size"] == 4
     first = document["results"][0]
     assert (first["name"], first["n"], first["benchmark"]) == ("lars/sgd", 2, "lars")
     assert {"ratio", "low", "high"} <= first.keys()
@@ -41,30 +43,41 @@ def stand_ins(monkeypatch):
     asked = []
 
     def measure(name):
-        def run(workload, rounds, tell):
-            asked.append((name, workload.model, workload.classes, rounds))
+        def run(sizes, rounds, tell):
+            asked.append((name, sizes, rounds))
             return Findings([Ratio(f"{name}/other", Spread.of([2.0]))], ["a note"], [])
 
         return run
 
-    for name, measurement in command._MEASUREMENTS.items():
-        stand_in = measurement._replace(measure=measure(name), rounds=7)
-        monkeypatch.setitem(command._MEASUREMENTS, name, stand_in)
+    modules = {"step": step, "attack": attack, "lars": lars, "layout": layout, "data": bench_data}
+    for name, module in modules.items():
+        monkeypatch.setattr(module, "measure", measure(name))
+        monkeypatch.setattr(module, "ROUNDS", 7)
     return asked
 
 
 def test_without_a_name_all_are_run(stand_ins, capsys) -> None:
     assert cli.main(["bench", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [entry["benchmark"] for entry in document["results"]] == ["step", "attack", "lars", "layout"]
+    assert [entry["benchmark"] for entry in document["results"]] == ["step", "attack", "lars", "layout", "data"]
     assert document["notes"][0] == "step: a note"
-    assert ("lars", "resnet50", 1000, 7) in stand_ins
-    assert ("step", "resnet20", 10, 7) in stand_ins
+    small = Workload("resnet20", None, 64, 32, 10)
+    assert stand_ins == [
+        ("step", small, 7),
+        ("attack", small, 7),
+        ("lars", Workload("resnet50", None, 64, 32, 1000), 7),
+        ("layout", small, 7),
+        ("data", bench_data.Reading(None, 256, 224, 64), 7),
+    ]
 
 
-def test_a_model_and_rounds_that_are_given_are_taken(stand_ins) -> None:
+def test_sizes_that_are_given_are_taken(stand_ins, tmp_path) -> None:
     assert cli.main(["bench", "lars", "--model", "resnet8", "--rounds", "3"]) == 0
-    assert stand_ins == [("lars", "resnet8", 10, 3)]
+    words = ["bench", "data", "--path", str(tmp_path), "--images", "9", "--chunk-size", "3", "--image-size", "5"]
+    assert cli.main([*words, "--json"]) == 0
+    (_, lars_sizes, rounds), (_, reading, _) = stand_ins
+    assert (lars_sizes.model, rounds) == ("resnet8", 3)
+    assert reading == bench_data.Reading(tmp_path, 9, 5, 3)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +86,8 @@ def test_a_model_and_rounds_that_are_given_are_taken(stand_ins) -> None:
         (["nothing"], "Choose from"),
         (["step", "--rounds", "0"], "--rounds 0"),
         (["step", "--chunk-size", "0"], "--chunk-size 0"),
+        (["step", "--image-size", "0"], "--image-size 0"),
+        (["data", "--images", "65"], "65 images"),
         (["step", "--model", "resnet9"], "resnet9"),
         (["step", "--model", "resnet8", "--image-size", "x"], "image-size"),
         (["step", "--model", "torch.nn:Identity"], "build it for 10 classes"),
@@ -87,11 +102,11 @@ def test_mistakes_get_one_line(words, said: str, capsys) -> None:
     assert said in err
 
 
-def test_a_rank_that_fails_ends_the_benchmark_with_status_1(stand_ins, monkeypatch, capsys) -> None:
+def test_a_rank_that_fails_ends_the_benchmark_with_status_1(monkeypatch, capsys) -> None:
     def fail(workload, rounds, tell):
         raise ChildProcessError("a rank of the benchmark failed (status 1): see above")
 
-    monkeypatch.setitem(command._MEASUREMENTS, "layout", command._MEASUREMENTS["layout"]._replace(measure=fail))
+    monkeypatch.setattr(layout, "measure", fail)
     assert cli.main(["bench", "layout"]) == 1
     assert "a rank of the benchmark failed" in capsys.readouterr().err
 
@@ -109,6 +124,7 @@ def test_the_table_says_it_all() -> None:
     text = render(
         {
             "machine": {"processor": "an abacus", "gpu": None},
+            "sizes": {"layout": {"model": "resnet20"}},
             "results": [{"benchmark": "layout", **result.to_json()} for result in results],
             "profile": [row],
             "notes": ["a note"],
@@ -121,7 +137,7 @@ def test_the_table_says_it_all() -> None:
     assert "(composed)" not in lines["disadv/vanilla-2"]
     assert "forward an image" in text and "1500" in lines["update"]
     assert "250.0" in text and "attack" not in text  # a part that takes no time needs no column
-    assert text.startswith("processor an abacus\n") and text.endswith("a note")
+    assert text.startswith("processor an abacus\nmodel resnet20\n") and text.endswith("a note")
 
 
 class Terminal(io.StringIO):
@@ -144,3 +160,13 @@ def test_progress_elsewhere_is_no_line_a_round() -> None:
     for done in range(1, 101):
         tell(done, 100)
     assert stream.getvalue() == "step: round 100 of 100, 0 s left\n"
+
+
+def test_time_left_is_that_of_the_measurement_at_hand(monkeypatch) -> None:
+    clock = iter([0.0, 100.0, 200.0, 203.0, 206.0])
+    monkeypatch.setattr("conadv.study.bench.progress.time.monotonic", lambda: next(clock))
+    stream = Terminal()
+    tell = progress("data", stream)
+    for done in (1, 2, 1, 2):
+        tell(done, 2)
+    assert "round 1 of 2, 3 s left" in stream.getvalue()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from cyclopts import Parameter
 
+from conadv.study import bench_data
 from conadv.task.models import check_output
 
 from . import attack, lars, layout, step
@@ -21,29 +23,22 @@ from .result import Findings
 from .table import render
 from .workload import Workload
 
-Benchmark = Literal["step", "attack", "lars", "layout"]
-
+Benchmark = Literal["step", "attack", "lars", "layout", "data"]
 _WHICH = """What to measure; none: all, one after the other.
 step: each method against vanilla, vanilla against the plainest loop, and the passes that conadv plan reads.
 attack: one step of PGD against foolbox, and DisAdv against a loop put together from foolbox.
 lars: an update against torch.optim.SGD and pytorch_optimizer's LARS.
-layout: roles on ranks of their own against vanilla on as many."""
+layout: roles on ranks of their own against vanilla on as many.
+data: from disk to batch, against a plain PyTorch loop and webdataset."""
 
 
 class _Measurement(NamedTuple):
-    measure: Callable[[Workload, int, Tell], Findings]
+    measure: Callable[[Any, int, Tell], Findings]
+    sizes: Workload | bench_data.Reading
     rounds: int
     """How many take about a minute."""
     one_core: bool = True
-    """Whether it runs in this process."""
-
-
-_MEASUREMENTS: dict[Benchmark, _Measurement] = {
-    "step": _Measurement(step.measure, step.ROUNDS),
-    "attack": _Measurement(attack.measure, attack.ROUNDS),
-    "lars": _Measurement(lars.measure, lars.ROUNDS),
-    "layout": _Measurement(layout.measure, layout.ROUNDS, one_core=False),
-}
+    """Whether all of it runs in this process."""
 
 
 def bench(
@@ -53,42 +48,69 @@ def bench(
     rounds: Annotated[int | None, Parameter(help="How often each candidate is timed; none: about a minute.")] = None,
     model: Annotated[str | None, Parameter(help="A network; none: resnet20, and resnet50 for lars.")] = None,
     width: Annotated[int | None, Parameter(help="Channels of its first stage; none: its own default.")] = None,
-    chunk_size: Annotated[int, Parameter(help="Images that a rank learns from in a step.")] = Workload.chunk_size,
-    image_size: Annotated[int, Parameter(help="Their height and width.")] = Workload.image_size,
+    chunk_size: Annotated[int, Parameter(help="Images that a rank learns from in a step; of data, a batch.")] = 64,
+    image_size: Annotated[int | None, Parameter(help="Their height and width; none: 32, and 224 for data.")] = None,
+    path: Annotated[Path | None, Parameter(help="Where data lies; none: JPEGs made for the occasion.")] = None,
+    images: Annotated[int, Parameter(help="How many of them data reads in a round.")] = bench_data.Reading.images,
     json_: Annotated[bool, Parameter(name="--json", help="Print one JSON object.", negative="")] = False,
 ) -> None:
     """Time candidates in turn, on one core each, and say by which ratio they differ, with the spread."""
-    names = get_args(Benchmark) if which is None else (which,)
-    workload = Workload(model or Workload.model, width, chunk_size, image_size)
-    with redirect_stdout(sys.stderr) if json_ else nullcontext():
-        document = run(names, workload, rounds, large_model=model is None)
-    print(json.dumps(document) if json_ else render(document))
-
-
-def run(names: Sequence[Benchmark], workload: Workload, rounds: int | None, large_model: bool = True) -> dict[str, Any]:
-    """What `--json` prints: the machine, the results of all these benchmarks, where time goes, and notes.
-
-    large_model: let lars have ResNet-50 instead of the network of the others.
-    """
+    names: tuple[Benchmark, ...] = get_args(Benchmark) if which is None else (which,)
     if rounds is not None and rounds < 1:
         raise ValueError(f"--rounds {rounds}: take at least 1")
-    check_output(workload.build(), workload.shape, workload.classes)
-    document: dict[str, Any] = {"machine": describe(), "workload": asdict(workload)}
-    document |= {"results": [], "profile": [], "notes": []}
-    for name in names:
-        found = _measure(name, _sized(workload, name, large_model), rounds)
-        document["results"] += [{"benchmark": name, **result.to_json()} for result in found.results]
-        document["profile"] += [{"benchmark": name, **row} for row in found.profile]
-        document["notes"] += [f"{name}: {note}" for note in found.notes]
-    return document
+    sizes = _Sizes(model, width, chunk_size, image_size, path, images)
+    measurements = {name: _measurement(name, sizes) for name in names}  # all mistakes before the first minute
+    with redirect_stdout(sys.stderr) if json_ else nullcontext():
+        document = _run(measurements, rounds)
+    print(json.dumps(document, default=str) if json_ else render(document))
 
 
-def _sized(workload: Workload, name: Benchmark, large_model: bool) -> Workload:
-    large = large_model and name == "lars"
-    return replace(workload, model="resnet50", width=None, classes=1000) if large else workload
+class _Sizes(NamedTuple):
+    """What was asked for; None: what suits the benchmark."""
+
+    model: str | None
+    width: int | None
+    chunk_size: int
+    image_size: int | None
+    path: Path | None
+    images: int
+
+    def workload(self, model: str = "resnet20", classes: int = 10) -> Workload:
+        size = 32 if self.image_size is None else self.image_size
+        workload = Workload(self.model or model, self.width, self.chunk_size, size, classes)
+        check_output(workload.build(), workload.shape, workload.classes)
+        return workload
+
+    def reading(self) -> bench_data.Reading:
+        size = 224 if self.image_size is None else self.image_size
+        return bench_data.Reading(self.path, self.images, size, self.chunk_size)
 
 
-def _measure(name: Benchmark, workload: Workload, rounds: int | None) -> Findings:
-    measurement = _MEASUREMENTS[name]
-    with one_core() if measurement.one_core else nullcontext():
-        return measurement.measure(workload, rounds or measurement.rounds, progress(name))
+def _measurement(name: Benchmark, sizes: _Sizes) -> _Measurement:
+    match name:
+        case "step":
+            return _Measurement(step.measure, sizes.workload(), step.ROUNDS)
+        case "attack":
+            return _Measurement(attack.measure, sizes.workload(), attack.ROUNDS)
+        case "lars":
+            return _Measurement(lars.measure, sizes.workload("resnet50", classes=1000), lars.ROUNDS)
+        case "layout":
+            return _Measurement(layout.measure, sizes.workload(), layout.ROUNDS, one_core=False)
+        case "data":
+            return _Measurement(bench_data.measure, sizes.reading(), bench_data.ROUNDS, one_core=False)
+
+
+def _run(measurements: Mapping[Benchmark, _Measurement], rounds: int | None) -> dict[str, Any]:
+    """What `--json` prints: the machine, the sizes, all results, where the time of a step goes, and notes."""
+    machine = describe()
+    results: list[Mapping[str, Any]] = []
+    profile: list[Mapping[str, Any]] = []
+    notes: list[str] = []
+    for name, measurement in measurements.items():
+        with one_core() if measurement.one_core else nullcontext():
+            found = measurement.measure(measurement.sizes, rounds or measurement.rounds, progress(name))
+        results += [{"benchmark": name, **result.to_json()} for result in found.results]
+        profile += [{"benchmark": name, **row} for row in found.profile]
+        notes += [f"{name}: {note}" for note in found.notes]
+    sizes = {name: asdict(measurement.sizes) for name, measurement in measurements.items()}
+    return {"machine": machine, "sizes": sizes, "results": results, "profile": profile, "notes": notes}

@@ -14,11 +14,13 @@ _SECONDS_BETWEEN_LINES = 5.0
 def progress(label: str, stream: TextIO | None = None) -> Tell:
     """To be told after each round."""
     stream = stream or sys.stderr
-    began = last = time.monotonic()
+    began = told = last = time.monotonic()
 
     def tell(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
+        nonlocal began, told, last
+        if done == 1:  # the first round began when the last measurement ended
+            began = told
+        told = now = time.monotonic()
         left = (now - began) / done * (total - done)
         text = f"{label}: round {done} of {total}, {left:.0f} s left"
         if stream.isatty():

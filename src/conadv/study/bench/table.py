@@ -26,9 +26,13 @@ def render(document: Mapping[str, Any]) -> str:
     """Ratios, then times, then where the time of a step goes, then notes."""
     ratios = [entry for entry in document["results"] if "ratio" in entry]
     times = [entry for entry in document["results"] if "ratio" not in entry]
-    machine = ", ".join(f"{name} {value}" for name, value in document["machine"].items() if value is not None)
-    parts = [machine, _ratios(ratios), _times(times), _profile(document["profile"]), "\n".join(document["notes"])]
+    given = "\n".join(_listed(facts) for facts in (document["machine"], *document["sizes"].values()))
+    parts = [given, _ratios(ratios), _times(times), _profile(document["profile"]), "\n".join(document["notes"])]
     return "\n\n".join(part for part in parts if part)
+
+
+def _listed(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
 
 
 def _ratios(entries: Sequence[Mapping[str, Any]]) -> str:

@@ -26,9 +26,9 @@ EPSILON = 4 / 255
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of a benchmark. The default takes a quarter of a second a step of vanilla on one core."""
+    """Sizes of a benchmark. ResNet-20 with 64 images of 32 × 32 takes a quarter of a second a step on one core."""
 
-    model: str = "resnet20"
+    model: str
     """A built-in model, or package.module:callable."""
     width: int | None = None
     """Channels of its first stage; None: its own default."""
