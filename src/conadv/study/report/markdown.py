@@ -45,7 +45,7 @@ def _block(block: Block, numbers: Numbers, figures: str) -> Iterator[str]:
             yield _table(block)
         case Figure():
             caption = _text(block.caption)
-            yield "\n".join(f"![]({figures}/{_file(block, number)})" for number in range(len(block.drawings)))
+            yield "\n".join(f"![{caption}]({figures}/{_file(block, number)})" for number in range(len(block.drawings)))
             yield f"**{numbers.name(block)}.** {caption}"
 
 

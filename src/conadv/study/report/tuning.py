@@ -17,7 +17,7 @@ def rate_section(evidence: Evidence) -> Section | None:
     """None where a study tried one learning rate alone."""
     results = tuning_results(evidence.results)
     rows = _rows(conditions(results))
-    if not rows:
+    if all(len(row) == 1 for _, row in rows):
         return None
     rates = sorted({condition.settings[RATE] for _, row in rows for condition in row})
     table = Table(
@@ -41,7 +41,7 @@ def tuning_results(results: Sequence[Result]) -> list[Result]:
 
 
 def _rows(several: Sequence[Condition]) -> list[tuple[str, list[Condition]]]:
-    """Conditions that differ in the learning rate alone, where several rates were tried."""
+    """Conditions that differ in the learning rate alone."""
     rows: dict[tuple[object, ...], list[Condition]] = {}
     for condition in several:
         rest = tuple((key, value) for key, value in condition.settings.items() if key != RATE)
@@ -50,7 +50,6 @@ def _rows(several: Sequence[Condition]) -> list[tuple[str, list[Condition]]]:
     return [
         (name, sorted(row, key=lambda condition: float(condition.settings[RATE])))
         for name, row in zip(names, rows.values(), strict=True)
-        if len(row) > 1
     ]
 
 
