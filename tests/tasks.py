@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
 import safetensors.torch
 import torch
 from torch import nn
 
 import tiny
+from conadv.config import recipe_of_run
 from conadv.core.handoff import Twin
 from conadv.core.learner import Losses
 from conadv.core.methods import ConAdv, Recycled
@@ -19,11 +23,12 @@ from conadv.core.splitbn import pending_statistics, split_batchnorm
 from conadv.parallel.comm import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
 from conadv.parallel.layout import Layout
-from conadv.parallel.world import joined, own_device, world_size
+from conadv.parallel.world import joined, own_device, own_rank, world_size
+from conadv.train import commands
 from conadv.train.build import build_job, build_policy, build_stream, build_task, check_fit
 from conadv.train.loop import Progress, run
 from conadv.train.record import Silence
-from conadv.train.signals import StopRequest
+from conadv.train.signals import Interrupted, StopRequest
 from conadv.train.state import StaleWeights, gather
 
 
@@ -147,3 +152,34 @@ def collectives(data: bytes) -> tuple[bytes, int, float]:
         total = world.sum(torch.tensor([float(world.rank)]))
         world.barrier()
         return received, largest, float(total)
+
+
+class _StopAfter:
+    """Somebody who asks to stop while so many steps have been taken since the start; 0: never."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._asked = 0
+
+    @property
+    def signal(self) -> int | None:
+        self._asked += 1
+        return signal.SIGTERM if self._asked == self._steps else None
+
+
+def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked_rank: int = 0) -> int:
+    """`conadv train` in this process, whose rank may be asked to stop; the exit status."""
+    steps = stop_after if own_rank() == asked_rank else 0
+    fields = {key.replace("__", "."): str(value) for key, value in changes.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "listening", lambda: nullcontext(_StopAfter(steps)))
+        try:
+            if resume:
+                code = {"model": "tiny:net"} if "tiny:net" in Path(folder, "config.toml").read_text() else {}
+                recipe = recipe_of_run(folder, {**code, **fields})
+                commands.train(recipe, None, Path(folder), quiet=True)
+            else:
+                commands.train(tiny.recipe(**changes), Path(folder), None, quiet=True)
+        except Interrupted as stop:
+            return stop.exit_status
+    return 0

@@ -1,0 +1,178 @@
+"""Promise: stop anywhere, resume, and everything is bitwise that of a run that never stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import safetensors.torch
+from torch import Tensor
+
+import tasks
+import tiny
+from ranks import Pool
+
+# 3 epochs of 2 steps.
+STEPS = 6
+SETTINGS: dict[str, dict[str, Any]] = {
+    "vanilla": {"method": "vanilla"},
+    "disadv": {"method": "disadv"},
+    "conadv": {"method": "conadv", "delay": 1},
+    "conadv-2": {"method": "conadv", "delay": 2},
+    "recycled": {"method": "recycled"},
+}
+LAYOUTS = {
+    "vanilla": [(2, "clean")],
+    "recycled": [(2, "clean+adv"), (2, "clean | adv"), (4, "adv | clean")],
+}
+SPLIT = [(2, "clean+adv | attack"), (2, "clean | adv+attack"), (3, "clean | adv | attack"), (6, "attack | clean | adv")]
+RANKED = [(name, *layout) for name in SETTINGS for layout in LAYOUTS.get(name, [(2, "clean+adv+attack"), *SPLIT])]
+
+
+class Trace(NamedTuple):
+    """All that a run leaves: the state after each step that was saved, and the metrics without their times."""
+
+    states: dict[int, dict[str, Tensor]]
+    metrics: list[dict[str, Any]]
+
+
+def trace(folder: Path) -> Trace:
+    states = {
+        int(path.name[5:]): safetensors.torch.load_file(path / "state.safetensors")
+        for path in (folder / "checkpoints").glob("step-*")
+    }
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return Trace(states, [{key: value for key, value in line.items() if key != "seconds"} for line in lines])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trace]:
+    """A run that never stopped, with a checkpoint after each step; computed once for each recipe and layout."""
+
+    @cache
+    def train(size: int, **changes: Any) -> Trace:
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        every = {"checkpoint__every": 1, "checkpoint__keep": STEPS, **changes}
+        assert pool.run(size, tasks.train, str(folder), False, every) == [0] * size
+        whole = trace(folder)
+        assert sorted(whole.states) == list(range(1, STEPS + 1))
+        assert [line["step"] for line in whole.metrics] == list(range(STEPS))
+        return whole
+
+    return train
+
+
+def train_in_parts(
+    pool: Pool, folder: Path, stops: list[int], sizes: list[int], layouts: list[str], **changes: Any
+) -> None:
+    """Train, stopped after each of these steps and resumed; each part on so many ranks in some layout."""
+    step = 0
+    for part, (stop, size, layout) in enumerate(zip([*stops, 0], sizes, layouts, strict=True)):
+        fields = {"layout": layout} if part else {**changes, "layout": layout}
+        after = stop - step if stop else 0
+        # Whichever rank is asked to stop, all do.
+        statuses = pool.run(size, tasks.train, str(folder), part > 0, fields, after, part % size)
+        assert statuses == [143 if stop else 0] * size
+        step = stop
+
+
+def in_parts(pool: Pool, folder: Path, stops: list[int], size: int = 1, layout: str = "none", **changes: Any) -> Trace:
+    parts = len(stops) + 1
+    train_in_parts(pool, folder, stops, [size] * parts, [layout] * parts, **changes)
+    return trace(folder)
+
+
+def assert_same(parts: Trace, whole: Trace) -> None:
+    assert parts.metrics == whole.metrics
+    assert STEPS in parts.states
+    for step, state in parts.states.items():
+        assert tiny.equal(state, whole.states[step]), f"step {step}"
+
+
+@pytest.mark.parametrize("stop", range(1, STEPS))
+@pytest.mark.parametrize("name", SETTINGS)
+def test_stopped_at_any_step_a_run_ends_as_if_it_had_not(name, stop, undisturbed, pool, tmp_path):
+    parts = in_parts(pool, tmp_path / "run", [stop], **SETTINGS[name])
+    assert_same(parts, undisturbed(1, **SETTINGS[name]))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_stopped_at_every_step_a_run_ends_as_if_it_had_not(name, undisturbed, pool, tmp_path):
+    parts = in_parts(pool, tmp_path / "run", list(range(1, STEPS)), **SETTINGS[name])
+    assert_same(parts, undisturbed(1, **SETTINGS[name]))
+
+
+@pytest.mark.parametrize(("name", "size", "layout"), RANKED)
+def test_stopped_in_any_layout_a_run_ends_as_if_it_had_not(name, size, layout, undisturbed, pool, tmp_path):
+    parts = in_parts(pool, tmp_path / "run", [1, 4], size, layout, **SETTINGS[name])
+    assert_same(parts, undisturbed(size, layout=layout, **SETTINGS[name]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", range(1, STEPS))
+@pytest.mark.parametrize(("name", "size", "layout"), RANKED)
+def test_stopped_at_any_step_in_any_layout(name, size, layout, stop, undisturbed, pool, tmp_path):
+    parts = in_parts(pool, tmp_path / "run", [stop], size, layout, **SETTINGS[name])
+    assert_same(parts, undisturbed(size, layout=layout, **SETTINGS[name]))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_checkpoint_resumes_in_another_layout(name, undisturbed, pool, tmp_path):
+    others = LAYOUTS.get(name, SPLIT)
+    sizes, layouts = zip((1, "none"), *others, strict=True)
+    stops = [1, 2, 4, 5][: len(others)]
+    train_in_parts(pool, tmp_path / "run", stops, list(sizes), list(layouts), **SETTINGS[name])
+    moved, whole = trace(tmp_path / "run"), undisturbed(1, **SETTINGS[name])
+    assert tiny.distance(moved.states[STEPS], whole.states[STEPS]) <= 1e-12
+    assert [line["step"] for line in moved.metrics] == list(range(STEPS))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"eval_every": 1},
+        {"data__augment": "autoaugment-cifar10", "data__views": "three"},
+        {"optimizer__name": "sgd", "optimizer__lr": 0.1},
+        {"optimizer__momentum": 0},
+        {"attack__steps": 2, "attack__targeted": True},
+        {"method": "recycled", "attack__direction": "noise"},
+        {"data__workers": 2},
+        {"precision": "float32", "model": "resnet8"},
+        {"precision": "bfloat16"},
+        {"checkpoint__every": 1000},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_with_any_option_a_stopped_run_ends_as_if_it_had_not(changes, undisturbed, pool, tmp_path):
+    parts = in_parts(pool, tmp_path / "run", [1, 4], **changes)
+    assert_same(parts, undisturbed(1, **{**changes, "checkpoint__every": 1}))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_run_that_ended_at_max_steps_goes_on_as_if_it_had_not(name, undisturbed, pool, tmp_path):
+    folder = str(tmp_path / "run")
+    assert pool.run(1, tasks.train, folder, False, {**SETTINGS[name], "max_steps": 3}) == [0]
+    assert pool.run(1, tasks.train, folder, True, {"max_steps": "none"}) == [0]
+    assert_same(trace(tmp_path / "run"), undisturbed(1, **SETTINGS[name]))
+
+
+@pytest.mark.parametrize(("size", "layout"), [(1, "none"), (2, "clean | adv")])
+@pytest.mark.parametrize("max_steps", ["none", "2"])
+def test_a_run_that_has_ended_can_be_resumed_and_ends_again(max_steps, size, layout, pool, tmp_path):
+    folder = tmp_path / "run"
+    assert pool.run(size, tasks.train, str(folder), False, {"method": "recycled", "layout": layout}) == [0] * size
+    before = trace(folder)
+    assert pool.run(size, tasks.train, str(folder), True, {"max_steps": max_steps}) == [0] * size
+    assert_same(trace(folder), before)
+    assert json.loads((folder / "summary.json").read_text())["steps"] == STEPS
+
+
+def test_states_differ_from_step_to_step(undisturbed):
+    """Else the comparisons above would hold of runs that stand still."""
+    for name in SETTINGS:
+        states = undisturbed(1, **SETTINGS[name]).states
+        assert not any(tiny.equal(states[step], states[step + 1]) for step in range(1, STEPS))
