@@ -1,0 +1,139 @@
+"""metrics.jsonl has a line a step, no gap and none twice; progress is told to whoever watches."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conadv.train.log import Metrics, Watch, read_metrics
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def write(path: Path, start: int, stop: int) -> Metrics:
+    metrics = Metrics(path, start)
+    for step in range(start, stop):
+        metrics.write(step=step, loss=step / 7)
+    metrics.close()
+    return metrics
+
+
+def test_a_line_a_step_at_once(tmp_path):
+    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
+    metrics.write(step=0, loss=0.1)
+    assert lines(tmp_path / "metrics.jsonl") == ['{"step": 0, "loss": 0.1}']
+    metrics.close()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_every_line_is_json_also_when_a_number_is_none(number, tmp_path):
+    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
+    metrics.write(step=0, loss=number)
+    metrics.close()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(text, parse_constant=refuse) == {"step": 0, "loss": None}
+
+
+@given(st.integers(0, 8), st.integers(0, 8), st.binary(max_size=20))
+def test_resumed_anywhere_there_is_no_gap_and_no_line_twice(tmp_path_factory, reached, start, torn):
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    start = min(start, reached)
+    write(path, 0, reached)
+    with path.open("ab") as file:  # the line that a killed run was writing
+        file.write(torn)
+    assert write(path, start, 9).missing == 0
+    assert [line["step"] for line in read_metrics(path)] == list(range(9))
+    assert len(lines(path)) == 9
+
+
+def test_lines_before_the_start_stay_as_they_were_byte_by_byte(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"loss":0.10,   "step":0}\n{"step":1}\n{"step": 2}\n')
+    assert write(path, 2, 3).missing == 0
+    assert lines(path)[:2] == ['{"loss":0.10,   "step":0}', '{"step":1}']
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\n", b"\xff\xfe\n", b"[]\n", b'{"step": "1"}\n', b'{"step": null}\n', b"[" * 60_000 + b"\n", b'{"step": 0}\n',
+        b"x" * 200_000 + b"\n", b'{"step": -5}\n', b"9" * 5000 + b"\n",
+    ],
+    ids=range(10),
+)  # fmt: skip
+def test_a_damaged_line_is_left_out_and_counted(damage, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(path, 0, 4)
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(whole[0] + damage + b"".join(whole[2:]))
+    assert write(path, 4, 6).missing == 1
+    assert [line["step"] for line in read_metrics(path)] == [0, 2, 3, 4, 5]
+
+
+def test_a_lost_file_is_begun_again_and_its_steps_are_missing(tmp_path):
+    metrics = Metrics(tmp_path / "metrics.jsonl", 7)
+    metrics.close()
+    assert metrics.missing == 7
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match="is no file"):
+        Metrics(tmp_path / "metrics.jsonl", 0)
+
+
+def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(path, 0)
+    metrics.write(step=0, loss=1.0)
+
+    class Full:
+        """A file that takes three bytes of a line, and then no more."""
+
+        def __init__(self, file: io.FileIO) -> None:
+            self.file = file
+            self.room = 3
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.file, name)
+
+        def write(self, data: bytes) -> int:
+            if not self.room:
+                raise OSError(28, "No space left on device")
+            written = self.file.write(data[: self.room])
+            self.room = 0
+            return written
+
+    monkeypatch.setattr(metrics, "_file", Full(metrics._file))
+    with pytest.raises(OSError, match=r"metrics.jsonl \(No space left on device\): make room"):
+        metrics.write(step=1, loss=1.0)
+    metrics.close()
+    assert path.read_text() == '{"step": 0, "loss": 1.0}\n'
+
+
+def test_reading_ends_where_a_line_is_torn(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"ste')
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0}, {"step": 1}]
+    assert read_metrics(tmp_path / "other.jsonl") == []
+
+
+def test_the_last_step_is_told_in_plain_lines_unless_quiet():
+    told, silence = io.StringIO(), io.StringIO()
+    for quiet, stream in ((False, told), (True, silence)):
+        with Watch(0, 2, quiet, stream) as watch:
+            watch.step(1, 2.5, 0.1)
+            watch.step(2, 1.25, 0.1)
+    assert told.getvalue() == "step 2/2  loss 1.2500  lr 0.1\n"
+    assert silence.getvalue() == ""
