@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from .cells import NUMBERLESS, Cell, Resolve, flags
 from .origin import record_origin
 from .pool import Ended, Pool, usable_cores
 from .progress import SweepWatch
-from .results import FILE, Result, read_results, read_summary, result_of, write_results
+from .results import FILE, Result, read_results, result_of, write_results
 from .showcase import showcase
 from .study_file import Study
 
@@ -45,23 +46,22 @@ class Sweep:
         self._watch = watch
         self._lock = lock
         self._shown = {cell.slug for cell in showcase(study.cells).values()}
-        self._errors = _earlier_errors(folder)
+        errors = _earlier_errors(folder)
+        self._results = {cell.slug: result_of(cell, self._home(cell), errors.get(cell.slug)) for cell in study.cells}
 
     def run(self) -> list[Result]:
         """Every cell to its end; Interrupted where somebody asks to stop, after the cells have saved their state."""
-        waiting = [cell for cell in self._study.cells if read_summary(self._home(cell)) is None]
+        waiting = deque(cell for cell in self._study.cells if self._results[cell.slug].summary is None)
         for cell in self._study.cells:
             self._tidy(cell)
-        results = self._write()
-        self._watch.begin(results)
+        self._watch.begin(self._write())
         with _noted_signals() as signals:
             while waiting or self._pool.running():
                 if signals:
                     self._pool.stop()
-                    self._write()
                     raise Interrupted(signals[0])
                 while waiting and self._pool.has_room:
-                    self._start(waiting.pop(0))
+                    self._start(waiting.popleft())
                 for ended in self._pool.wait():
                     self._finish(ended)
                 self._watch.show(self._pool.running(), len(waiting))
@@ -80,21 +80,20 @@ class Sweep:
 
     def _finish(self, ended: Ended) -> None:
         cell: Cell = ended.key
-        self._errors.pop(cell.slug, None)
-        if read_summary(self._home(cell)) is None:
-            self._errors[cell.slug] = _error_line(self._log(cell), ended.status)
+        error = _error_line(self._log(cell), ended.status)
+        self._results[cell.slug] = result_of(cell, self._home(cell), error)
         self._tidy(cell)
         self._write()
-        self._watch.ended(result_of(cell, self._home(cell), self._errors.get(cell.slug)), ended.seconds)
+        self._watch.ended(self._results[cell.slug], ended.seconds)
 
     def _tidy(self, cell: Cell) -> None:
         """The state of a finished run is not needed any more, but for pictures of one run an arm."""
         kept = self._study.keep_checkpoints or cell.slug in self._shown
-        if not kept and read_summary(self._home(cell)) is not None:
+        if not kept and self._results[cell.slug].summary is not None:
             shutil.rmtree(self._home(cell) / "checkpoints", ignore_errors=True)
 
     def _write(self) -> list[Result]:
-        results = [result_of(cell, self._home(cell), self._errors.get(cell.slug)) for cell in self._study.cells]
+        results = list(self._results.values())
         write_results(self._folder, results)
         return results
 

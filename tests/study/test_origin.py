@@ -1,0 +1,64 @@
+"""Where results come from is noted once for each place and version."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conadv.study import origin
+from conadv.study.origin import read_origins, record_origin
+
+
+def test_the_same_origin_is_noted_once_and_another_one_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origin, "_commit", lambda: "aaaa")
+    record_origin(tmp_path)
+    record_origin(tmp_path)
+    (first,) = read_origins(tmp_path)
+    assert first["commit"] == "aaaa"
+    assert {"conadv", "torch", "python"} <= set(first["versions"]) and first["cores"] >= 1 and first["processor"]
+    monkeypatch.setattr(origin, "_commit", lambda: "bbbb")
+    record_origin(tmp_path)
+    assert [one["commit"] for one in read_origins(tmp_path)] == ["aaaa", "bbbb"]
+
+
+def test_another_day_is_not_another_origin(tmp_path: Path) -> None:
+    record_origin(tmp_path)
+    path = tmp_path / origin.FILE
+    path.write_text(path.read_text(encoding="utf-8").replace('"date": "20', '"date": "19'), encoding="utf-8")
+    record_origin(tmp_path)
+    assert len(read_origins(tmp_path)) == 1
+
+
+def test_the_commit_is_marked_where_sources_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "src" / "conadv" / "study"
+    package.mkdir(parents=True)
+    source = package / "origin.py"
+    source.write_text("a = 1\n", encoding="utf-8")
+    monkeypatch.setattr(origin, "__file__", str(source))
+    assert origin._commit() is None  # no clone
+
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *words], check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "one", "--no-verify")
+    commit = git("rev-parse", "HEAD")[:12]
+    assert origin._commit() == commit
+    source.write_text("a = 2\n", encoding="utf-8")
+    assert origin._commit() == f"{commit} (sources changed since)"
+
+
+def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
+    (tmp_path / origin.FILE).write_text("[", encoding="utf-8")
+    assert read_origins(tmp_path) == []
+    record_origin(tmp_path)
+    assert len(read_origins(tmp_path)) == 1

@@ -1,0 +1,92 @@
+"""What a sweep tells of itself."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from conadv.study.progress import SweepWatch, duration
+from conadv.study.results import Result, read_results
+from study.studies import make_study
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> list[Result]:
+    """Two arms of three cells; the first of each is done, in 30 s (vanilla) and 80 s (conadv)."""
+    text = '[grid]\nmethod = ["vanilla", "conadv"]\nseed = [0, 1, 2]\n'
+    return read_results(make_study(tmp_path, text, lambda values: 50.0 if values["seed"] == 0 else None))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def watch(results: list[Result], stream: io.StringIO, jobs: int = 1, quiet: bool = False) -> SweepWatch:
+    told = SweepWatch(len(results), jobs, quiet, stream)
+    told.begin(results)
+    return told
+
+
+def finished(result: Result, like: Result) -> Result:
+    return Result(**{**vars(result), "summary": like.summary})
+
+
+def test_the_time_left_is_by_the_means_of_the_arms(results: list[Result]) -> None:
+    out = io.StringIO()
+    told = watch(results, out)
+    assert out.getvalue() == "2 of 6 cells are done already\n"
+    told.ended(finished(results[1], results[0]), 50.0)
+    # Left: one vanilla at (30 + 50) / 2 = 40 s and two conadv at 80 s.
+    assert out.getvalue().splitlines()[-1] == "[3/6] vanilla · seed 1: 50.00 % (50 s), about 3 min left"
+
+
+def test_cells_side_by_side_take_less_time_but_no_more_than_there_are(results: list[Result]) -> None:
+    out = io.StringIO()
+    told = watch(results, out, jobs=64)
+    told.ended(finished(results[1], results[0]), 30.0)
+    assert out.getvalue().splitlines()[-1].endswith("about 63 s left")  # (30 + 80 + 80) / 3 cells
+
+
+def test_an_arm_without_a_finished_cell_is_taken_for_the_mean_of_all(results: list[Result]) -> None:
+    out = io.StringIO()
+    unknown = [Result(**{**vars(result), "summary": None}) if result.arm == "conadv" else result for result in results]
+    told = watch(unknown, out)
+    told.ended(finished(unknown[1], results[0]), 30.0)
+    assert out.getvalue().splitlines()[-1].endswith("about 2 min left")  # 4 cells of 30 s
+
+
+def test_a_failure_is_told_and_says_nothing_about_time(results: list[Result]) -> None:
+    out = io.StringIO()
+    told = watch(results, out)
+    told.ended(Result(**{**vars(results[1]), "error": "no such luck"}), 5000.0)
+    assert "vanilla · seed 1: failed: no such luck (83 min), about 3 min left" in out.getvalue()
+
+
+def test_nothing_is_told_when_quiet(results: list[Result]) -> None:
+    out = io.StringIO()
+    told = watch(results, out, quiet=True)
+    told.ended(finished(results[1], results[0]), 30.0)
+    told.show([], 1)
+    assert out.getvalue() == ""
+
+
+def test_a_terminal_has_a_bar_below_the_lines(results: list[Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    out = Terminal()
+    told = SweepWatch(len(results), 2, False, out)
+    with told:
+        told.begin(results)
+        told.show([("one", 3.0), ("two", 4.0)], 2)
+    assert "2/6" in out.getvalue() and "2 running, 2 waiting, about 2 min left" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (89.4, "89 s"), (90, "2 min"), (5340, "89 min"), (5400, "1 h 30 min"), (90000, "25 h 0 min")],
+)
+def test_durations_are_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
