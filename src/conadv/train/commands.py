@@ -139,6 +139,8 @@ def _recorder(recipe: Recipe, job: Job, folder: Path, progress: Progress, quiet:
         if job.stream.remainder:
             watch.say(f"each epoch leaves out {job.stream.remainder} images, others every time")
         recorder = FolderRecorder(folder, progress.step, recipe.checkpoint.keep, about, watch)
+        if recorder.missing:
+            _tell(f"metrics.jsonl was damaged: {recorder.missing} of the steps before {progress.step} have no line")
         try:
             yield recorder
         finally:

@@ -46,6 +46,8 @@ def claim(folder: Path, config: str) -> None:
 
 def reopen(folder: Path, config: str, step: int) -> None:
     """Go on in a folder from its checkpoint of `step`, with what may have changed in its recipe."""
+    for partial in folder.glob(".*.partial"):
+        partial.unlink(missing_ok=True)
     sweep_partial(folder / "checkpoints")
     set_aside_newer(folder / "checkpoints", step)
     if _content(folder / "config.toml") != config:

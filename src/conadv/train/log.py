@@ -97,9 +97,9 @@ def _step_of(line: bytes) -> int | None:
 class Watch:
     """Progress: a bar on a terminal, a plain line now and then elsewhere, nothing when quiet."""
 
-    def __init__(self, start: int, stop: int, quiet: bool, stream: TextIO = sys.stderr) -> None:
+    def __init__(self, start: int, stop: int, quiet: bool, stream: TextIO | None = None) -> None:
         self._stop = stop
-        self._stream = stream
+        self._stream = stream = stream or sys.stderr
         self._bar: Progress | None = None
         self._quiet = quiet
         self._last_line = time.monotonic()

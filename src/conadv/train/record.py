@@ -48,8 +48,11 @@ class FolderRecorder:
         self._about = about
         self._watch = watch
         self._saved = time.monotonic()
-        if self._metrics.missing:
-            watch.say(f"metrics.jsonl was damaged: {self._metrics.missing} of the steps before {start} have no line")
+
+    @property
+    def missing(self) -> int:
+        """Steps before the start whose metrics are lost."""
+        return self._metrics.missing
 
     def step(self, step: int, **figures: Any) -> None:
         self._saver.check()

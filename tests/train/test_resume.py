@@ -1,0 +1,191 @@
+"""A run goes on from its newest whole checkpoint, whatever else lies in its folder, or says why it cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from conadv import cli
+
+STEPS = 6
+
+
+def train(folder: Path, **changes: Any) -> None:
+    assert cli.main(["train", *tiny.words(**changes), "--run", str(folder), "--quiet"]) == 0
+
+
+def resume(folder: Path, *words: str) -> int:
+    return cli.main(["train", "--resume", str(folder), "--model", "tiny:net", "--quiet", *words])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that never stopped."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(folder)
+    return folder
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    """The same run, as it was after 4 of its 6 steps; it has checkpoints of steps 2 and 4."""
+    folder = tmp_path / "run"
+    train(folder, max_steps=4)
+    return folder
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in found]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 16
+    path.write_bytes(data)
+
+
+def about(path: Path) -> dict[str, Any]:
+    return json.loads((path / "checkpoint.json").read_bytes().partition(b"\n")[2])
+
+
+def forge(path: Path, **changes: Any) -> None:
+    """Another description with the right digest."""
+    body = json.dumps({**about(path), **changes}).encode()
+    (path / "checkpoint.json").write_bytes(sha256(body).hexdigest().encode() + b"\n" + body + b"\n")
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "flipped tensors": lambda path: flip(path / "state.safetensors"),
+    "flipped description": lambda path: flip(path / "checkpoint.json"),
+    "cut": lambda path: (path / "state.safetensors").write_bytes((path / "state.safetensors").read_bytes()[:-1]),
+    "no tensors": lambda path: (path / "state.safetensors").unlink(),
+    "no description": lambda path: (path / "checkpoint.json").unlink(),
+    "empty": lambda path: [file.unlink() for file in path.iterdir()] and None,
+    "of another seed": lambda path: forge(path, recipe={**about(path)["recipe"], "seed": 1}),
+    "of no recipe": lambda path: forge(path, recipe={}),
+    "of another position": lambda path: forge(path, position={"seconds": "soon", "skipped": 0}),
+    "of a step that is no number": lambda path: forge(path, step="4"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, run, whole, capsys):
+    newest = run / "checkpoints" / "step-00000004"
+    damage(newest)
+    assert resume(run, "--max-steps", "none") == 0
+    told = capsys.readouterr().err
+    assert str(newest) in told
+    assert f"going back to the checkpoint before: {run / 'checkpoints' / 'step-00000002'}" in told
+    assert "Traceback" not in told
+    assert tiny.equal(tiny.state(run), tiny.state(whole))
+    assert lines(run) == lines(whole)
+    assert (run / "checkpoints" / "damaged-00000004").exists()
+
+
+def test_a_damaged_checkpoint_is_not_counted_among_those_that_are_kept(run, whole):
+    flip(run / "checkpoints" / "step-00000004" / "state.safetensors")
+    assert resume(run, "--max-steps", "3", "--checkpoint.keep", "1") == 0
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-00000003"]
+    assert resume(run, "--max-steps", "none") == 0
+    assert tiny.equal(tiny.state(run), tiny.state(whole))
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "export"])
+def test_without_a_whole_checkpoint_nothing_is_begun(command, run, tmp_path, capsys):
+    for file in run.glob("checkpoints/*/state.safetensors"):
+        flip(file)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    words = {"train": ["--resume"], "eval": [], "export": []}[command]
+    model = [] if command == "export" else ["--model", "tiny:net"]
+    out = [str(tmp_path / "out.safetensors")] if command == "export" else []
+    assert cli.main([command, *words, str(run), *out, *model]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 3
+    assert (
+        told[-1] == f"error: {run / 'checkpoints'} has no whole checkpoint of this run to go on from: start a new run"
+    )
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 1}, "its recipe differs in seed"),
+        ({"optimizer__lr": 3, "method": "recycled"}, "its recipe differs in method, optimizer.lr"),
+        ({"method": "conadv", "delay": 2}, "its recipe differs in delay"),
+        ({"precision": "float32"}, "its recipe differs in precision"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_passed_over(changes, named, run, whole, tmp_path, capsys):
+    train(tmp_path / "other", **changes, max_steps=5)
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "step-00000005", run / "checkpoints" / "step-00000005")
+    assert resume(run, "--max-steps", "none") == 0
+    assert f"{run / 'checkpoints' / 'step-00000005'} is of another run: {named}" in capsys.readouterr().err
+    assert tiny.equal(tiny.state(run), tiny.state(whole))
+
+
+def test_a_checkpoint_of_another_model_is_passed_over(run, whole, monkeypatch, capsys):
+    """Such as one of code that has changed since."""
+    monkeypatch.setattr(tiny, "net", lambda **sizes: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
+    assert resume(run) == 2
+    told = capsys.readouterr().err
+    assert "is of another model: tensor" in told
+    assert told.splitlines()[-1].startswith("error:")
+
+
+@pytest.mark.parametrize("command", ["eval", "export"])
+def test_other_commands_use_the_checkpoint_before_too(command, run, tmp_path, capsys):
+    newest = run / "checkpoints" / "step-00000004"
+    flip(newest / "state.safetensors")
+    words = ["--model", "tiny:net"] if command == "eval" else [str(tmp_path / "out.safetensors")]
+    assert cli.main([command, str(run), *words, "--json"]) == 0
+    said = capsys.readouterr()
+    assert str(newest) in said.err
+    result = json.loads(said.out)
+    assert (result["steps"] if command == "eval" else result["step"]) == 2
+    assert newest.exists()  # who only reads changes nothing
+
+
+def test_a_run_without_a_checkpoint_yet_starts_from_its_first_step_and_says_so(run, whole, capsys):
+    shutil.rmtree(run / "checkpoints")
+    assert resume(run, "--max-steps", "none") == 0
+    assert "has no checkpoint yet: starting from its first step" in capsys.readouterr().err
+    assert tiny.equal(tiny.state(run), tiny.state(whole))
+    assert lines(run) == lines(whole)
+
+
+def test_what_a_killed_run_left_half_written_is_swept(run, whole):
+    partial = run / "checkpoints" / ".step-00000006.new.partial"
+    partial.mkdir()
+    (partial / "state.safetensors").write_bytes(b"half")
+    (run / ".metrics.jsonl.partial").write_text("half")
+    (run / ".config.toml.partial").write_text("half")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4}\n{"step": 5')
+    assert resume(run, "--max-steps", "none") == 0
+    assert not list(run.rglob("*.partial"))
+    assert lines(run) == lines(whole)
+
+
+def test_other_versions_are_told(run, capsys):
+    newest = run / "checkpoints" / "step-00000004"
+    forge(newest, versions={"conadv": "0.0.1"})
+    assert resume(run) == 0
+    assert "numbers may differ in their last digits" in capsys.readouterr().err
+
+
+def test_damaged_metrics_are_told(run, capsys):
+    path = run / "metrics.jsonl"
+    text = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([text[0], "x\n", *text[2:]]))
+    assert resume(run) == 0
+    assert "metrics.jsonl was damaged: 1 of the steps before 4 have no line" in capsys.readouterr().err
