@@ -59,4 +59,5 @@ def _told(image: Mapping[str, str], kind: str) -> str:
 
 def _image(x: float, y: float, data: str, text: str) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" width="{_SIDE:g}" height="{_SIDE:g}"'
-    return f'<image {place} href="data:image/png;base64,{escape(data)}"><title>{escape(text)}</title></image>'
+    frame = f'<rect class="frame" {place}/>'
+    return f'<image {place} href="data:image/png;base64,{escape(data)}"><title>{escape(text)}</title></image>{frame}'

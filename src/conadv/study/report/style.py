@@ -19,6 +19,7 @@ _DRAWING = """
 .drawing .bar { stroke-width: 1.4; }
 .drawing .leader { stroke-width: 0.8; opacity: 0.7; }
 .drawing .hollow { fill: var(--paper); }
+.drawing .frame { fill: none; stroke: var(--rule); }
 .drawing image { image-rendering: pixelated; }
 """
 
