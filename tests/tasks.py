@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import resource
 import signal
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stderr
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 
 import tiny
+from conadv import cli
 from conadv.config import recipe_of_run
 from conadv.core.handoff import Twin
 from conadv.core.learner import Losses
@@ -183,3 +186,16 @@ def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 
         except Interrupted as stop:
             return stop.exit_status
     return 0
+
+
+def train_with_small_files(folder: str, largest: int) -> tuple[int, str]:
+    """`conadv train --resume` where no file may be larger; the exit status, and what was said."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            words = ["--model", "tiny:net", "--quiet", "--max-steps", "none"]
+            return cli.main(["train", "--resume", folder, *words]), said.getvalue()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .checkpoint import set_aside_newer, sweep_partial
-from .files import write_atomically
+from .files import write_atomically, writing
 
 
 def versions() -> dict[str, str]:
@@ -47,7 +47,8 @@ def claim(folder: Path, config: str) -> None:
 def reopen(folder: Path, config: str, step: int) -> None:
     """Go on in a folder from its checkpoint of `step`, with what may have changed in its recipe."""
     for partial in folder.glob(".*.partial"):
-        partial.unlink(missing_ok=True)
+        with writing(folder):
+            partial.unlink(missing_ok=True)
     sweep_partial(folder / "checkpoints")
     set_aside_newer(folder / "checkpoints", step)
     if _content(folder / "config.toml") != config:

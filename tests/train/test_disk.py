@@ -1,0 +1,141 @@
+"""A disk that is full or read-only ends a run with one clear line, and what was good before stays good."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import tasks
+import tiny
+from conadv import cli
+from conadv.train.checkpoint import checkpoints, read_checkpoint
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 200 kB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", place], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small disk without the right to mount one: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def fill_all_but(disk: Path, room: int) -> None:
+    free = os.statvfs(disk)
+    (disk / "ballast").write_bytes(bytes(max(0, free.f_bavail * free.f_bsize - room)))
+
+
+def train(folder: Path, *words: str) -> int:
+    return cli.main(["train", *tiny.words(checkpoint__every=1), "--run", str(folder), "--quiet", *words])
+
+
+def resume(folder: Path, *words: str) -> int:
+    return cli.main(["train", "--resume", str(folder), "--model", "tiny:net", "--quiet", *words])
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that was said."""
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def assert_sound(folder: Path, steps: set[int]) -> None:
+    """Exactly these checkpoints are there and whole, and nothing is half written."""
+    found = {read_checkpoint(path).about["step"] for path in checkpoints(folder / "checkpoints")}
+    assert found == steps
+    assert not list(folder.rglob("*.partial"))
+    metrics = (folder / "metrics.jsonl").read_bytes()
+    assert metrics == b"" or metrics.endswith(b"\n")
+
+
+def fill(disk: Path) -> Path:
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
+def test_a_disk_that_is_full_before_the_next_checkpoint(disk, tmp_path, capsys):
+    assert train(disk / "run", "--max-steps", "2") == 0
+    ballast = fill(disk)
+    capsys.readouterr()
+    assert resume(disk / "run", "--max-steps", "none") == 1
+    assert "No space left on device): make room, then go on" in complaint(capsys)
+    assert_sound(disk / "run", {1, 2})
+    ballast.unlink()
+    assert resume(disk / "run", "--max-steps", "none") == 0
+    assert train(tmp_path / "whole") == 0
+    assert tiny.equal(tiny.state(disk / "run"), tiny.state(tmp_path / "whole"))
+
+
+def test_a_disk_that_runs_full_while_checkpoints_are_written(disk, capsys):
+    assert train(disk / "run", "--max-steps", "1", "--checkpoint.keep", "1000") == 0
+    capsys.readouterr()
+    fill_all_but(disk, 60_000)
+    assert resume(disk / "run", "--max-steps", "none") == 1
+    assert "No space left on device): make room, then go on" in complaint(capsys)
+    reached = {int(path.name[5:]) for path in checkpoints(disk / "run" / "checkpoints")}
+    assert reached == set(range(1, len(reached) + 1))
+    assert len(reached) >= 2
+    assert_sound(disk / "run", reached)
+
+
+def test_a_disk_that_is_full_from_the_start(disk, capsys):
+    fill(disk)
+    (disk / "run").mkdir()
+    assert train(disk / "run") == 1
+    assert "cannot write" in complaint(capsys)
+    assert list((disk / "run").iterdir()) == []
+
+
+def test_a_disk_that_can_only_be_read(disk, capsys):
+    assert train(disk / "run", "--max-steps", "2") == 0
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    capsys.readouterr()
+    assert resume(disk / "run", "--max-steps", "none") == 1
+    assert "(Read-only file system)" in complaint(capsys)
+    assert_sound(disk / "run", {1, 2})
+    assert train(disk / "other") == 2
+    assert "(Read-only file system): name another folder" in complaint(capsys)
+
+
+def test_a_limit_on_the_size_of_files(pool, tmp_path):
+    """As above, for those who may not mount."""
+    folder = tmp_path / "run"
+    assert pool.run(1, tasks.train, str(folder), False, {"max_steps": 2, "checkpoint__every": 1}) == [0]
+    ((status, said),) = pool.run(1, tasks.train_with_small_files, str(folder), 1000)
+    assert status == 1
+    assert said.startswith("error: cannot write")
+    assert "(File too large): make room, then go on" in said
+    assert len(said.splitlines()) == 1
+    assert_sound(folder, {1, 2})
+
+
+def test_a_rank_that_leads_tells_of_its_disk_and_all_end(start, tmp_path):
+    """The failure of a thread on one rank reaches all."""
+    (tmp_path / "run").mkdir()
+    words = tiny.words(epochs=100_000, checkpoint__every=5, layout="clean | adv | attack")
+    run = start(words, 3)
+    run.wait_for_step(3)
+    checkpoints_folder = run.folder / "checkpoints"
+    while not checkpoints_folder.exists():
+        run.wait_for_step(1)
+    moved = run.folder / "away"
+    checkpoints_folder.rename(moved)
+    checkpoints_folder.write_text("in the way")
+    assert run.statuses() == [1, 1, 1]
+    (line,) = run.complaints()
+    assert line.startswith("error: rank 0 (lane 0, clean): cannot write ")
+    assert "Traceback" not in run.said()
