@@ -37,8 +37,9 @@ def found_step():
 
 def test_step_compares_every_method_with_vanilla_and_vanilla_with_the_plain_loop(found_step) -> None:
     ratios = [result.name for result in found_step.results if isinstance(result, Ratio)]
-    assert ratios == ["disadv/vanilla", "conadv/vanilla", "recycled/vanilla", "vanilla/plain", "train/plain"]
-    assert all(result.spread.n == 2 for result in found_step.results)
+    assert ratios == ["vanilla/plain", "train/plain", "disadv/vanilla", "conadv/vanilla", "recycled/vanilla"]
+    assert {result.spread.n for result in found_step.results[:2]} == {4}  # a small difference needs more rounds
+    assert {result.spread.n for result in found_step.results[2:]} == {2}
 
 
 def test_operations_are_those_of_the_method(found_step) -> None:
@@ -58,16 +59,14 @@ def test_the_planner_finds_the_passes(found_step) -> None:
 
 def test_seconds_an_image_are_the_laps_by_the_chunk() -> None:
     whole = {"forward": 6.0, "to pixels": 18.0, "to weights": 29.0, "to both": 30.0, "update": 5.0}
-    laps = {
-        name: [Lap(seconds, seconds)] for name, seconds in (whole | dict.fromkeys(["plain", *METHODS], 40.0)).items()
-    }
+    laps = {name: [Lap(seconds, seconds)] for name, seconds in (whole | dict.fromkeys(METHODS, 40.0)).items()}
     times = {time.name: time.spread.median for time in step._pass_times(laps, images=6)}
     passes = {"forward": 1.0, "input_backward": 2.0, "weight_backward": 2.0, "pixel_backward": 1 / 6, "update": 5.0}
-    assert times == pytest.approx(passes | {f"step of {name}": 40.0 for name in ("plain", *METHODS)})
+    assert times == pytest.approx(passes | {f"step of {name}": 40.0 for name in METHODS})
 
 
 def test_a_last_product_that_drowns_in_noise_is_nothing() -> None:
-    seconds = dict.fromkeys(["forward", "to pixels", "to both", "update", "plain", *METHODS], 1.0) | {"to weights": 2.0}
+    seconds = dict.fromkeys(["forward", "to pixels", "to both", "update", *METHODS], 1.0) | {"to weights": 2.0}
     laps = {name: [Lap(value, value)] for name, value in seconds.items()}
     (pixels,) = [time for time in step._pass_times(laps, 1) if time.name == "pixel_backward"]
     assert isinstance(pixels, Time) and pixels.spread.median == 0.0
@@ -76,12 +75,10 @@ def test_a_last_product_that_drowns_in_noise_is_nothing() -> None:
 def test_vanilla_and_the_plain_loop_take_the_same_step(monkeypatch) -> None:
     built = []
     monkeypatch.setattr(Workload, "build", remembering(built, Workload.build))
-    steps = step._steps(TINY)
-    for name in ("train", "plain", "vanilla"):
-        steps[name]()
-    with_gradients = [model for model in built if gradients(model)]
-    assert len(with_gradients) == 3
-    first, *others = (gradients(model) for model in with_gradients)
+    for run in step._plainest(TINY).values():
+        run()
+    assert len(built) == 3
+    first, *others = map(gradients, built)
     assert any(part.abs().max() > 0 for part in first)
     for other in others:
         for mine, theirs in zip(first, other, strict=True):
