@@ -1,0 +1,113 @@
+"""The first signal stops a run after its step, saved and with the command that goes on; a second one stops at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import time
+
+import pytest
+
+import tiny
+from conadv import cli
+from conadv.train.signals import Interrupted, listening
+
+ENDLESS = {"epochs": 100_000, "checkpoint.every": 1000, "checkpoint.keep": 10}
+TERM, INT = signal.SIGTERM, signal.SIGINT
+
+
+def until(condition) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [TERM, INT])
+def test_a_signal_is_noted(number):
+    with listening() as request:
+        assert request.signal is None
+        os.kill(os.getpid(), number)
+        until(lambda: request.signal is not None)
+        assert request.signal == number
+        os.kill(os.getpid(), number)  # as `timeout` does, at once after the first
+        time.sleep(0.05)
+    assert Interrupted(number).exit_status == 128 + number
+
+
+def test_afterwards_signals_do_what_they_did_before():
+    heard = []
+    before = signal.signal(TERM, lambda number, frame: heard.append(number))
+    wakeup = signal.set_wakeup_fd(-1)
+    try:
+        with listening():
+            assert heard == []
+        os.kill(os.getpid(), TERM)
+        until(lambda: heard == [TERM])
+        assert signal.set_wakeup_fd(-1) == -1
+    finally:
+        signal.signal(TERM, before)
+        signal.set_wakeup_fd(wakeup)
+
+
+def steps_and_command(said: str) -> tuple[int, str]:
+    (line,) = [line for line in said.splitlines() if line.startswith("stopped")]
+    match = re.fullmatch(r"stopped after step (\d+); to go on: (.*)", line)
+    assert match is not None
+    return int(match[1]), match[2]
+
+
+@pytest.mark.parametrize("number", [TERM, INT])
+def test_a_run_saves_its_state_and_says_how_to_go_on(number, start, tmp_path):
+    run = start(tiny.words(**ENDLESS), 1)
+    run.wait_for_step(3)
+    run.kill(0, number)
+    assert run.statuses() == [128 + number]
+    steps, command = steps_and_command(run.said())
+    assert steps >= 3
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [f"step-{steps:08d}"]
+    assert len((run.folder / "metrics.jsonl").read_text().splitlines()) == steps
+    assert "Traceback" not in run.said()
+    program, *words = shlex.split(command)
+    assert program == "conadv"
+    assert cli.main([*words, "--quiet", "--max-steps", str(steps + 1)]) == 0
+    assert cli.main(["train", *tiny.words(**ENDLESS, max_steps=steps + 1), "--run", str(tmp_path / "whole")]) == 0
+    assert tiny.equal(tiny.state(run.folder), tiny.state(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("asked", [[0], [1], [2], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("number", [TERM, INT])
+def test_whichever_ranks_are_asked_all_stop_in_the_same_step(number, asked, start):
+    run = start(tiny.words(**ENDLESS, layout="clean | adv | attack"), 3)
+    run.wait_for_step(3)
+    for rank in asked:
+        run.kill(rank, number)
+    assert run.statuses() == [128 + number] * 3
+    steps, command = steps_and_command(run.said())
+    assert command.startswith("torchrun --nproc-per-node 3 -m conadv train --resume ")
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [f"step-{steps:08d}"]
+    assert run.complaints() == []
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request(start):
+    run = start(tiny.words(**ENDLESS), 1)
+    run.wait_for_step(3)
+    run.kill(0, TERM)
+    run.kill(0, TERM)
+    assert run.statuses() == [143]
+    assert steps_and_command(run.said())
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["computing", "waiting for another rank"])
+def test_a_second_signal_stops_at_once(rank, start):
+    words = tiny.words(**ENDLESS, method="recycled", layout="clean | adv", model="tiny:Faulty")
+    run = start(words, 2, **tiny.fault("sleep", rank=0, forward_pass=30))
+    run.wait_for_step(2)
+    time.sleep(1)  # until rank 0 sleeps, and rank 1 waits for it
+    run.kill(rank, TERM)
+    time.sleep(1.2)
+    assert run.statuses(rank, timeout=0) == [None]
+    run.kill(rank, TERM)
+    assert run.statuses(rank, timeout=20) == [143]
