@@ -109,5 +109,5 @@ def test_a_state_between_ranks_is_refused() -> None:
 
     run = Run(Setting("", "conadv", 1))
     method = ConAdv(run.model, nn.CrossEntropyLoss(), ATTACK, handoff=Elsewhere())
-    with pytest.raises(ValueError, match="keep the weights they were made with, and prime again"):
+    with pytest.raises(ValueError, match="keep the weights of then, and prime again"):
         method.state_dict()

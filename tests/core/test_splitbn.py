@@ -294,6 +294,19 @@ def test_nothing_moves_before_the_end_of_a_step_or_without_tracking() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
+def test_statistics_may_be_overwritten_before_the_backward_pass(training: bool) -> None:
+    """As DistributedDataParallel does where it broadcasts buffers: two forward passes, then one backward."""
+    plain, split = small_cnn().train(training), split_batchnorm(small_cnn()).train(training)
+    images, labels = small_batches(1)[0]
+    F.cross_entropy(plain(images), labels).backward()
+    loss = F.cross_entropy(split(images), labels)
+    for buffer in split.buffers():
+        buffer.add_(1)
+    loss.backward()
+    torch.testing.assert_close(split[0].weight.grad, plain[0].weight.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("statistics", ["batch", "running"])
 def test_statistics_can_be_chosen_against_the_flag(training: bool, statistics: str) -> None:
     split = split_batchnorm(nn.Sequential(make_layer(nn.BatchNorm2d)))

@@ -31,6 +31,17 @@ class Part(NamedTuple):
     weight: float
 
 
+def clean_parts(chunk: Batch, weight: float) -> list[Part]:
+    """The images and, where the batch has one, their augmented view, with equal parts of the weight."""
+    images, labels, *augmented = chunk
+    share = weight / (1 + len(augmented))
+    return [Part("main", images, labels, share), *(Part("aug", view, labels, share) for view in augmented)]
+
+
+def adv_part(twin: Twin, weight: float) -> Part:
+    return Part("adv", twin.images, twin.labels, weight)
+
+
 class Losses(NamedTuple):
     """Mean losses over this process' share of the batch, without a graph; zero where it has no part in one."""
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from .attack import PGD, Loss
 from .batch import Batch, count_chunks
-from .handoff import Handoff, Queue, Twin
-from .learner import Learner, Losses, Part
+from .handoff import Handoff, Queue, Twin, empty, queue_of
+from .learner import Learner, Losses, Part, adv_part, clean_parts
 from .roles import ALONE, Place, Role
 from .splitbn import plain_layers
 
@@ -90,7 +90,7 @@ class Vanilla:
         assert now is not None
         count = count_chunks(now, self._learner.chunk_size)
         for number, chunk in enumerate(self._learner.chunks(now)):
-            self._learner.learn(_clean_parts(chunk, 1.0), number, count)
+            self._learner.learn(clean_parts(chunk, 1.0), number, count)
         return self._learner.end_step()
 
     def in_flight(self, step: int) -> range:
@@ -173,9 +173,9 @@ class ConAdv:
         count = self._count(now, ahead)
         for number in range(count):
             next(attack, None)
-            parts = [] if clean is None else _clean_parts(next(clean), 1 - self.adv_weight)
+            parts = [] if clean is None else clean_parts(next(clean), 1 - self.adv_weight)
             if self._does(Role.ADV):
-                parts.append(_adv_part(self.handoff.take(), self.adv_weight))
+                parts.append(adv_part(self.handoff.take(), self.adv_weight))
             if parts:
                 self._learner.learn(parts, number, count)
         _finish(attack)  # the batch ahead may be the larger one
@@ -188,19 +188,19 @@ class ConAdv:
         _finish(self._attack(batch, number))
 
     def resume(self, step: int) -> None:
-        _empty(self.handoff)
+        empty(self.handoff)
         self._learner.step = self._attacked = step
         self._loaded = True
 
     def state_dict(self) -> dict[str, Any]:
         counts = {"step": self.step, "attacked": self._attacked, "chunk_size": self._learner.chunk_size}
-        return {**counts, "twins": _in_flight(self.handoff)}
+        return {**counts, "twins": queue_of(self.handoff).state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["attacked"] - state["step"] > self.delay or state["chunk_size"] != self._learner.chunk_size:
             raise ValueError("the state is of a method with another delay or chunk_size: make this one alike")
         self._learner.step, self._attacked = state["step"], state["attacked"]
-        _put_back(self.handoff, state["twins"], self._learner.device)
+        queue_of(self.handoff).restore(state["twins"], self._learner.device)
         self._loaded = True
 
     def _attack(self, batch: Batch, number: int) -> Iterator[None]:
@@ -230,11 +230,10 @@ class ConAdv:
         return self._learner.place.chunks or 0
 
     def _forget(self) -> None:
-        """Twins left by a feed or a step that was not finished belong to batches that do not come again."""
+        """Twins left by a feed that was not finished belong to batches that do not come again."""
         if self._attacked > self.step:
             self.handoff.clear()
-        _empty(self.handoff)
-        self._attacked = self.step
+            self._attacked = self.step
 
 
 class Recycled:
@@ -291,9 +290,9 @@ class Recycled:
             parts = []
             if clean is not None:
                 images, *rest = next(clean)
-                parts = _clean_parts((images.detach().requires_grad_(), *rest), 1 - self.adv_weight)
+                parts = clean_parts((images.detach().requires_grad_(), *rest), 1 - self.adv_weight)
             if Role.ADV in self._learner.place.role:
-                parts.append(_adv_part(self.handoff.take(), self.adv_weight))
+                parts.append(adv_part(self.handoff.take(), self.adv_weight))
             self._learner.learn(parts, number, count)
             if clean is not None:  # the backward pass left the gradient on the images
                 self.handoff.put(self._twin(parts[0], parts[0].images.grad, count, self.step, number))
@@ -306,22 +305,22 @@ class Recycled:
         count = count_chunks(batch, self._learner.chunk_size)
         for chunk_number, chunk in enumerate(self._learner.chunks(batch)):
             self._learner.require_pixels(self.attack, chunk[0])
-            part = _clean_parts(chunk, 1 - self.adv_weight)[0]
+            part = clean_parts(chunk, 1 - self.adv_weight)[0]
             gradient = self._learner.input_gradient(part, number, chunk_number, count)
             self.handoff.put(self._twin(part, gradient, count, number, chunk_number))
         self._primed = True
 
     def resume(self, step: int) -> None:
-        _empty(self.handoff)
+        empty(self.handoff)
         self._learner.step = step
         self._primed = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "twins": _in_flight(self.handoff)}
+        return {"step": self.step, "twins": queue_of(self.handoff).state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._learner.step = state["step"]
-        _put_back(self.handoff, state["twins"], self._learner.device)
+        queue_of(self.handoff).restore(state["twins"], self._learner.device)
         self._primed = len(state["twins"]) > 0
 
     def _twin(self, part: Part, gradient: Tensor | None, count: int, batch_number: int, chunk_number: int) -> Twin:
@@ -346,38 +345,6 @@ class Recycled:
         return count
 
 
-def _clean_parts(chunk: Batch, weight: float) -> list[Part]:
-    """The images and, where the batch has one, their augmented view, with equal parts of the weight."""
-    images, labels, *augmented = chunk
-    share = weight / (1 + len(augmented))
-    return [Part("main", images, labels, share), *(Part("aug", view, labels, share) for view in augmented)]
-
-
-def _adv_part(twin: Twin, weight: float) -> Part:
-    return Part("adv", twin.images, twin.labels, weight)
-
-
 def _finish(attack: Iterator[None]) -> None:
     for _ in attack:
         pass
-
-
-def _empty(handoff: Handoff) -> None:
-    """Forget what lies here; what is under way between ranks was drained when the run stopped."""
-    if isinstance(handoff, Queue):
-        handoff.clear()
-
-
-def _in_flight(handoff: Handoff) -> list[tuple[Tensor, Tensor]]:
-    """Plain tuples, so that `torch.load` takes them back without trusting a file."""
-    if not isinstance(handoff, Queue):
-        raise ValueError(
-            "the twins in flight lie on several ranks: keep the weights they were made with, and prime again"
-        )
-    return [(twin.images, twin.labels) for twin in handoff.twins()]
-
-
-def _put_back(handoff: Handoff, twins: Iterable[tuple[Tensor, Tensor]], device: torch.device) -> None:
-    handoff.clear()
-    for images, labels in twins:
-        handoff.put(Twin(images.to(device), labels.to(device)))
