@@ -163,4 +163,5 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
     watch._PATIENCE = 1.5  # enough on one machine
     status = cli.main(words)
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(status)

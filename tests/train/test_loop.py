@@ -1,0 +1,138 @@
+"""Numbers that are not finite are noticed before they reach weights, optimizer or statistics, on all ranks at once."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+from torch import Tensor
+
+import tiny
+from conadv import cli
+
+# A step has 6 chunks, and each takes a pass for the attack, the images and the twins: this one is in step 2.
+PASS_IN_STEP_2 = {"vanilla": 6 * 2 + 3, "conadv": 6 * 3 * 2 + 6 + 8}
+
+
+@pytest.fixture(params=["vanilla", "conadv"])
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch):
+    """Let the model go wrong."""
+
+    def prepare(kind: str, forward_pass: int) -> None:
+        for name, value in tiny.fault(kind, 0, forward_pass).items():
+            monkeypatch.setenv(name, value)
+
+    return prepare
+
+
+def train(folder: Path, **changes: Any) -> int:
+    fields = {"model": "tiny:Faulty", "checkpoint__every": 1, "checkpoint__keep": 10, **changes}
+    return cli.main(["train", *tiny.words(**fields), "--run", str(folder), "--quiet"])
+
+
+def state(folder: Path, step: int) -> dict[str, Tensor]:
+    return safetensors.torch.load_file(folder / "checkpoints" / f"step-{step:08d}" / "state.safetensors")
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_run_stops_before_the_update_and_says_where_and_what_to_try(what, method, faulty, tmp_path, capsys):
+    faulty(what, PASS_IN_STEP_2[method])
+    assert train(tmp_path / "run", method=method) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    role = {"vanilla": "clean", "conadv": r"clean\+adv\+attack"}[method]
+    assert re.fullmatch(
+        rf"error: step 2: the {what} on rank 0 \(lane 0, {role}\) is not finite "
+        r"\(epoch 1, batch 0, learning rate \d+\.?\d*\): "
+        r"try a lower --optimizer.lr, a longer --schedule.warmup-epochs, or --nonfinite skip",
+        line,
+    )
+    assert [entry["step"] for entry in lines(tmp_path / "run")] == [0, 1]
+    assert train(tmp_path / "whole", method=method, max_steps=2) == 0
+    assert tiny.equal(tiny.state(tmp_path / "run"), tiny.state(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_step_that_is_left_out_changes_nothing(what, method, faulty, tmp_path):
+    faulty(what, PASS_IN_STEP_2[method])
+    assert train(tmp_path / "run", method=method, nonfinite="skip") == 0
+    before, after = state(tmp_path / "run", 2), state(tmp_path / "run", 3)
+    kept = [name for name in before if not name.startswith("stale.")]
+    assert all(before[name].equal(after[name]) for name in kept)
+    assert not tiny.equal(after, state(tmp_path / "run", 4))
+    assert all(tensor.isfinite().all() for tensor in tiny.state(tmp_path / "run").values())
+    assert [entry["skipped"] for entry in lines(tmp_path / "run")] == [False, False, True, False, False, False]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["skipped"] == 1
+
+
+def test_a_loss_that_is_left_out_is_null_in_the_metrics(faulty, tmp_path):
+    faulty("loss", PASS_IN_STEP_2["vanilla"])
+    assert train(tmp_path / "run", method="vanilla", nonfinite="skip") == 0
+    assert [entry["loss"] is None for entry in lines(tmp_path / "run")] == [False, False, True, False, False, False]
+
+
+def test_more_steps_than_the_limit_are_not_left_out(tmp_path, capsys):
+    """A learning rate that is far too high."""
+    words = {"model": "tiny:net", "nonfinite": "skip", "skip_limit": 2, "optimizer__name": "sgd", "epochs": 20}
+    assert train(tmp_path / "run", **words, optimizer__lr=1e300, optimizer__momentum=0) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "after 2 such steps were left out: try a lower --optimizer.lr" in line
+    assert [entry["skipped"] for entry in lines(tmp_path / "run")].count(True) == 2
+
+
+def test_steps_that_were_left_out_count_on_after_a_resume(faulty, tmp_path, capsys):
+    faulty("loss", PASS_IN_STEP_2["vanilla"])
+    fields = {"method": "vanilla", "nonfinite": "skip", "skip_limit": 1, "epochs": 8}
+    assert train(tmp_path / "run", **fields, max_steps=4) == 0
+    words = ["train", "--resume", str(tmp_path / "run"), "--model", "tiny:Faulty", "--max-steps", "none", "--quiet"]
+    assert cli.main(words) == 1  # the passes of the model are counted anew
+    assert "after 1 such steps were left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("what", "rank", "role"),
+    [("loss", 0, "clean"), ("gradient", 0, "clean"), ("loss", 1, "adv"), ("gradient", 1, "adv")],
+)
+def test_what_one_rank_has_all_notice_in_the_same_step(what, rank, role, start):
+    words = tiny.words(model="tiny:Faulty", layout="clean | adv | attack", checkpoint__every=1)
+    run = start(words, 3, **tiny.fault(what, rank, forward_pass=15))
+    assert run.statuses() == [1, 1, 1]
+    (line,) = run.complaints()
+    assert line.startswith(f"error: step 2: the {what} on rank {rank} (lane 0, {role}) is not finite (epoch 1, batch 0")
+    assert "Traceback" not in run.said()
+    assert all(tensor.isfinite().all() for tensor in tiny.state(run.folder).values())
+    assert [entry["step"] for entry in lines(run.folder)] == [0, 1]
+
+
+@pytest.mark.parametrize(("what", "rank"), [("loss", 0), ("gradient", 1)])
+def test_what_one_rank_has_all_leave_out(what, rank, start):
+    words = tiny.words(model="tiny:Faulty", layout="clean | adv | attack", nonfinite="skip", checkpoint__every=1)
+    run = start(words, 3, **tiny.fault(what, rank, forward_pass=15))
+    assert run.statuses() == [0, 0, 0]
+    assert [entry["skipped"] for entry in lines(run.folder)] == [False, False, True, False, False, False]
+    assert all(tensor.isfinite().all() for tensor in tiny.state(run.folder).values())
+
+
+@pytest.mark.parametrize("direction", ["sign", "raw"])
+def test_a_gradient_of_the_attack_that_is_not_finite_never_reaches_the_weights(direction, start):
+    """A sign of it moves no pixel; as it is, it makes a twin that is noticed when it is learnt from."""
+    words = tiny.words(model="tiny:Faulty", layout="clean | adv | attack", attack__direction=direction)
+    run = start(words, 3, **tiny.fault("loss", 2, forward_pass=15))
+    if direction == "sign":
+        assert run.statuses() == [0, 0, 0]
+    else:
+        assert run.statuses() == [1, 1, 1]
+        assert "the loss on rank 1 (lane 0, adv) is not finite" in run.said()
+    assert all(tensor.isfinite().all() for tensor in tiny.state(run.folder).values())
