@@ -137,7 +137,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             processes.append(subprocess.Popen(command, env=environment, stderr=file))
     try:
         for process, log in zip(processes, logs, strict=True):
-            assert process.wait(timeout=120) == 0, log.read_text()
+            assert process.wait(timeout=240) == 0, log.read_text()
     finally:
         for process in processes:
             process.kill()

@@ -45,7 +45,8 @@ class PGD:
     """With std: the images are normalized, channel by channel, by these figures. None: they lie in [0, 1]."""
     std: Sequence[float] | None = None
     branch: str = "adv"
-    """The branch of split BatchNorm layers that the attack goes through."""
+    """The branch of split BatchNorm layers that the attack goes through. To judge a model rather than to train it,
+    attack what is evaluated: main, with running statistics."""
     statistics: Statistics = "batch"
     """What BatchNorm normalizes with: the statistics of the batch, or the running ones. Neither is tracked."""
 
