@@ -20,7 +20,8 @@ from conadv import cli
 from conadv.config import recipe_of_run
 from conadv.core.handoff import Twin
 from conadv.core.learner import Losses
-from conadv.core.methods import ConAdv, Recycled
+from conadv.core.methods import ConAdv
+from conadv.core.recycled import Recycled
 from conadv.core.roles import Role
 from conadv.core.splitbn import pending_statistics, split_batchnorm
 from conadv.parallel.comm import Exchange
@@ -199,3 +200,15 @@ def train_with_small_files(folder: str, largest: int) -> tuple[int, str]:
             return cli.main(["train", "--resume", folder, *words]), said.getvalue()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def speak() -> bool:
+    """Whether this rank, after it has exchanged something with the others, is the first to speak."""
+    with joined(30) as world:
+        assert world.notes is not None
+        assert world.sum(torch.ones(1)) == world.size
+        for rank in range(world.size):
+            if rank == world.rank:
+                first = world.notes.speak_first()
+            world.barrier()
+        return first

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .core.attack import PGD
     from .core.learner import Losses
-    from .core.methods import ConAdv, Method, Recycled, Vanilla
+    from .core.methods import ConAdv, Method, Vanilla
+    from .core.recycled import Recycled
     from .core.roles import Place, Role
     from .core.splitbn import plain_state_dict, route, split_batchnorm
     from .optim.lars import Lars, parameter_groups
@@ -41,7 +42,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "core.attack": ("PGD",),
     "core.learner": ("Losses",),
-    "core.methods": ("ConAdv", "Method", "Recycled", "Vanilla"),
+    "core.methods": ("ConAdv", "Method", "Vanilla"),
+    "core.recycled": ("Recycled",),
     "core.roles": ("Place", "Role"),
     "core.splitbn": ("plain_state_dict", "route", "split_batchnorm"),
     "optim.lars": ("Lars", "parameter_groups"),

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.core.methods import ConAdv, Recycled, Vanilla
+from conadv.core.methods import ConAdv, Vanilla
+from conadv.core.recycled import Recycled
 from conadv.core.roles import Role
 from conadv.parallel.layout import Layout
 

@@ -84,7 +84,9 @@ class Data:
     """Colours of an image: of synthetic data, and what encoded images are converted to (1 or 3)."""
     classes: Count = 10
     """Synthetic data alone: number of classes."""
-    augment: Literal["none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet"] = "none"
+    augment: Literal["none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet"] = (
+        "none"
+    )
     """What happens to a training image before it is seen."""
     views: Literal["one", "three"] = "one"
     """one: learn from augmented images and their twins. three: from clean, augmented and adversarial images, a third

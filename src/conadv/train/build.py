@@ -18,7 +18,8 @@ from conadv.config import Recipe
 from conadv.core.attack import PGD, Loss
 from conadv.core.batch import Batch
 from conadv.core.handoff import Handoff
-from conadv.core.methods import ConAdv, Method, Recycled, Vanilla
+from conadv.core.methods import ConAdv, Method, Vanilla
+from conadv.core.recycled import Recycled
 from conadv.core.roles import Place, Role
 from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm

@@ -12,7 +12,8 @@ from torch import nn
 from conadv.core.attack import PGD
 from conadv.core.batch import Batch
 from conadv.core.handoff import Handoff
-from conadv.core.methods import ConAdv, Method, Recycled, Vanilla
+from conadv.core.methods import ConAdv, Method, Vanilla
+from conadv.core.recycled import Recycled
 from conadv.core.roles import ALONE, Place, Role
 from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm
