@@ -43,12 +43,23 @@ class Pool:
             self._ends.append(end)
             self._processes.append(process)
 
-    def run(self, size: int, task: Callable[..., Any], *arguments: Any, timeout: float = 100) -> list[Any]:
+    def run(self, size: int, task: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What `task(*arguments)` returns on each of `size` ranks."""
         with store() as port:
-            for rank, end in enumerate(self._ends[:size]):
-                end.send((task, arguments, environment(rank, size, port)))
-            results = [self._receive(rank, timeout) for rank in range(size)]
+            return self._run(task, arguments, [environment(rank, size, port) for rank in range(size)])
+
+    def run_twice(self, size: int, task: Callable[[], Any]) -> list[list[Any]]:
+        """What `task()` returns on each rank before and after torchrun has started the ranks again."""
+        with store() as port:
+            return [
+                self._run(task, (), [environment(rank, size, port, restart) for rank in range(size)])
+                for restart in (0, 1)
+            ]
+
+    def _run(self, task: Callable[..., Any], arguments: Sequence[Any], environments: list[dict[str, str]]) -> list[Any]:
+        for end, settings in zip(self._ends, environments, strict=False):
+            end.send((task, arguments, settings))
+        results = [self._receive(rank, 100) for rank in range(len(environments))]
         failures = [text for fine, text in results if not fine]
         assert not failures, "\n".join(failures)
         return [value for _, value in results]
@@ -80,14 +91,14 @@ class store:  # noqa: N801 - a context manager
         self._store = None
 
 
-def environment(rank: int, size: int, port: int) -> dict[str, str]:
+def environment(rank: int, size: int, port: int, restart: int = 0) -> dict[str, str]:
     """What torchrun tells a rank."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     return {
         **{name: str(value) for name, value in names.items()},
         "MASTER_ADDR": "127.0.0.1",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(restart),
     }
 
 

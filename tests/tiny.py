@@ -106,3 +106,15 @@ class Faulty(nn.Module):
 def fault(kind: str, rank: int, forward_pass: int) -> dict[str, str]:
     """The environment that makes `tiny:Faulty` go wrong."""
     return {"FAULT": kind, "FAULT_RANK": str(rank), "FAULT_PASS": str(forward_pass)}
+
+
+class Slow(nn.Module):
+    """The net, with a pause in each training pass."""
+
+    def __init__(self, classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.layers = net(classes, in_channels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        time.sleep(0.01 * self.training)
+        return self.layers(images)

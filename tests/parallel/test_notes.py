@@ -28,17 +28,6 @@ def test_of_many_that_would_speak_one_is_the_first():
     assert Notes(store).spoken()
 
 
-def test_notes_of_before_a_restart_do_not_count(monkeypatch):
-    store = dist.HashStore()
-    notes = Notes(store)
-    notes.beat(0, awaits=False)
-    assert notes.speak_first()
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    again = Notes(store)
-    assert again.beats(0) == 0
-    assert not again.spoken()
-
-
 def test_without_a_store_everybody_speaks():
     class Gone:
         def add(self, key: str, amount: int) -> int:

@@ -42,3 +42,8 @@ def test_ranks_that_do_not_come_together_are_an_error_after_the_timeout(monkeypa
             monkeypatch.setenv(name, value)
         with pytest.raises(PeerError, match="the 2 ranks did not come together in 1 seconds"), joined(1):
             pass
+
+
+def test_when_torchrun_starts_again_nothing_of_before_counts(pool):
+    """It keeps the store, with the addresses of processes that are gone."""
+    assert pool.run_twice(2, tasks.speak) == [[True, False], [True, False]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Protocol
 
 
@@ -21,29 +20,27 @@ class Notes:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # Where torchrun keeps the store when it starts the ranks again, old notes must not count.
-        self._prefix = f"conadv/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
     def beat(self, rank: int, awaits: bool) -> None:
         """A sign of life, and whether the rank waits for others."""
-        self._store.set(f"{self._prefix}/awaits/{rank}", "yes" if awaits else "no")
-        self._store.add(f"{self._prefix}/beats/{rank}", 1)
+        self._store.set(f"conadv/awaits/{rank}", "yes" if awaits else "no")
+        self._store.add(f"conadv/beats/{rank}", 1)
 
     def beats(self, rank: int) -> int:
         """How often a rank has given a sign of life."""
-        return self._store.add(f"{self._prefix}/beats/{rank}", 0)
+        return self._store.add(f"conadv/beats/{rank}", 0)
 
     def awaits(self, rank: int) -> bool:
         """Whether a rank that has given a sign of life waited for others then."""
-        return self._store.get(f"{self._prefix}/awaits/{rank}") == b"yes"
+        return self._store.get(f"conadv/awaits/{rank}") == b"yes"
 
     def spoken(self) -> bool:
         """Whether some rank has said why the run ends."""
-        return self._store.add(f"{self._prefix}/spoken", 0) > 0
+        return self._store.add("conadv/spoken", 0) > 0
 
     def speak_first(self) -> bool:
         """Whether it is on the one who asks to say why the run ends, being the first."""
         try:
-            return self._store.add(f"{self._prefix}/spoken", 1) == 1
+            return self._store.add("conadv/spoken", 1) == 1
         except RuntimeError:  # without the store, better twice than never
             return True

@@ -119,7 +119,10 @@ def _join(backend: str, device: torch.device, timeout: float) -> World:
     patience = timedelta(seconds=timeout)
     notes = None
     try:
-        store, rank, size = next(rendezvous("env://", timeout=patience))
+        kept, rank, size = next(rendezvous("env://", timeout=patience))
+        # torchrun keeps the store when it starts the ranks again, with addresses in it that nobody has any more.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"attempt-{attempt}", kept)  # type: ignore[attr-defined]
         notes = Notes(store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     except RuntimeError as error:

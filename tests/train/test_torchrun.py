@@ -1,0 +1,238 @@
+"""Under torchrun: one line for a mistake, restarts from the last checkpoint, two nodes, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import tasks
+import tiny
+from conadv import cli
+from launcher import Torchrun
+
+LAYOUT = "clean | adv | attack"
+ENDLESS = {"epochs": 100_000, "checkpoint.every": 5, "layout": LAYOUT}
+
+Launch = Callable[..., Torchrun]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Start torchrun; however the test ends, it and its ranks are gone after it."""
+    started: list[Torchrun] = []
+
+    def begin(flags: list[str], words: list[str], before: list[str] | None = None) -> Torchrun:
+        started.append(Torchrun(flags, words, tmp_path / f"said-{len(started)}.txt", before or []))
+        return started[-1]
+
+    yield begin
+    for launcher in started:
+        launcher.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def words(run: Path, **fields: object) -> list[str]:
+    return ["train", *tiny.words(**fields), "--run-dir", str(run)]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, or is only waiting for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def assert_gone(pids: list[int]) -> None:
+    end = time.monotonic() + 10
+    while not all(map(is_gone, pids)):
+        assert time.monotonic() < end, "a rank was left behind"
+        time.sleep(0.05)
+
+
+def undisturbed(folder: Path, **fields: object) -> dict[str, object]:
+    """The state at the end of the same run on one process."""
+    assert cli.main(["train", *tiny.words(**fields), "--run", str(folder), "--quiet"]) == 0
+    return tiny.state(folder)
+
+
+def test_a_world_that_does_not_fit_gets_its_line_once(launch, run):
+    launcher = launch(["--nproc-per-node", "2"], words(run, layout=LAYOUT))
+    assert launcher.status() == 1
+    assert launcher.complaints() == [
+        f"error: layout '{LAYOUT}' has 3 ranks a lane, which 2 do not fill: start 3, 6, 9, ... ranks"
+    ], launcher.said()
+    assert not run.exists()
+
+
+@pytest.mark.slow
+def test_a_run_under_torchrun_takes_the_steps_of_one_process(launch, run, tmp_path):
+    launcher = launch(["--nproc-per-node", "3"], words(run, layout=LAYOUT))
+    assert launcher.status() == 0, launcher.said()
+    assert tiny.distance(tiny.state(run), undisturbed(tmp_path / "whole")) <= 1e-12
+    assert launcher.said().count("test_top1") == 1  # only one rank prints
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_killed_rank_ends_all_and_is_named(rank, launch, run):
+    launcher = launch(["--nproc-per-node", "3"], words(run, **ENDLESS))
+    launcher.wait_for_step(run, 3)
+    ranks = launcher.ranks()
+    assert sorted(ranks) == [0, 1, 2]
+    os.kill(ranks[rank], signal.SIGKILL)
+    assert launcher.status() == 1
+    (line,) = launcher.complaints()
+    role = LAYOUT.split(" | ")[rank]
+    assert line == f"error: rank {rank} (lane 0, {role}) stopped answering: the run ends on all 3 ranks"
+    assert_gone(list(ranks.values()))
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_all_and_is_named(launch, run):
+    launcher = launch(["--nproc-per-node", "3"], words(run, **ENDLESS, timeout=6))
+    launcher.wait_for_step(run, 3)
+    ranks = launcher.ranks()
+    os.kill(ranks[1], signal.SIGSTOP)
+    assert launcher.status() == 1
+    (line,) = launcher.complaints()
+    assert line == "error: rank 1 (lane 0, adv) stopped answering: the run ends on all 3 ranks"
+    assert_gone(list(ranks.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["named", "default"])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_torchruns_restart_brings_a_run_back_to_the_same_end(rank, folder, launch, run, pool, tmp_path, monkeypatch):
+    """Slow steps, so that the kills come in time."""
+    fields = {"epochs": 20, "checkpoint.every": 3, "model": "tiny:Slow"}
+    if folder == "default":
+        monkeypatch.chdir(tmp_path)
+        run = tmp_path / "runs" / "digits-conadv-001"
+    place = words(run, **fields, layout=LAYOUT)
+    launcher = launch(["--nproc-per-node", "3", "--max-restarts", "2"], place if folder == "named" else place[:-2])
+    for step in (8, 20):
+        launcher.wait_for_step(run, step)
+        ranks = launcher.ranks()
+        os.kill(ranks[rank], signal.SIGKILL)
+        assert_gone([ranks[rank]])
+        wait_for_other_ranks(launcher, ranks)
+    assert launcher.status() == 0, launcher.said()
+    whole = tmp_path / "whole"
+    assert pool.run(3, tasks.train, str(whole), False, {**fields, "layout": LAYOUT}) == [0] * 3
+    assert tiny.equal(tiny.state(run), tiny.state(whole))
+    steps = len((run / "metrics.jsonl").read_text().splitlines())
+    assert steps == 40
+    assert not list(run.rglob("*.partial"))
+    assert sorted(path.name for path in run.parent.glob("digits*")) in ([], ["digits-conadv-001"])
+
+
+def wait_for_other_ranks(launcher: Torchrun, before: dict[int, int]) -> None:
+    end = time.monotonic() + 60
+    while len(launcher.ranks()) < 3 or set(launcher.ranks().values()) & set(before.values()):
+        assert time.monotonic() < end, launcher.said()
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_torchrun_saves_the_run(number, launch, run, tmp_path):
+    launcher = launch(["--nproc-per-node", "3"], words(run, **ENDLESS))
+    launcher.wait_for_step(run, 3)
+    ranks = launcher.ranks()
+    os.kill(launcher.pid, number)
+    assert launcher.status() != 0
+    assert_gone(list(ranks.values()))
+    (line,) = [line for line in launcher.said().splitlines() if line.startswith("stopped after step")]
+    steps = int(line.split(";")[0].split()[-1])
+    assert f"to go on: torchrun --nproc-per-node 3 -m conadv train --resume {run}" in line
+    assert launcher.complaints() == []
+    resumed = ["train", "--resume", str(run), "--model", "tiny:net", "--max-steps", str(steps + 2)]
+    assert launch(["--nproc-per-node", "3"], resumed).status() == 0
+    whole = undisturbed(tmp_path / "whole", **{**ENDLESS, "layout": "none", "max_steps": steps + 2})
+    assert tiny.distance(tiny.state(run), whole) <= 1e-12
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def node(number: int, ranks: int, address: str, port: int) -> list[str]:
+    place = ["--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", str(ranks)]
+    return [*place, "--master-addr", address, "--master-port", str(port)]
+
+
+@pytest.mark.slow
+def test_two_nodes_on_one_machine(launch, run, tmp_path):
+    port = free_port()
+    place = words(run, layout="clean | adv+attack")
+    nodes = [launch(node(number, 2, "127.0.0.1", port), place) for number in (0, 1)]
+    assert [launcher.status() for launcher in nodes] == [0, 0], nodes[0].said()
+    assert tiny.distance(tiny.state(run), undisturbed(tmp_path / "whole")) <= 1e-12
+    assert "test_top1" in nodes[0].said()
+    assert "test_top1" not in nodes[1].said()
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_both_nodes(launch, run):
+    port = free_port()
+    nodes = [
+        launch(node(number, 2, "127.0.0.1", port), words(run, **{**ENDLESS, "layout": "clean | adv+attack"}))
+        for number in (0, 1)
+    ]
+    nodes[0].wait_for_step(run, 3)
+    ranks = nodes[0].ranks() | nodes[1].ranks()
+    assert sorted(ranks) == [0, 1, 2, 3]
+    os.kill(ranks[3], signal.SIGKILL)
+    assert [launcher.status() for launcher in nodes] == [1, 1]
+    (line,) = nodes[0].complaints() + nodes[1].complaints()
+    assert line == "error: rank 3 (lane 1, adv+attack) stopped answering: the run ends on all 4 ranks"
+    assert_gone(list(ranks.values()))
+
+
+@pytest.fixture
+def namespaces() -> Iterator[list[str]]:
+    """Two network namespaces with a wire between them, 10.83.0.1 and 10.83.0.2."""
+    names = [f"conadv-{os.getpid()}-{number}" for number in (0, 1)]
+    wires = [f"cv{os.getpid() % 100_000}-{number}" for number in (0, 1)]
+    commands = [f"ip netns add {name}" for name in names]
+    commands += [f"ip link add {wires[0]} netns {names[0]} type veth peer name {wires[1]} netns {names[1]}"]
+    for number, (name, wire) in enumerate(zip(names, wires, strict=True)):
+        commands += [f"ip -n {name} addr add 10.83.0.{number + 1}/24 dev {wire}"]
+        commands += [f"ip -n {name} link set {device} up" for device in (wire, "lo")]
+    try:
+        for command in commands:
+            try:
+                made = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+            except FileNotFoundError:
+                pytest.skip("no network namespaces without iproute2's ip")
+            if made.returncode:
+                pytest.skip(f"no network namespaces here: {command}: {made.stderr.strip()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+@pytest.mark.slow
+def test_two_network_namespaces(launch, run, tmp_path, namespaces):
+    place = words(run, layout=LAYOUT, batch_size=24)
+    nodes = [
+        launch(node(number, 3, "10.83.0.1", 29511), place, ["ip", "netns", "exec", name])
+        for number, name in enumerate(namespaces)
+    ]
+    assert [launcher.status() for launcher in nodes] == [0, 0], nodes[0].said()
+    assert tiny.distance(tiny.state(run), undisturbed(tmp_path / "whole")) <= 1e-12
