@@ -271,12 +271,11 @@ def test_a_built_in_name_wins_over_a_file_in_the_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", config.recipe_names())
-def test_built_in_recipes_load_and_open_with_what_they_are(name):
-    path = config.find_recipe(name)
+def test_built_in_recipes_load_and_open_with_a_title(name):
     load_recipe(name)
-    header = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    assert len(header[0]) > 10
-    assert all(any(line.startswith(f"# {word}") for line in header) for word in ("Command", "Time", "Result"))
+    title = config.find_recipe(name).read_text(encoding="utf-8").splitlines()[0]
+    assert title.startswith("# ")
+    assert len(title) > 10
 
 
 def test_an_installed_package_carries_its_recipes_and_config_needs_nothing_else_of_ours(tmp_path):
