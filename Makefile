@@ -24,6 +24,9 @@ format: .venv/installed
 slow: .venv/installed        ## the tests that take minutes
 	$(BIN)/pytest -m slow
 
+soak: .venv/installed        ## kill ranks at random moments for ten minutes; the runs must end as if nothing had been
+	$(BIN)/python tests/soak.py
+
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
