@@ -28,12 +28,22 @@ def run_ranks(names: Sequence[str], size: int, workload: Workload, rounds: int) 
         task.write_text(json.dumps(facts), encoding="utf-8")
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
         program = ["-m", "conadv.study.bench.rank", str(task), str(out)]
-        # Standard output belongs to the result of the whole benchmark.
-        ended = subprocess.run([sys.executable, *launcher, *program], env=_environment(), stdout=_STANDARD_ERROR)
-        if ended.returncode or not out.exists():
-            raise ChildProcessError(f"a rank of the benchmark failed (status {ended.returncode}): see above")
+        status = _wait_for([sys.executable, *launcher, *program])
+        if status or not out.exists():
+            raise ChildProcessError(f"a rank of the benchmark failed (status {status}): see above")
         found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return found
+
+
+def _wait_for(command: list[str]) -> int:
+    # Standard output belongs to the result of the whole benchmark.
+    process = subprocess.Popen(command, env=_environment(), stdout=_STANDARD_ERROR)
+    try:
+        return process.wait()
+    except BaseException:  # torchrun ends its ranks when it is asked to end, and leaves them behind when it is killed
+        process.terminate()
+        process.wait()
+        raise
 
 
 def _environment() -> dict[str, str]:
