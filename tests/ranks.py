@@ -105,9 +105,11 @@ def environment(rank: int, size: int, port: int, restart: int = 0) -> dict[str, 
 class Run:
     """`conadv train` on fresh processes, each a rank, which may be killed; what they say goes to one file."""
 
-    def __init__(self, folder: Path, words: Sequence[str], size: int, **settings: str) -> None:
+    def __init__(
+        self, folder: Path, words: Sequence[str], size: int, output: Path | None = None, **settings: str
+    ) -> None:
         self.folder = folder
-        self._output = folder.with_suffix(".txt")
+        self._output = output or folder.with_suffix(".txt")
         self.store = store()
         port = self.store.__enter__()
         self.processes = []

@@ -1,0 +1,100 @@
+"""What a checkpoint every 50 steps costs, written beside the training or before it goes on: alternating blocks.
+
+python tests/checkpoint_cost.py [--blocks 9] [--steps 50] [--field KEY=VALUE ...]
+
+For example on a quiet machine:  --field model=resnet20 --field width=32 --field batch_size=128 --field chunk_size=128
+                                 --field data.name=synthetic --field data.train_size=1280
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from conadv.config import load_recipe
+from conadv.parallel.world import joined, own_device
+from conadv.train.build import Job, build_job, build_stream, build_task, check_fit
+from conadv.train.checkpoint import Checkpoint
+from conadv.train.loop import _update
+from conadv.train.saver import Saver
+from conadv.train.state import StaleWeights, gather
+
+WAYS = ("none", "background", "foreground")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a checkpoint every 50 steps costs.")
+    parser.add_argument("--blocks", type=int, default=9, help="blocks of each way")
+    parser.add_argument("--steps", type=int, default=50, help="steps from one checkpoint to the next")
+    parser.add_argument("--field", action="append", default=[], metavar="KEY=VALUE", help="a field of the recipe")
+    options = parser.parse_args()
+    fields = {"epochs": "100000", **dict(text.split("=", 1) for text in options.field)}
+    recipe = load_recipe("digits", fields)
+    task = build_task(recipe, own_device())
+    stream = build_stream(recipe, task)
+    with joined(recipe.timeout) as world, tempfile.TemporaryDirectory() as folder:
+        job = build_job(recipe, task, stream, check_fit(recipe, 1), world, start=0)
+        stale = StaleWeights(task.model, job.method.delay)
+        saver = Saver(Path(folder), keep=2)
+        steps = take_steps(job, stale)
+        seconds = measure(lambda way: block(way, steps, options.steps, job, stale, saver), options.blocks)
+        saver.close()
+        size = sum(path.stat().st_size for path in max(Path(folder).glob("step-*")).iterdir())
+    print(json.dumps({"fields": fields, "steps": options.steps, "bytes": size, "results": ratios(seconds)}, indent=1))
+
+
+def take_steps(job: Job, stale: StaleWeights) -> Iterator[int]:
+    """A training that goes on by one step each time it is asked; it gives the number of steps taken."""
+    for number, (now, ahead) in enumerate(job.method.feed(job.batches(0)), 1):
+        job.exchange.zero()
+        outcome = job.exchange.finish(job.method(now, ahead))
+        assert outcome.culprits is None
+        stale.keep()
+        _update(job, 0.01)
+        yield number
+
+
+def block(way: str, steps: Iterator[int], count: int, job: Job, stale: StaleWeights, saver: Saver) -> float:
+    """The seconds of so many steps that begin with a checkpoint, or without one."""
+    began = time.perf_counter()
+    number = next(steps)
+    if way != "none":
+        about = {"recipe": {}, "versions": {}, "plain": [], "position": {"seconds": 0.0, "skipped": 0}}
+        saver.save(number, Checkpoint(gather(job.task.model, job.optimizer, stale), about), before=lambda: None)
+    if way == "foreground":
+        saver.wait()
+    for _ in range(count - 1):
+        next(steps)
+    saver.wait()
+    return time.perf_counter() - began
+
+
+def measure(run: Callable[[str], float], blocks: int) -> dict[str, list[float]]:
+    """Seconds by way; ways take turns, each block in another order, after one that warms up."""
+    run("none")
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(blocks):
+        for place in range(len(WAYS)):
+            way = WAYS[(number + place) % len(WAYS)]
+            seconds[way].append(run(way))
+    return seconds
+
+
+def ratios(seconds: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Each way against none, turn by turn."""
+    rows = []
+    for way in WAYS[1:]:
+        found = sorted(one / other for one, other in zip(seconds[way], seconds["none"], strict=True))
+        middle = statistics.median(found)
+        rows.append({"name": f"{way}/none", "ratio": middle, "low": found[0], "high": found[-1], "n": len(found)})
+    return rows
+
+
+if __name__ == "__main__":
+    main()
