@@ -205,14 +205,13 @@ def test_a_killed_rank_ends_both_nodes(launch, run):
 
 @pytest.fixture
 def namespaces() -> Iterator[list[str]]:
-    """Two network namespaces with a wire between them, 10.83.0.1 and 10.83.0.2."""
+    """Two network namespaces with a wire between them, eth0 in both, 10.83.0.1 and 10.83.0.2."""
     names = [f"conadv-{os.getpid()}-{number}" for number in (0, 1)]
-    wires = [f"cv{os.getpid() % 100_000}-{number}" for number in (0, 1)]
     commands = [f"ip netns add {name}" for name in names]
-    commands += [f"ip link add {wires[0]} netns {names[0]} type veth peer name {wires[1]} netns {names[1]}"]
-    for number, (name, wire) in enumerate(zip(names, wires, strict=True)):
-        commands += [f"ip -n {name} addr add 10.83.0.{number + 1}/24 dev {wire}"]
-        commands += [f"ip -n {name} link set {device} up" for device in (wire, "lo")]
+    commands += [f"ip link add eth0 netns {names[0]} type veth peer name eth0 netns {names[1]}"]
+    for number, name in enumerate(names, 1):
+        commands += [f"ip -n {name} addr add 10.83.0.{number}/24 dev eth0"]
+        commands += [f"ip -n {name} link set {device} up" for device in ("eth0", "lo")]
     try:
         for command in commands:
             try:
@@ -228,7 +227,8 @@ def namespaces() -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-def test_two_network_namespaces(launch, run, tmp_path, namespaces):
+def test_two_network_namespaces(launch, run, tmp_path, namespaces, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     place = words(run, layout=LAYOUT, batch_size=24)
     nodes = [
         launch(node(number, 3, "10.83.0.1", 29511), place, ["ip", "netns", "exec", name])

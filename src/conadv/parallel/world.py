@@ -129,7 +129,8 @@ def _join(backend: str, device: torch.device, timeout: float) -> World:
         if notes is not None and not notes.speak_first():
             raise SystemExit(1) from None
         reason = " ".join(str(error).split())
-        raise PeerError(f"the {world_size()} ranks did not come together in {timeout:g} seconds: {reason}") from error
+        advice = "on several machines, name the network device between them in GLOO_SOCKET_IFNAME"
+        raise PeerError(f"the {world_size()} ranks did not come together ({reason}): {advice}") from error
     return World(rank, size, device, notes)
 
 
