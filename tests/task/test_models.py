@@ -20,6 +20,7 @@ from conadv.task.models import (
     build_model,
     check_output,
     evaluating,
+    fastest_memory,
     load_callable,
     model_names,
 )
@@ -431,3 +432,10 @@ def test_evaluating_restores_every_mode_even_after_an_error() -> None:
 def test_strides_of_the_bottleneck_are_those_of_version_1_5() -> None:
     block = Bottleneck(8, 4, stride=2)
     assert [block.conv1.stride, block.conv2.stride, block.conv3.stride] == [(1, 1), (2, 2), (1, 1)]
+
+
+@pytest.mark.parametrize(("width", "layout"), [(4, torch.contiguous_format), (16, torch.channels_last)])
+def test_narrow_strided_convolutions_are_kept_from_the_layout_that_breaks_them(width, layout):
+    model = fastest_memory(build_model("resnet8", classes=10, in_channels=3, width=width))
+    weights = [parameter for parameter in model.parameters() if parameter.dim() == 4 and parameter.shape[2] > 1]
+    assert all(weight.is_contiguous(memory_format=layout) for weight in weights)

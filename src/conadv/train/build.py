@@ -31,7 +31,7 @@ from conadv.parallel.layout import Layout
 from conadv.parallel.world import World
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.data import DataSet, Stream, open_data
-from conadv.task.models import build_from_callable, build_model, check_output
+from conadv.task.models import build_from_callable, build_model, check_output, fastest_memory
 
 _METHODS: dict[str, type[Vanilla | ConAdv | Recycled]] = {
     "vanilla": Vanilla,
@@ -187,7 +187,7 @@ def _model(recipe: Recipe, data: DataSet, augment: Augmentation) -> nn.Module:
     views = ("main", "aug") if recipe.data.views == "three" else ("main",)
     model = split_batchnorm(model, views if recipe.method == "vanilla" else (*views, "adv"))
     model.to(_DTYPES[recipe.precision])
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return fastest_memory(model)
 
 
 def _attack(recipe: Recipe) -> PGD:

@@ -18,7 +18,7 @@ from conadv.core.roles import ALONE, Place, Role
 from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm
 from conadv.parallel.world import own_device
-from conadv.task.models import build_from_callable, build_model
+from conadv.task.models import build_from_callable, build_model, fastest_memory
 
 METHODS = ("vanilla", "disadv", "conadv", "recycled")
 CHANNELS = 3
@@ -59,7 +59,7 @@ class Workload:
                 model = build_model(self.model, self.classes, CHANNELS, self.width)
         if method is not None:
             split_batchnorm(model, ("main",) if method == "vanilla" else ("main", "adv"))
-        return model.to(own_device(), memory_format=_memory_format(model))  # type: ignore[call-overload, no-any-return]
+        return fastest_memory(model).to(own_device())
 
     def batch(self, seed: int = 0) -> Batch:
         """One chunk of random bytes, as data comes from a disk, with labels."""
@@ -80,17 +80,6 @@ class Workload:
         if name == "recycled":
             return Recycled(model, F.cross_entropy, attack(), **options)
         return ConAdv(model, F.cross_entropy, attack(), delay=delay_of(name), **options)
-
-
-def _memory_format(model: nn.Module) -> torch.memory_format:
-    """The one that is fastest for convolutions, unless there is a narrow 1×1 one with a stride.
-
-    Of that, oneDNN's gradient by the weights writes past its workspace on the CPU (oneDNN issue 6035): below 8 or 16
-    input channels, the numbers that fill a register.
-    """
-    convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
-    narrow = (conv.in_channels < 16 and max(conv.kernel_size) == 1 < max(conv.stride) for conv in convolutions)
-    return torch.contiguous_format if any(narrow) else torch.channels_last
 
 
 def duties_of(method: str) -> Role:
