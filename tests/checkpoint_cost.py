@@ -23,7 +23,7 @@ from conadv.train.build import Job, build_job, build_stream, build_task, check_f
 from conadv.train.checkpoint import Checkpoint
 from conadv.train.loop import _update
 from conadv.train.saver import Saver
-from conadv.train.state import StaleWeights, gather
+from conadv.train.state import gather
 
 WAYS = ("none", "background", "foreground")
 
@@ -40,33 +40,32 @@ def main() -> None:
     stream = build_stream(recipe, task)
     with joined(recipe.timeout) as world, tempfile.TemporaryDirectory() as folder:
         job = build_job(recipe, task, stream, check_fit(recipe, 1), world, start=0)
-        stale = StaleWeights(task.model, job.method.delay)
         saver = Saver(Path(folder), keep=2)
-        steps = take_steps(job, stale)
-        seconds = measure(lambda way: block(way, steps, options.steps, job, stale, saver), options.blocks)
+        steps = take_steps(job)
+        seconds = measure(lambda way: block(way, steps, options.steps, job, saver), options.blocks)
         saver.close()
         size = sum(path.stat().st_size for path in max(Path(folder).glob("step-*")).iterdir())
     print(json.dumps({"fields": fields, "steps": options.steps, "bytes": size, "results": ratios(seconds)}, indent=1))
 
 
-def take_steps(job: Job, stale: StaleWeights) -> Iterator[int]:
+def take_steps(job: Job) -> Iterator[int]:
     """A training that goes on by one step each time it is asked; it gives the number of steps taken."""
     for number, (now, ahead) in enumerate(job.method.feed(job.batches(0)), 1):
         job.exchange.zero()
         outcome = job.exchange.finish(job.method(now, ahead))
         assert outcome.culprits is None
-        stale.keep()
+        job.stale.keep()
         _update(job, 0.01)
         yield number
 
 
-def block(way: str, steps: Iterator[int], count: int, job: Job, stale: StaleWeights, saver: Saver) -> float:
+def block(way: str, steps: Iterator[int], count: int, job: Job, saver: Saver) -> float:
     """The seconds of so many steps that begin with a checkpoint, or without one."""
     began = time.perf_counter()
     number = next(steps)
     if way != "none":
         about = {"recipe": {}, "versions": {}, "plain": [], "position": {"seconds": 0.0, "skipped": 0}}
-        saver.save(number, Checkpoint(gather(job.task.model, job.optimizer, stale), about), before=lambda: None)
+        saver.save(number, Checkpoint(gather(job.task.model, job.optimizer, job.stale), about), before=lambda: None)
     if way == "foreground":
         saver.wait()
     for _ in range(count - 1):

@@ -44,9 +44,8 @@ def take_steps(changes: dict[str, Any], out: str) -> str:
     stream = build_stream(recipe, task)
     with joined(recipe.timeout) as world:
         job = build_job(recipe, task, stream, layout, world, start=0)
-        stale = StaleWeights(task.model, 0)
-        run(job, Progress(), stale, build_policy(recipe, stream), StopRequest(), Silence())
-        data = safetensors.torch.save(gather(task.model, job.optimizer, stale))
+        run(job, Progress(), build_policy(recipe, stream), StopRequest(), Silence())
+        data = safetensors.torch.save(gather(task.model, job.optimizer, StaleWeights(task.model, 0)))
         if world.leads:
             Path(out).write_bytes(data)
     return sha256(data).hexdigest()

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 # (images, labels), or (images, labels, augmented) where a method learns from both views of the same images.
 # Images are bytes, or floats in [0, 1] (or normalized, when the attack is told mean and std): N, C, H, W.
-Batch = tuple[Tensor, ...]
+Chunk = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """A batch that need not be whole in memory: its chunks may come one at a time, and once."""
+
+    count: int
+    chunks: Iterable[Chunk]
+
+
+Batch = Chunk | Chunked
 
 
 def to_pixels(images: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -21,6 +33,8 @@ def to_pixels(images: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
 
 def count_chunks(batch: Batch, chunk_size: int | None) -> int:
     """How many chunks a batch has; a batch that the chunk does not divide is an error."""
+    if isinstance(batch, Chunked):
+        return batch.count
     size = len(batch[0])
     if size == 0:
         raise ValueError("an empty batch: drop it from the loader")
@@ -34,7 +48,9 @@ def count_chunks(batch: Batch, chunk_size: int | None) -> int:
     return size // chunk_size
 
 
-def cut(batch: Batch, chunk_size: int | None) -> Iterator[Batch]:
+def cut(batch: Batch, chunk_size: int | None) -> Iterator[Chunk]:
     """The chunks of a batch, in order; without a chunk size the batch is its only chunk."""
+    if isinstance(batch, Chunked):
+        return iter(batch.chunks)
     count = count_chunks(batch, chunk_size)
     return zip(*(part.chunk(count) for part in batch), strict=True)

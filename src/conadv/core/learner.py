@@ -1,4 +1,4 @@
-"""One step of learning, the same for every method: chunk by chunk, each part through its branch, one backward."""
+"""One step of learning, the same for every method: chunk by chunk, part by part, each through its branch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .attack import PGD, Loss, without_trace
-from .batch import Batch, cut, to_pixels
+from .batch import Batch, Chunk, cut, to_pixels
 from .handoff import Twin
 from .roles import Place
 from .seeds import mix, untouched_randomness
@@ -31,7 +31,7 @@ class Part(NamedTuple):
     weight: float
 
 
-def clean_parts(chunk: Batch, weight: float) -> list[Part]:
+def clean_parts(chunk: Chunk, weight: float) -> list[Part]:
     """The images and, where the batch has one, their augmented view, with equal parts of the weight."""
     images, labels, *augmented = chunk
     share = weight / (1 + len(augmented))
@@ -90,29 +90,26 @@ class Learner:
         if "adv" in branches and isinstance(self.model, DistributedDataParallel) and self.model.find_unused_parameters:
             raise ValueError("two branches in a step look unused in turn: wrap with find_unused_parameters=False")
 
-    def chunks(self, batch: Batch) -> Iterator[Batch]:
+    def chunks(self, batch: Batch) -> Iterator[Chunk]:
         """The chunks of a batch, where the model is and as it takes them."""
         for images, labels, *augmented in cut(batch, self.chunk_size):
             first, *rest = (to_pixels(view, self.device, self.dtype) for view in (images, *augmented))
             yield first, labels.to(self.device, non_blocking=True), *rest
 
     def learn(self, parts: list[Part], number: int, count: int) -> None:
-        """Add the gradients of chunk `number` of `count` to `.grad`, by one backward pass.
+        """Add the gradients of chunk `number` of `count` to `.grad`: a part at a time, whose activations then go.
 
-        One, because DistributedDataParallel takes the first backward after a forward pass for that of the step.
+        All parts at once under DistributedDataParallel, which takes the first backward pass for that of the step.
         """
         if number == 0:
             self._require_cleared_branches()
         with self._exchange(last=number == count - 1):
-            losses = [self._forward(part, number) for part in parts]
-            weighted = [part.weight * loss for part, loss in zip(parts, losses, strict=True)]
-            total = torch.stack(weighted).sum().mul(self.place.share / count)
-            with closed(self.model):
-                total.backward()
+            together = [parts] if isinstance(self.model, DistributedDataParallel) else [[part] for part in parts]
+            losses = [loss for some in together for loss in self._learn(some, number, count)]
         clean = sum(part.branch != "adv" for part in parts)
         for part, loss in zip(parts, losses, strict=True):
             place, mates = (1, 1) if part.branch == "adv" else (0, clean)
-            self._losses[place] += loss.detach() / (mates * count)
+            self._losses[place] += loss / (mates * count)
 
     def end_step(self) -> Losses:
         """Let the running statistics move, unless others have a part in them, and start the next step."""
@@ -123,7 +120,7 @@ class Learner:
         self._losses.zero_()
         return losses
 
-    def attack(self, attack: PGD, chunk: Batch, batch_number: int, chunk_number: int) -> Twin:
+    def attack(self, attack: PGD, chunk: Chunk, batch_number: int, chunk_number: int) -> Twin:
         images, labels = chunk[:2]
         self.require_pixels(attack, images)
         generator = self.generator(batch_number, chunk_number)
@@ -151,6 +148,13 @@ class Learner:
         """What is random in an attack is a function of the seed, the batch and the chunk."""
         seed = torch.initial_seed() if self.seed is None else self.seed
         return torch.Generator().manual_seed(mix(seed, _ATTACK, batch_number, self.place.first_chunk + chunk_number))
+
+    def _learn(self, parts: list[Part], number: int, count: int) -> list[Tensor]:
+        losses = [self._forward(part, number) for part in parts]
+        weighted = [part.weight * loss for part, loss in zip(parts, losses, strict=True)]
+        with closed(self.model):
+            torch.stack(weighted).sum().mul(self.place.share / count).backward()
+        return [loss.detach() for loss in losses]
 
     def _forward(self, part: Part, number: int) -> Tensor:
         with (

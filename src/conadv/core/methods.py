@@ -10,14 +10,16 @@ Recycled   x_t ──► main ──┬► gradients         the same backward p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import tee
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from .attack import PGD, Loss
-from .batch import Batch, count_chunks
+from .batch import Batch, Chunk, count_chunks
 from .handoff import Handoff, Queue, empty, queue_of
 from .learner import Learner, Losses, adv_part, clean_parts
 from .roles import ALONE, Place, Role
@@ -114,6 +116,9 @@ class ConAdv:
 
     The update at step t follows (1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_t), x̂_t made with the weights of step
     t - delay (the first ones: with the weights at the start). delay 1 is the paper's ConAdv, delay 0 is DisAdv.
+
+    `then` is for a rank that attacks and learns: within it, the model has the weights of `delay` steps ago. Twins are
+    then made when they are learnt from, a chunk at a time, and none wait in memory; they are the same twins.
     """
 
     duties = Role.CLEAN | Role.ADV | Role.ATTACK
@@ -131,6 +136,7 @@ class ConAdv:
         autocast: torch.dtype | None = None,
         place: Place = ALONE,
         handoff: Handoff | None = None,
+        then: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         if delay < 0:
             raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
@@ -140,6 +146,8 @@ class ConAdv:
         self.delay = delay
         self.adv_weight = adv_weight
         self.handoff: Handoff = Queue() if handoff is None else handoff
+        self._then = nullcontext if then is None else then
+        self._ahead = delay if then is None else 0  # how many batches are in flight between steps
         self._attacked = 0  # the number of the next batch to attack
         self._loaded = False
         self._learner = Learner(model, loss, chunk_size, seed, autocast, place)
@@ -150,11 +158,11 @@ class ConAdv:
         return self._learner.step
 
     def feed(self, batches: Iterable[Batch | None]) -> Iterator[Pair]:
-        """Pair each batch with the one `delay` later. The first ones are attacked here, before the first step."""
+        """Pair each batch with the one to attack beside it. The first ones are attacked here, before the first step."""
         if not self._loaded:
             self._forget()
         self._loaded = False
-        delay = self.delay if self._does(Role.ATTACK) else 0
+        delay = self._ahead if self._does(Role.ATTACK) else 0
         window: deque[Batch | None] = deque()
         for batch in batches:
             window.append(batch)
@@ -168,8 +176,11 @@ class ConAdv:
 
     def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
         self._check_ahead(ahead)
-        clean = self._learner.chunks(now) if now is not None else None
-        attack = self._attack(ahead, self._attacked) if ahead is not None else iter(())
+        clean = None if now is None else self._learner.chunks(now)
+        attacked = None if ahead is None else self._learner.chunks(ahead)
+        if clean is not None and now is ahead:  # chunks of the same batch are made once
+            clean, attacked = tee(clean)
+        attack = iter(()) if attacked is None else self._attack(attacked, self._attacked)
         count = self._count(now, ahead)
         for number in range(count):
             next(attack, None)
@@ -182,10 +193,10 @@ class ConAdv:
         return self._learner.end_step()
 
     def in_flight(self, step: int) -> range:
-        return range(step, step + self.delay)
+        return range(step, step + self._ahead)
 
     def prime(self, batch: Batch, number: int) -> None:
-        _finish(self._attack(batch, number))
+        _finish(self._attack(self._learner.chunks(batch), number))
 
     def resume(self, step: int) -> None:
         empty(self.handoff)
@@ -203,17 +214,19 @@ class ConAdv:
         queue_of(self.handoff).restore(state["twins"], self._learner.device)
         self._loaded = True
 
-    def _attack(self, batch: Batch, number: int) -> Iterator[None]:
+    def _attack(self, chunks: Iterator[Chunk], number: int) -> Iterator[None]:
         """Put the twins of batch `number` in flight, a chunk each time it is asked."""
-        for chunk_number, chunk in enumerate(self._learner.chunks(batch)):
-            self.handoff.put(self._learner.attack(self.attack, chunk, number, chunk_number))
+        for chunk_number, chunk in enumerate(chunks):
+            with self._then():
+                twin = self._learner.attack(self.attack, chunk, number, chunk_number)
+            self.handoff.put(twin)
             yield
         self._attacked = number + 1
 
     def _check_ahead(self, ahead: Batch | None) -> None:
-        if ahead is not None and self._attacked - self.step != self.delay:
+        if ahead is not None and self._attacked - self.step != self._ahead:
             raise ValueError(
-                f"{self._attacked - self.step} batches are in flight where delay {self.delay} asks for {self.delay}: "
+                f"{self._attacked - self.step} batches are in flight where delay {self.delay} asks for {self._ahead}: "
                 "take the batches from `method.feed(loader)`"
             )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .attack import PGD, Loss
-from .batch import Batch, count_chunks
+from .batch import Batch, Chunked, count_chunks
 from .handoff import Handoff, Queue, Twin, empty, queue_of
 from .learner import Learner, Losses, Part, adv_part, clean_parts
 from .methods import Pair
@@ -60,6 +60,8 @@ class Recycled:
     def feed(self, batches: Iterable[Batch | None]) -> Iterator[Pair]:
         for batch in batches:
             if not self._primed and batch is not None:
+                if isinstance(batch, Chunked):  # it is read twice
+                    batch = Chunked(batch.count, list(batch.chunks))
                 self.prime(batch, self.step)
             yield batch, None
 

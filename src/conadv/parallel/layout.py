@@ -69,6 +69,14 @@ class Layout:
         """The duty whose rank makes the twins: without an attack of its own, they come with the clean gradient."""
         return Role.ATTACK if any(Role.ATTACK in role for role in self.roles) else Role.CLEAN
 
+    def ahead(self, delay: int) -> int:
+        """How many steps before their use twins are made: none where the rank that attacks also learns.
+
+        It has nothing to run beside, and can attack a batch when it learns from it, with the weights of `delay` steps
+        ago.
+        """
+        return 0 if any(Role.ATTACK in role and role != Role.ATTACK for role in self.roles) else delay
+
     def route(self, rank: int) -> tuple[int, int] | None:
         """From which rank to which the twins of this rank's lane go; None where one rank makes and takes them."""
         if not any(Role.ADV in role for role in self.roles):

@@ -101,7 +101,8 @@ def _runs(
 def _ours(source: Encoded, reading: Reading, workers: int) -> None:
     augment = augmentation("resized-crop", reading.size)
     stream = Stream(source, reading.batch_size, _piece(reading.batch_size), 0, augment, workers)
-    _drain(stream.batches(0, stream.steps_per_epoch), reading.images)
+    batches = stream.batches(0, stream.steps_per_epoch)
+    _drain((chunk for batch in batches for chunk in batch.chunks), reading.images)
 
 
 def _piece(batch_size: int) -> int:

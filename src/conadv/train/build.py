@@ -33,6 +33,8 @@ from conadv.task.augment import Augmentation, augmentation
 from conadv.task.data import DataSet, Stream, open_data
 from conadv.task.models import build_from_callable, build_model, check_output, fastest_memory
 
+from .state import StaleWeights
+
 _METHODS: dict[str, type[Vanilla | ConAdv | Recycled]] = {
     "vanilla": Vanilla,
     "disadv": ConAdv,
@@ -84,6 +86,7 @@ class Job:
     optimizer: Optimizer
     rate: Schedule
     exchange: Exchange
+    stale: StaleWeights
     adv_weight: float
     stop: int
     """The step before which the run ends."""
@@ -135,18 +138,22 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     steps = stream.steps_per_epoch * recipe.epochs
     stop = max(start, min(steps, recipe.max_steps or steps))
     attack = _attack(recipe)
-    handoff = between_ranks(layout, world, place, recipe.delay, stop - start, _wire(recipe, task, attack))
+    ahead = layout.ahead(recipe.delay)
+    handoff = between_ranks(layout, world, place, ahead, stop - start, _wire(recipe, task, attack))
+    looks_back = ahead < recipe.delay and Role.ATTACK in place.role
+    stale = StaleWeights(task.model, recipe.delay if looks_back or world.leads else 0)
     return Job(
         task,
         world,
         layout,
         place,
         stream,
-        _method(recipe, task, attack, place, handoff),
+        _method(recipe, task, attack, place, handoff, stale if looks_back else None),
         handoff,
         _optimizer(recipe, task.model),
         _rate(recipe, steps, stream.steps_per_epoch),
         Exchange(task.model, world, place.share),
+        stale,
         0.0 if recipe.method == "vanilla" else recipe.adv_weight,
         stop,
     )
@@ -203,7 +210,9 @@ def _attack(recipe: Recipe) -> PGD:
     )
 
 
-def _method(recipe: Recipe, task: Task, attack: PGD, place: Place, handoff: Handoff | None) -> Method:
+def _method(
+    recipe: Recipe, task: Task, attack: PGD, place: Place, handoff: Handoff | None, stale: StaleWeights | None
+) -> Method:
     autocast = torch.bfloat16 if recipe.precision == "bfloat16" else None
     common: dict[str, Any] = {
         "chunk_size": recipe.chunk_size,
@@ -217,7 +226,7 @@ def _method(recipe: Recipe, task: Task, attack: PGD, place: Place, handoff: Hand
         case "recycled":
             return Recycled(task.model, task.loss, attack, adv_weight=recipe.adv_weight, handoff=handoff, **common)
         case _:
-            common |= {"delay": recipe.delay, "adv_weight": recipe.adv_weight}
+            common |= {"delay": recipe.delay, "adv_weight": recipe.adv_weight, "then": stale and stale.lent}
             return ConAdv(task.model, task.loss, attack, handoff=handoff, **common)
 
 

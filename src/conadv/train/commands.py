@@ -27,7 +27,7 @@ from .loop import NotFiniteError, Progress, position, run
 from .record import FolderRecorder, Recorder, Silence
 from .resume import Expected, find_checkpoint, go_on
 from .signals import Interrupted, listening
-from .state import StaleWeights, load_model
+from .state import load_model
 
 
 def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool) -> dict[str, Any]:
@@ -42,10 +42,9 @@ def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool)
         packed = world.spread(found.pack() if found else b"")
         checkpoint = Checkpoint.unpack(packed) if packed else None
         job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"] if checkpoint else 0)
-        stale = StaleWeights(task.model, job.method.delay if world.leads else 0)
-        progress = Progress() if checkpoint is None else go_on(job, stale, checkpoint)
+        progress = Progress() if checkpoint is None else go_on(job, checkpoint)
         with _recorder(recipe, job, folder, progress, quiet) as recorder:
-            signal_number = run(job, progress, stale, build_policy(recipe, stream), request, recorder)
+            signal_number = run(job, progress, build_policy(recipe, stream), request, recorder)
         if progress.step < job.stop:
             _tell(f"stopped after step {progress.step}; to go on: {_command(recipe, folder)}")
             raise Interrupted(signal_number)

@@ -15,7 +15,7 @@ from .build import Job, Policy
 from .evaluation import evaluate_task
 from .record import Recorder
 from .signals import StopRequest
-from .state import StaleWeights, gather
+from .state import gather
 
 
 class NotFiniteError(FloatingPointError):
@@ -31,11 +31,9 @@ class Progress:
     skipped: int = 0
 
 
-def run(
-    job: Job, progress: Progress, stale: StaleWeights, policy: Policy, request: StopRequest, recorder: Recorder
-) -> int:
+def run(job: Job, progress: Progress, policy: Policy, request: StopRequest, recorder: Recorder) -> int:
     """Take the steps that are left, or fewer if a signal asks for it; which one did, or 0."""
-    save = partial(_save, job, progress, stale, recorder)
+    save = partial(_save, job, progress, recorder)
     first = progress.step
     began = time.monotonic() - progress.seconds
     stopped_by = 0
@@ -45,7 +43,7 @@ def run(
             losses = job.method(now, ahead)
             outcome = job.exchange.finish(losses, request.signal or 0)
             rate = job.rate(progress.step)
-            stale.keep()
+            job.stale.keep()
             if outcome.culprits is None:
                 _update(job, rate)
             else:
@@ -120,8 +118,8 @@ def _is_due(step: int, policy: Policy, recorder: Recorder) -> bool:
     return bool(by_time) or step % policy.save_steps == 0
 
 
-def _save(job: Job, progress: Progress, stale: StaleWeights, recorder: Recorder) -> None:
-    state = partial(gather, job.task.model, job.optimizer, stale)
+def _save(job: Job, progress: Progress, recorder: Recorder) -> None:
+    state = partial(gather, job.task.model, job.optimizer, job.stale)
     recorder.save(progress.step, state, position=position(job, progress))
 
 

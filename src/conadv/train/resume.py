@@ -12,7 +12,7 @@ from torch import nn
 from .build import Job
 from .checkpoint import Checkpoint, checkpoints, newest_whole
 from .loop import Progress
-from .state import StaleWeights, check_tensors, largest_size, restore, stale_versions
+from .state import check_tensors, largest_size, restore, stale_versions
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,24 @@ def find_checkpoint(folder: Path, expected: Expected, tell: Callable[[str], None
     return newest_whole(folder / "checkpoints", tell, expected.check, largest)
 
 
-def go_on(job: Job, stale: StaleWeights, checkpoint: Checkpoint) -> Progress:
+def go_on(job: Job, checkpoint: Checkpoint) -> Progress:
     """Put a job into the state of a checkpoint."""
     about = checkpoint.about
     step = about["step"]
     job.method.resume(step)
     _prime(job, checkpoint, step)
-    restore(checkpoint.tensors, job.task.model, job.optimizer, stale)
+    restore(checkpoint.tensors, job.task.model, job.optimizer, job.stale)
     return Progress(step, about["position"]["seconds"], about["position"]["skipped"])
 
 
 def _prime(job: Job, checkpoint: Checkpoint, step: int) -> None:
     """Make the twins in flight again, each with the weights of the step that it was made in."""
-    if job.layout.maker() not in job.place.role:
+    in_flight = job.method.in_flight(step)
+    if job.layout.maker() not in job.place.role or not in_flight:
         return
-    versions = stale_versions(checkpoint.tensors)
-    for number, version in zip(job.method.in_flight(step), versions, strict=True):
+    for number, version in zip(in_flight, stale_versions(checkpoint.tensors), strict=True):
         if 0 <= number < job.stop:
             job.task.model.load_state_dict(version)
-            batch = next(job.batches(number, number + 1))
-            assert batch is not None
-            job.method.prime(batch, number)
+            for batch in job.batches(number, number + 1):
+                assert batch is not None
+                job.method.prime(batch, number)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +14,30 @@ from torch.optim import Optimizer
 class StaleWeights:
     """The weights of the last `delay` steps: what twins in flight were made with, and can be made with again.
 
-    They take the place of the twins in a checkpoint, which so does not grow with the batch.
+    They take the place of the twins in a checkpoint, which so does not grow with the batch; and where one rank attacks
+    and learns, in memory too.
     """
 
     def __init__(self, model: nn.Module, delay: int) -> None:
-        self._model = model
-        self._kept: deque[dict[str, Tensor]] = deque(_copy(model) for _ in range(delay))
+        self._own: dict[str, Tensor] = model.state_dict(keep_vars=True)
+        self._kept = deque({name: torch.clone(own.detach()) for name, own in self._own.items()} for _ in range(delay))
 
+    @torch.no_grad()
     def keep(self) -> None:
         """Remember the weights as they are now, before an update, in place of the oldest."""
         if self._kept:
-            oldest = self._kept.popleft()
-            for name, tensor in self._model.state_dict().items():
-                oldest[name].copy_(tensor)
-            self._kept.append(oldest)
+            self._kept.rotate(-1)
+            for name, own in self._own.items():
+                self._kept[-1][name].copy_(own)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Within, the model has the oldest weights: those of `delay` steps ago."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
 
     def versions(self) -> list[dict[str, Tensor]]:
         """Oldest first."""
@@ -36,6 +47,12 @@ class StaleWeights:
         for kept, version in zip(self._kept, versions, strict=True):
             for name, tensor in version.items():
                 kept[name].copy_(tensor)
+
+    def _exchange(self) -> None:
+        oldest = self._kept[0]
+        # A weight that the model uses under two names is exchanged once.
+        for own, old in {id(own): (own, oldest[name]) for name, own in self._own.items()}.values():
+            own.data, old.data = old.data, own.data
 
 
 def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> dict[str, Tensor]:
@@ -105,7 +122,3 @@ def _parameter(name: str, parameters: Collection[str]) -> str | None:
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _copy(model: nn.Module) -> dict[str, Tensor]:
-    return {name: torch.clone(tensor.detach()) for name, tensor in model.state_dict().items()}

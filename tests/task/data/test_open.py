@@ -49,7 +49,11 @@ WRITERS = {
 
 def stream_of(data: DataSet, name: str, workers: int = 0, size: int | None = 16) -> list[torch.Tensor]:
     stream = Stream(data.train, 4, 2, seed=3, augment=augmentation(name, size), workers=workers)
-    return [part for batch in stream.batches(0, 6) for part in batch]
+    return read(stream)
+
+
+def read(stream: Stream) -> list[torch.Tensor]:
+    return [part for batch in stream.batches(0, 6) for chunk in batch.chunks for part in chunk]
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -128,7 +132,7 @@ def test_damage_is_fatal_and_named_by_default(tmp_path: Path) -> None:
     (tmp_path / "bad" / "train" / "class2").rmdir()
     stream = Stream(open_data("path", tmp_path / "bad").train, 4, 2, 0, augmentation("none"), workers=2)
     with pytest.raises(ValueError, match=r"class0/0001\.JPEG: .*; repair the data, or leave out what is damaged"):
-        list(stream.batches(0, 3))
+        read(stream)
     with pytest.raises(ValueError, match=r"val/class1/notes\.jpg: .*; repair the data, or leave out"):
         list(evaluation_batches(open_data("path", tmp_path / "bad").test, 2, Fit(16), workers=1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conadv.core.batch import Chunked
 from conadv.task.augment import Fit, augmentation
 from conadv.task.data.embedded import digits, synthetic
 from conadv.task.data.source import Arrays, Picture, Pixels
@@ -26,6 +28,12 @@ def numbered(count: int) -> Arrays:
         (np.arange(count) % 256)[:, None, None],
     )
     return Arrays(images, np.arange(count), tuple(str(i) for i in range(count)))
+
+
+def joined(batches: Iterator[Chunked]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The batches of a stream, each as one."""
+    for batch in batches:
+        yield tuple(torch.cat(views) for views in zip(*batch.chunks, strict=True))
 
 
 def make_stream(count: int = 100, batch_size: int = 12, chunk_size: int = 3, augment: str = "none", **rest) -> Stream:
@@ -49,10 +57,10 @@ def test_every_layout_worker_count_and_start_gives_the_same_images(
     made: tuple[Stream, list[list[int]]], workers: int, start: int, steps: int
 ) -> None:
     stream, lanes = made
-    whole = list(stream.batches(0, start + steps))
+    whole = list(joined(stream.batches(0, start + steps)))
     size = stream.chunk_size
     for lane in lanes:
-        shares = list(replace(stream, workers=workers).batches(start, start + steps, lane))
+        shares = list(joined(replace(stream, workers=workers).batches(start, start + steps, lane)))
         assert len(shares) == steps
         for share, batch in zip(shares, whole[start:], strict=True):
             for got, full in zip(share, batch, strict=True):
@@ -67,18 +75,19 @@ def test_no_image_comes_twice_in_an_epoch_and_none_is_left_out_but_the_remainder
 ) -> None:
     stream, _ = made
     first = epoch * stream.steps_per_epoch
-    seen = [label for _, labels in stream.batches(first, first + stream.steps_per_epoch) for label in labels.tolist()]
+    epoch_batches = joined(stream.batches(first, first + stream.steps_per_epoch))
+    seen = [label for _, labels in epoch_batches for label in labels.tolist()]
     assert len(set(seen)) == len(seen) == len(stream.source) - stream.remainder
     assert stream.remainder < stream.batch_size
 
 
 def test_images_come_with_their_labels() -> None:
-    for images, labels in make_stream().batches(0, 20):
+    for images, labels in joined(make_stream().batches(0, 20)):
         assert torch.equal(images[:, 0, 0, 0].long() * 256 + images[:, 1, 0, 0].long(), labels)
 
 
 def test_batches_are_contiguous_bytes_with_channels_first() -> None:
-    images, labels = next(make_stream().batches(0, None, range(1, 3)))
+    images, labels = next(joined(make_stream().batches(0, None, range(1, 3))))
     assert images.shape == (6, 2, 4, 4)
     assert images.dtype == torch.uint8
     assert images.is_contiguous()
@@ -106,7 +115,7 @@ def test_seeds_give_different_orders() -> None:
 def test_an_image_is_augmented_differently_in_another_epoch() -> None:
     source = Arrays(np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1), np.array([0]), ("only",))
     stream = Stream(source, 1, 1, seed=0, augment=augmentation("crop-flip"))
-    seen = {images.numpy().tobytes() for images, _ in stream.batches(0, 300)}
+    seen = {images.numpy().tobytes() for images, _ in joined(stream.batches(0, 300))}
     assert len(seen) == 18  # 3 × 3 places and a flip
 
 
@@ -114,8 +123,8 @@ def test_the_same_image_is_augmented_alike_in_any_batch_size() -> None:
     """The order is the same too, so that the batch size is the only thing a comparison changes."""
     source = synthetic(shape=(8, 8, 1), count=64).train
     small, large = (Stream(source, size, 4, 1, augmentation("crop-flip")) for size in (8, 32))
-    ours = torch.cat([images for images, _ in small.batches(0, 8)])
-    assert torch.equal(ours, torch.cat([images for images, _ in large.batches(0, 2)]))
+    ours = torch.cat([images for images, _ in joined(small.batches(0, 8))])
+    assert torch.equal(ours, torch.cat([images for images, _ in joined(large.batches(0, 2))]))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +178,7 @@ def worker_threads() -> list[threading.Thread]:
 def test_an_error_reaches_the_consumer_in_its_place(workers: int) -> None:
     stream = Stream(Trap(), 2, 1, 0, augmentation("none"), workers)
     before = next(step for step in range(10) if 7 in [*stream.indices(step, 0), *stream.indices(step, 1)])
-    batches = stream.batches(0, None)
+    batches = joined(stream.batches(0, None))
     for _ in range(before):
         next(batches)
     with pytest.raises(ValueError, match=r"trap-7\.jpg: truncated"):
@@ -179,21 +188,23 @@ def test_an_error_reaches_the_consumer_in_its_place(workers: int) -> None:
 
 def test_closing_an_endless_stream_leaves_no_worker() -> None:
     batches = make_stream(workers=2).batches(0, None)
-    next(batches)
+    next(next(batches).chunks)
     assert worker_threads() != []
     batches.close()
     assert worker_threads() == []
 
 
 def test_dropping_an_endless_stream_leaves_no_worker() -> None:
-    for _ in make_stream(workers=2).batches(0, None):
+    for batch in make_stream(workers=2).batches(0, None):
+        next(batch.chunks)
         break
     assert worker_threads() == []
 
 
 def test_an_interrupt_of_the_consumer_leaves_no_worker() -> None:
     def train() -> None:
-        for _ in make_stream(workers=2).batches(0, None):
+        for batch in make_stream(workers=2).batches(0, None):
+            next(batch.chunks)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -212,23 +223,31 @@ class Counted:
         return self.inner(*arguments)
 
 
-@pytest.mark.parametrize(("take", "expected"), [(Stream.batches, 10 + 10 + 2), (Stream.chunks, 1 + 4)])
-def test_the_next_step_is_made_while_this_one_is_learnt_from_and_no_more(take, expected: int) -> None:
-    """Of ten chunks a step: two workers make the next ten and two more, or of single chunks two each."""
+@pytest.mark.parametrize("chunks", [2, 10, 50])
+def test_two_chunks_a_worker_are_made_ahead_however_large_the_batch(chunks: int) -> None:
     augment = Counted()
-    images = take(Stream(numbered(100), 10, 1, 0, augment, workers=2), 0, None)
-    next(images)
+    batches = Stream(numbered(100), chunks, 1, 0, augment, workers=2).batches(0, None)
+    next(next(batches).chunks)
     deadline = time.monotonic() + 20
-    while len(augment.calls) < expected and time.monotonic() < deadline:
+    while len(augment.calls) < 1 + 4 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)
-    assert len(augment.calls) == expected
-    images.close()
+    assert len(augment.calls) == 1 + 4
+    batches.close()
+
+
+def test_chunks_that_nobody_asks_for_are_passed_over() -> None:
+    whole = list(joined(make_stream().batches(0, 3)))
+    batches = make_stream().batches(0, 3)
+    next(batches)
+    next(next(batches).chunks)
+    (last,) = joined(batches)
+    assert all(map(torch.equal, last, whole[2]))
 
 
 def test_the_stream_leaves_the_global_random_state_alone() -> None:
     before = torch.get_rng_state()
-    list(make_stream(workers=2, augment="crop-flip").batches(0, 3))
+    list(joined(make_stream(workers=2, augment="crop-flip").batches(0, 3)))
     assert torch.equal(torch.get_rng_state(), before)
 
 

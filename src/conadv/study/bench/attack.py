@@ -13,7 +13,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from conadv.core.batch import Batch
+from conadv.core.batch import Chunk
 
 from .alternate import Tell, alternate
 from .extra import absence, load
@@ -48,7 +48,7 @@ def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
     )
 
 
-def _attacks(foolbox: ModuleType, model: nn.Module, batch: Batch) -> dict[str, Step]:
+def _attacks(foolbox: ModuleType, model: nn.Module, batch: Chunk) -> dict[str, Step]:
     """The same step from the same images by both, through running statistics, as foolbox asks for."""
     images, labels = batch
     ours = replace(attack(), branch="main", statistics="running")
@@ -61,7 +61,7 @@ def _attacks(foolbox: ModuleType, model: nn.Module, batch: Batch) -> dict[str, S
     }
 
 
-def _naive_step(foolbox: ModuleType, model: nn.Module, batch: Batch) -> Step:
+def _naive_step(foolbox: ModuleType, model: nn.Module, batch: Chunk) -> Step:
     """What one writes without this library: attack in eval mode, forget its gradients, learn from both."""
     images, labels = batch
     optimizer, theirs = sgd(model), _linf_pgd(foolbox)

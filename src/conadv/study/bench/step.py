@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
-from conadv.core.batch import Batch
+from conadv.core.batch import Chunk
 from conadv.core.splitbn import settle
 from conadv.optim.lars import Lars, parameter_groups
 from conadv.parallel.comm import Exchange
@@ -58,7 +58,7 @@ def _plainest(workload: Workload) -> dict[str, Step]:
     return {"train": _train_step(workload), "plain": plain, "vanilla": method_step(workload, "vanilla")}
 
 
-def plain_step(model: nn.Module, batch: Batch) -> Step:
+def plain_step(model: nn.Module, batch: Chunk) -> Step:
     """What one writes without this library."""
     optimizer = sgd(model)
     images, labels = batch

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from conadv.core.attack import PGD
-from conadv.core.batch import Batch
+from conadv.core.batch import Chunk
 from conadv.core.handoff import Handoff
 from conadv.core.methods import ConAdv, Method, Vanilla
 from conadv.core.recycled import Recycled
@@ -61,13 +61,13 @@ class Workload:
             split_batchnorm(model, ("main",) if method == "vanilla" else ("main", "adv"))
         return fastest_memory(model).to(own_device())
 
-    def batch(self, seed: int = 0) -> Batch:
+    def batch(self, seed: int = 0) -> Chunk:
         """One chunk of random bytes, as data comes from a disk, with labels."""
         generator = torch.Generator().manual_seed(seed)
         images = torch.randint(256, (self.chunk_size, *self.shape), dtype=torch.uint8, generator=generator)
         return images, torch.randint(self.classes, (self.chunk_size,), generator=generator)
 
-    def pixels(self, seed: int = 0) -> Batch:
+    def pixels(self, seed: int = 0) -> Chunk:
         """The same chunk as a network takes it."""
         images, labels = self.batch(seed)
         return (images.float() / 255).to(own_device()), labels.to(own_device())

@@ -5,11 +5,13 @@ step ──> epoch, place in it ──> order of the epoch ──> indices of a 
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count, islice
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conadv.core.batch import Batch
+from conadv.core.batch import Chunk, Chunked
 from conadv.task.data.ahead import ordered_map
 from conadv.task.data.draws import Seeds, mix_all, permutation
 from conadv.task.data.fit import Fit, fitted
@@ -83,56 +85,42 @@ class Stream:
         first = place * self.batch_size + chunk * self.chunk_size
         return _order(len(self.source), self.seed, epoch)[first : first + self.chunk_size]
 
-    def chunk(self, step: int, chunk: int) -> Batch:
+    def chunk(self, step: int, chunk: int) -> Chunk:
         """This chunk of this step: (images, labels), or (images, labels, augmented)."""
         indices = self.indices(step, chunk)
         seeds = mix_all(self.seed, _AUGMENT, step // self.steps_per_epoch, indices)
         with _advice():
             images, *further = (as_tensor(view) for view in self.augment(self.source, indices, seeds))
-        return (images, torch.from_numpy(self.source.labels[indices]), *further)
+        made = (images, torch.from_numpy(self.source.labels[indices]), *further)
+        return tuple(part.pin_memory() for part in made) if self.pin_memory else made
 
-    def chunks(self, start: int, stop: int | None, chunks: Sequence[int] | None = None) -> Generator[Batch]:
-        """These chunks (all by default) of steps start..stop-1, one at a time; without a stop, endless."""
-        # Two chunks a worker: one in the making, one made.
-        return self._ahead(start, stop, self._checked(start, chunks), 2 * self.workers)
+    def batches(self, start: int, stop: int | None, chunks: Sequence[int] | None = None) -> Generator[Chunked]:
+        """Steps start..stop-1 (without a stop, endless), of which these chunks (all by default), one at a time.
 
-    def batches(self, start: int, stop: int | None, chunks: Sequence[int] | None = None) -> Iterator[Batch]:
-        """Like `chunks`, with those of one step joined to one batch."""
-        chunks = self._checked(start, chunks)
-        # The whole of the next step is made while this one is learnt from.
-        with closing(self._ahead(start, stop, chunks, len(chunks) + self.workers)) as pieces:
-            while parts := list(islice(pieces, len(chunks))):
-                yield tuple(self._joined(views) for views in zip(*parts, strict=True))
-
-    def _ahead(self, start: int, stop: int | None, chunks: Sequence[int], ahead: int) -> Generator[Batch]:
-        steps = count(start) if stop is None else range(start, stop)
-        wanted = ((step, chunk) for step in steps for chunk in chunks)
-        return ordered_map(lambda which: self.chunk(*which), wanted, self.workers, ahead)
-
-    def _joined(self, parts: tuple[Tensor, ...]) -> Tensor:
-        if not self.pin_memory:
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
-        shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-        return torch.cat(parts, out=torch.empty(shape, dtype=parts[0].dtype, pin_memory=True))
-
-    def _checked(self, start: int, chunks: Sequence[int] | None) -> Sequence[int]:
+        However large a batch is, only two chunks a worker are in memory: one in the making, one made.
+        """
         everything = range(self.chunks_per_step)
         chunks = everything if chunks is None else chunks
         assert start >= 0
-        assert len(chunks) > 0
         assert all(chunk in everything for chunk in chunks), (chunks, everything)
-        return chunks
+        steps = range(start, sys.maxsize if stop is None else stop)
+        wanted = ((step, chunk) for step in steps for chunk in chunks)
+        with closing(ordered_map(lambda which: self.chunk(*which), wanted, self.workers, 2 * self.workers)) as made:
+            for _ in steps:
+                batch = Chunked(len(chunks), islice(made, len(chunks)))
+                yield batch
+                deque(batch.chunks, maxlen=0)  # chunks that nobody asked for
 
 
 def evaluation_batches(
     source: Source, batch_size: int, fit: Fit, workers: int = 0, indices: Sequence[int] | None = None
-) -> Iterator[Batch]:
+) -> Iterator[Chunk]:
     """Every image (or those of `indices`) once, in order, not augmented; the last batch may be smaller."""
     if batch_size < 1:
         raise ValueError(f"a batch of {batch_size} images: choose 1 or more")
     wanted = np.asarray(range(len(source)) if indices is None else indices, dtype=np.int64)
 
-    def made(first: int) -> Batch:
+    def made(first: int) -> Chunk:
         part = wanted[first : first + batch_size]
         with _advice():
             return as_tensor(fitted(source, part, fit)), torch.from_numpy(source.labels[part])
