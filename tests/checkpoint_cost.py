@@ -1,8 +1,11 @@
-"""What a checkpoint every 50 steps costs, written beside the training or before it goes on: alternating blocks.
+"""What a checkpoint every 50 steps costs, written beside the training or before it goes on.
 
-python tests/checkpoint_cost.py [--blocks 9] [--steps 50] [--field KEY=VALUE ...]
+python tests/checkpoint_cost.py [--blocks 40] [--every 50] [--field KEY=VALUE ...]
 
-For example on a quiet machine:  --field model=resnet20 --field width=32 --field batch_size=128 --field chunk_size=128
+Short blocks of steps with and without a checkpoint take turns, so that a machine whose speed drifts treats them alike.
+What a block with one takes longer, over the time of `--every` steps, is the cost.
+
+For example on a quiet machine:  --field model=resnet20 --field batch_size=32 --field chunk_size=32 --field threads=1
                                  --field data.name=synthetic --field data.train_size=1280
 """
 
@@ -19,6 +22,7 @@ from typing import Any
 
 from conadv.config import load_recipe
 from conadv.parallel.world import joined, own_device
+from conadv.study.bench.result import Spread
 from conadv.train.build import Job, build_job, build_stream, build_task, check_fit
 from conadv.train.checkpoint import Checkpoint
 from conadv.train.loop import _update
@@ -26,12 +30,13 @@ from conadv.train.saver import Saver
 from conadv.train.state import gather
 
 WAYS = ("none", "background", "foreground")
+BLOCK = 5  # steps, long enough that what is written in the background is written by their end
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a checkpoint every 50 steps costs.")
-    parser.add_argument("--blocks", type=int, default=9, help="blocks of each way")
-    parser.add_argument("--steps", type=int, default=50, help="steps from one checkpoint to the next")
+    parser.add_argument("--blocks", type=int, default=40, help="blocks of each way")
+    parser.add_argument("--every", type=int, default=50, help="steps from one checkpoint to the next")
     parser.add_argument("--field", action="append", default=[], metavar="KEY=VALUE", help="a field of the recipe")
     options = parser.parse_args()
     fields = {"epochs": "100000", **dict(text.split("=", 1) for text in options.field)}
@@ -42,10 +47,10 @@ def main() -> None:
         job = build_job(recipe, task, stream, check_fit(recipe, 1), world, start=0)
         saver = Saver(Path(folder), keep=2)
         steps = take_steps(job)
-        seconds = measure(lambda way: block(way, steps, options.steps, job, saver), options.blocks)
+        seconds = measure(lambda way: block(way, steps, job, saver), options.blocks)
         saver.close()
         size = sum(path.stat().st_size for path in max(Path(folder).glob("step-*")).iterdir())
-    print(json.dumps({"fields": fields, "steps": options.steps, "bytes": size, "results": ratios(seconds)}, indent=1))
+    print(json.dumps({"fields": fields, "bytes": size, "results": costs(seconds, options.every)}, indent=1))
 
 
 def take_steps(job: Job) -> Iterator[int]:
@@ -59,8 +64,8 @@ def take_steps(job: Job) -> Iterator[int]:
         yield number
 
 
-def block(way: str, steps: Iterator[int], count: int, job: Job, saver: Saver) -> float:
-    """The seconds of so many steps that begin with a checkpoint, or without one."""
+def block(way: str, steps: Iterator[int], job: Job, saver: Saver) -> float:
+    """The seconds of a few steps that begin with a checkpoint, or without one."""
     began = time.perf_counter()
     number = next(steps)
     if way != "none":
@@ -68,7 +73,7 @@ def block(way: str, steps: Iterator[int], count: int, job: Job, saver: Saver) ->
         saver.save(number, Checkpoint(gather(job.task.model, job.optimizer, job.stale), about), before=lambda: None)
     if way == "foreground":
         saver.wait()
-    for _ in range(count - 1):
+    for _ in range(BLOCK - 1):
         next(steps)
     saver.wait()
     return time.perf_counter() - began
@@ -85,13 +90,14 @@ def measure(run: Callable[[str], float], blocks: int) -> dict[str, list[float]]:
     return seconds
 
 
-def ratios(seconds: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Each way against none, turn by turn."""
+def costs(seconds: dict[str, list[float]], every: int) -> list[dict[str, Any]]:
+    """The time of `every` steps with a checkpoint over that without, from what a block with one takes longer."""
+    apart = every / BLOCK * statistics.median(seconds["none"])
     rows = []
     for way in WAYS[1:]:
-        found = sorted(one / other for one, other in zip(seconds[way], seconds["none"], strict=True))
-        middle = statistics.median(found)
-        rows.append({"name": f"{way}/none", "ratio": middle, "low": found[0], "high": found[-1], "n": len(found)})
+        longer = [one - other for one, other in zip(seconds[way], seconds["none"], strict=True)]
+        spread = Spread.of([1 + seconds / apart for seconds in longer])
+        rows.append({"name": f"{way}/none", "ratio": spread.median, **spread.to_json()})
     return rows
 
 

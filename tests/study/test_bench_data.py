@@ -35,6 +35,12 @@ def test_each_number_of_workers_has_its_ratio_and_times(monkeypatch: pytest.Monk
     assert told == [(1, 3), (2, 3), (3, 3)] * 2
 
 
+def test_another_loader_reads_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_data, "_FORMATS", [(30, 40)])
+    found = measure(Reading(images=4, size=16, batch_size=2, workers=(0,)), 1, lambda done, total: None)
+    assert "webdataset/conadv, 0 workers" in [result.to_json()["name"] for result in found.results]
+
+
 def test_a_users_own_images_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_data, "_FORMATS", [(30, 40)])
     monkeypatch.setattr(bench_data, "load", lambda name: None)

@@ -74,6 +74,27 @@ def test_stale_weights_are_those_before_each_of_the_last_updates(steps):
         assert all(torch.equal(version[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("delay", [1, 3])
+def test_the_model_is_lent_the_weights_of_then_and_gets_its_own_back(delay):
+    model, optimizer = make()
+    model.add_module("again", model[0])  # a weight under two names
+    stale = StaleWeights(model, delay)
+    before = [copy.deepcopy(model.state_dict()) for _ in range(delay)]
+    for _ in range(4):
+        before.append(copy.deepcopy(model.state_dict()))
+        take_step(model, optimizer, stale)
+    now, kept = copy.deepcopy(model.state_dict()), copy.deepcopy(stale.versions())
+    for _ in range(2):
+        with stale.lent():
+            then = copy.deepcopy(model.state_dict())
+        for found, expected in ((then, before[-delay]), (model.state_dict(), now)):
+            assert all(torch.equal(found[name], expected[name]) for name in expected)
+            assert all(found[name].stride() == expected[name].stride() for name in expected)
+    for version, expected in zip(stale.versions(), kept, strict=True):
+        assert all(torch.equal(version[name], expected[name]) for name in expected)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_before_the_first_update_there_is_nothing_of_the_optimizer():
     model, optimizer, stale = trained(0, 1)
     tensors = gather(model, optimizer, stale)

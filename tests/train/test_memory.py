@@ -1,0 +1,79 @@
+"""Memory does not grow with the batch: images, twins and activations are those of one chunk at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from launcher import TESTS
+
+MIB = 2**20
+
+
+def write_images(root: Path, count: int, size: int) -> Path:
+    """A folder in the shape of ImageNet."""
+    random = np.random.default_rng(0)
+    for part, images in (("train", count), ("val", 8)):
+        for number in range(images):
+            folder = root / part / f"n{number % 4:08d}"
+            folder.mkdir(parents=True, exist_ok=True)
+            coarse = Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8))
+            coarse.resize((size, size), Image.Resampling.BICUBIC).save(folder / f"{number}.JPEG", quality=90)
+    return root
+
+
+def train(*words: str) -> tuple[dict[str, Any], int]:
+    """What `conadv train` says at its end, and the most bytes that it had in memory."""
+    command = [sys.executable, "-m", "conadv", "train", *words, "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    with process.stdout as out:
+        said = out.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return json.loads(said), usage.ru_maxrss * 1024
+
+
+def flags(**fields: object) -> list[str]:
+    texts = ((f"--{key.replace('__', '.').replace('_', '-')}", str(value)) for key, value in fields.items())
+    return [word for pair in texts for word in pair]
+
+
+@pytest.mark.parametrize(("method", "delay"), [("vanilla", 0), ("disadv", 0), ("conadv", 1), ("conadv", 2)])
+def test_a_batch_sixteen_times_as_large_takes_no_more_memory(tmp_path: Path, method: str, delay: int) -> None:
+    """Whole, the further 960 images of a batch would be 140 MiB as bytes, and 550 MiB as floats."""
+    data = write_images(tmp_path / "images", 1024, 32)
+    common = {"model": "tiny:pooled", "method": method, "chunk_size": 64, "epochs": 9, "max_steps": 3, "threads": 1}
+    settings = {"data__image_size": 224, "data__augment": "resized-crop", "data__train_size": "none"}
+    peaks = [
+        train(
+            "digits",
+            *flags(batch_size=size, delay=delay, data__path=data, run=tmp_path / str(size), **common, **settings),
+            *flags(data__name="path", attack__epsilon="4/255"),
+        )[1]
+        for size in (64, 1024)
+    ]
+    assert peaks[1] - peaks[0] < 60 * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_resnet50_takes_steps_of_the_largest_recipe_at_224_pixels(tmp_path: Path) -> None:
+    data = write_images(tmp_path / "images", 256, 256)
+    peaks = {}
+    for size in (64, 256):
+        place = flags(data__path=data, data__workers=1, run=tmp_path / str(size))
+        summary, peaks[size] = train("imagenet-96k", *flags(batch_size=size, max_steps=2), *place)
+        assert (summary["steps"], summary["skipped"], summary["method"]) == (2, 0, "conadv")
+        assert summary["images_per_second"] == pytest.approx(2 * size / summary["seconds"])
+        print(size, peaks[size], summary["images_per_second"])
+    assert peaks[256] - peaks[64] < 100 * MIB  # 192 images and their twins are 140 MiB
