@@ -16,7 +16,6 @@ FIELDS = {
     "model": "tiny:pooled",
     "precision": "float32",
     "batch_size": 8,
-    "data__name": "path",
     "data__train_size": None,
     "data__image_size": 16,
 }

@@ -35,6 +35,7 @@ def test_each_number_of_workers_has_its_ratio_and_times(monkeypatch: pytest.Monk
     assert told == [(1, 3), (2, 3), (3, 3)] * 2
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves its files open
 def test_another_loader_reads_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_data, "_FORMATS", [(30, 40)])
     found = measure(Reading(images=4, size=16, batch_size=2, workers=(0,)), 1, lambda done, total: None)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import tee
 from typing import Any, Protocol
 
 import torch
@@ -176,27 +175,29 @@ class ConAdv:
 
     def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
         self._check_ahead(ahead)
-        clean = None if now is None else self._learner.chunks(now)
-        attacked = None if ahead is None else self._learner.chunks(ahead)
-        if clean is not None and now is ahead:  # chunks of the same batch are made once
-            clean, attacked = tee(clean)
-        attack = iter(()) if attacked is None else self._attack(attacked, self._attacked)
+        clean = self._chunks(now)
+        attacked = self._chunks(None if ahead is now else ahead)  # chunks of the same batch are made once
         count = self._count(now, ahead)
         for number in range(count):
-            next(attack, None)
-            parts = [] if clean is None else clean_parts(next(clean), 1 - self.adv_weight)
+            chunk = next(clean, None)
+            self._attack(chunk if ahead is now else next(attacked, None), self._attacked, number)
+            parts = [] if chunk is None else clean_parts(chunk, 1 - self.adv_weight)
             if self._does(Role.ADV):
                 parts.append(adv_part(self.handoff.take(), self.adv_weight))
             if parts:
                 self._learner.learn(parts, number, count)
-        _finish(attack)  # the batch ahead may be the larger one
+        for number, chunk in enumerate(attacked, count):  # the batch ahead may be the larger one
+            self._attack(chunk, self._attacked, number)
+        self._attacked += ahead is not None
         return self._learner.end_step()
 
     def in_flight(self, step: int) -> range:
         return range(step, step + self._ahead)
 
     def prime(self, batch: Batch, number: int) -> None:
-        _finish(self._attack(self._learner.chunks(batch), number))
+        for chunk_number, chunk in enumerate(self._chunks(batch)):
+            self._attack(chunk, number, chunk_number)
+        self._attacked = number + 1
 
     def resume(self, step: int) -> None:
         empty(self.handoff)
@@ -214,14 +215,15 @@ class ConAdv:
         queue_of(self.handoff).restore(state["twins"], self._learner.device)
         self._loaded = True
 
-    def _attack(self, chunks: Iterator[Chunk], number: int) -> Iterator[None]:
-        """Put the twins of batch `number` in flight, a chunk each time it is asked."""
-        for chunk_number, chunk in enumerate(chunks):
+    def _chunks(self, batch: Batch | None) -> Iterator[Chunk]:
+        return iter(()) if batch is None else self._learner.chunks(batch)
+
+    def _attack(self, chunk: Chunk | None, batch_number: int, chunk_number: int) -> None:
+        """Put the twins of a chunk in flight."""
+        if chunk is not None:
             with self._then():
-                twin = self._learner.attack(self.attack, chunk, number, chunk_number)
+                twin = self._learner.attack(self.attack, chunk, batch_number, chunk_number)
             self.handoff.put(twin)
-            yield
-        self._attacked = number + 1
 
     def _check_ahead(self, ahead: Batch | None) -> None:
         if ahead is not None and self._attacked - self.step != self._ahead:
@@ -247,8 +249,3 @@ class ConAdv:
         if self._attacked > self.step:
             self.handoff.clear()
             self._attacked = self.step
-
-
-def _finish(attack: Iterator[None]) -> None:
-    for _ in attack:
-        pass
