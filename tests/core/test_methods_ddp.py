@@ -94,6 +94,13 @@ def attack_as_rank() -> dict[str, bool]:
     return {"equal": equal, "untouched": untouched, "learns": model[0].weight.grad is not None}
 
 
+def first_twin_as_rank() -> Tensor:
+    """Made without a word on which rank this is, of images that both have, with the seed that both have."""
+    method = SETTINGS[2].make(DistributedDataParallel(split_batchnorm(small_cnn())), ATTACK, seed=3)
+    next(method.feed(small_batches(3)))
+    return method.handoff.take().images
+
+
 def mistakes_as_rank() -> list[str]:
     """What is said to someone who wraps too early, with an option that cannot work, or evaluates the wrong branch."""
     messages = []
@@ -118,7 +125,8 @@ def run_as_rank(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     try:
         results: dict[str, Any] = {f"{s.name}/{c.name}": train_as_rank(rank, s, c) for s, c in CASES}
-        torch.save({**results, "attack": attack_as_rank(), "mistakes": mistakes_as_rank()}, folder / f"{rank}.pt")
+        results |= {"attack": attack_as_rank(), "twin": first_twin_as_rank(), "mistakes": mistakes_as_rank()}
+        torch.save(results, folder / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
 
@@ -174,6 +182,11 @@ def test_with_broadcast_buffers_the_statistics_are_those_of_rank_0(
 
 def test_an_attack_does_not_meet_the_wrapper(ranks: list[dict[str, Any]]) -> None:
     assert [rank["attack"] for rank in ranks] == [{"equal": True, "untouched": True, "learns": True}] * RANKS
+
+
+def test_ranks_that_share_a_seed_start_their_attacks_elsewhere(ranks: list[dict[str, Any]]) -> None:
+    first, second = (rank["twin"] for rank in ranks)
+    assert not torch.equal(first, second)
 
 
 def test_mistakes_are_refused(ranks: list[dict[str, Any]]) -> None:

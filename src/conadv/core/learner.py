@@ -7,13 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .attack import PGD, Loss, without_trace
 from .batch import Batch, Chunk, cut, to_pixels
 from .handoff import Twin
-from .roles import Place
+from .roles import ALONE, Place
 from .seeds import mix, untouched_randomness
 from .splitbn import closed, plain_layers, route, settle, split_layers, unwrap
 
@@ -70,13 +71,13 @@ class Learner:
         self.chunk_size = chunk_size
         self.seed = seed
         self.autocast = autocast
-        self.place = place
+        self.place = _of_rank(model) if place is ALONE and isinstance(model, DistributedDataParallel) else place
         self.step = 0
         parameter = next(model.parameters(), None)
         if parameter is None:
             raise ValueError("a model without parameters has nothing to learn")
         self.device, self.dtype = parameter.device, parameter.dtype
-        self._losses = torch.zeros(2, device=self.device)
+        self._losses = torch.zeros(2, device=self.device, dtype=torch.promote_types(self.dtype, torch.float32))
         self._looked = False  # whether the images were seen to be pixels
 
     def require_branches(self, *branches: str) -> None:
@@ -193,3 +194,8 @@ class Learner:
 
     def _precision(self) -> AbstractContextManager[None]:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
+
+
+def _of_rank(model: DistributedDataParallel) -> Place:
+    """Ranks of a loop of one's own, which often share a seed, take numbers of chunks that never meet."""
+    return Place(first_chunk=dist.get_rank(model.process_group) << 32)
