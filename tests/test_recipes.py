@@ -25,7 +25,7 @@ def test_runs_two_steps(name, tmp_path):
 def test_header_teaches(name):
     lines = find_recipe(name).read_text(encoding="utf-8").splitlines()
     header = "\n".join(line for line in lines[: lines.index("")])
-    for word in ("Command", "Hardware", "Expected", "Run by us"):
+    for word in ("Command", "Hardware", "Time", "Expected", "Run by us"):
         assert word in header, f"{name} does not say {word}"
     assert f"conadv train {name}" in header
 
