@@ -29,7 +29,13 @@ LAYOUTS = {
     "vanilla": [(2, "clean")],
     "recycled": [(2, "clean+adv"), (2, "clean | adv"), (4, "adv | clean")],
 }
-SPLIT = [(2, "clean+adv | attack"), (2, "clean | adv+attack"), (3, "clean | adv | attack"), (6, "attack | clean | adv")]
+SPLIT = [
+    (2, "clean+adv | attack"),
+    (2, "clean | adv+attack"),
+    (2, "adv | clean+attack"),
+    (3, "clean | adv | attack"),
+    (6, "attack | clean | adv"),
+]
 RANKED = [(name, *layout) for name in SETTINGS for layout in LAYOUTS.get(name, [(2, "clean+adv+attack"), *SPLIT])]
 
 
@@ -124,7 +130,7 @@ def test_stopped_at_any_step_in_any_layout(name, size, layout, stop, undisturbed
 def test_a_checkpoint_resumes_in_another_layout(name, undisturbed, pool, tmp_path):
     others = LAYOUTS.get(name, SPLIT)
     sizes, layouts = zip((1, "none"), *others, strict=True)
-    stops = [1, 2, 4, 5][: len(others)]
+    stops = [1, 2, 3, 4, 5][: len(others)]
     train_in_parts(pool, tmp_path / "run", stops, list(sizes), list(layouts), **SETTINGS[name])
     moved, whole = trace(tmp_path / "run"), undisturbed(1, **SETTINGS[name])
     assert tiny.distance(moved.states[STEPS], whole.states[STEPS]) <= 1e-12

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conadv import PGD, ConAdv, Place, Recycled, Role, Vanilla, route, split_batchnorm
+from conadv.core.batch import Chunked, cut
 from settings import CLASSES, Method, Setting, adversarial_methods, every_method, small_batches, small_cnn
 
 ATTACK = PGD(8 / 255, random_start=0)
@@ -197,6 +199,50 @@ def test_batches_may_have_different_sizes() -> None:
 
 
 # --- what a step is ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", [Setting("", "vanilla"), Setting("", "conadv", 0), Setting("", "recycled")])
+def test_a_batch_may_come_chunk_by_chunk(setting: Setting) -> None:
+    batches, states = small_batches(4), []
+    for given in (batches, [Chunked(4, cut(batch, 2)) for batch in batches]):
+        model = make_model()
+        train(setting.make(model, chunk_size=2), model, given)
+        states.append(model)
+    assert same_weights(*states)
+
+
+def test_a_batch_that_comes_by_chunks_and_was_read_is_refused() -> None:
+    """An attack ahead would read it a step before it is learnt from, and leave nothing."""
+    model = make_model()
+    batches = [Chunked(4, cut(batch, 2)) for batch in small_batches(3)]
+    with pytest.raises(ValueError, match="0 of 4 chunks came"):
+        train(ConAdv(model, F.cross_entropy, ATTACK, chunk_size=2), model, batches)
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3])
+def test_twins_made_late_with_the_weights_of_then_are_those_made_ahead(delay: int) -> None:
+    batches = small_batches(6)
+    ahead = make_model()
+    train(ConAdv(ahead, F.cross_entropy, ATTACK, delay=delay, chunk_size=2), ahead, batches)
+
+    late = make_model()
+    past = [copy.deepcopy(late.state_dict())] * delay
+
+    @contextmanager
+    def then() -> Iterator[None]:
+        now = copy.deepcopy(late.state_dict())
+        late.load_state_dict(past[-delay])
+        yield
+        late.load_state_dict(now)
+
+    method = ConAdv(late, F.cross_entropy, ATTACK, delay=delay, chunk_size=2, then=then)
+    optimizer = torch.optim.SGD(late.parameters(), lr=0.2, momentum=0.9)
+    for now, same in method.feed([Chunked(4, cut(batch, 2)) for batch in batches]):
+        optimizer.zero_grad()
+        method(now, same)
+        past.append(copy.deepcopy(late.state_dict()))
+        optimizer.step()
+    assert same_weights(ahead, late)
 
 
 @adversarial_methods

@@ -60,7 +60,8 @@ def test_an_odd_message_is_taken_apart_where_its_numbers_are_not_aligned():
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("delay", [0, 1, 2, 5])
 def test_twins_arrive_in_their_order_and_a_run_can_stop_anywhere(delay, chunks, stop, pool):
-    one, other = pool.run(2, hand_over, "clean+attack | adv", delay, chunks, 12, stop)
+    layout = "attack | clean+adv" if delay else "clean+attack | adv"
+    one, other = pool.run(2, hand_over, layout, delay, chunks, 12, stop)
     assert one["arrived"] == []
     assert other["arrived"] == [True] * (stop * chunks)
     assert one["owned"] <= (delay + 1) * chunks

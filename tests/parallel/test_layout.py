@@ -80,6 +80,14 @@ def test_lanes_share_the_chunks_of_a_batch_evenly_and_in_order(partition, lanes,
         assert not place.settles
 
 
+@given(partitions(), st.integers(0, 3))
+def test_only_a_rank_that_does_nothing_else_attacks_ahead(partition, delay):
+    duties, lane = partition
+    layout = Layout.fit(written(lane), duties, len(lane))
+    attackers = [role for role in layout.roles if Role.ATTACK in role]
+    assert layout.ahead(delay) == (delay if attackers in ([], [Role.ATTACK]) else 0)
+
+
 @given(partitions(), st.integers(1, 5))
 def test_twins_go_from_who_makes_them_to_who_learns_from_them_within_a_lane(partition, lanes):
     duties, lane = partition

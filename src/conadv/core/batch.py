@@ -51,6 +51,16 @@ def count_chunks(batch: Batch, chunk_size: int | None) -> int:
 def cut(batch: Batch, chunk_size: int | None) -> Iterator[Chunk]:
     """The chunks of a batch, in order; without a chunk size the batch is its only chunk."""
     if isinstance(batch, Chunked):
-        return iter(batch.chunks)
+        return _whole(batch)
     count = count_chunks(batch, chunk_size)
     return zip(*(part.chunk(count) for part in batch), strict=True)
+
+
+def _whole(batch: Chunked) -> Iterator[Chunk]:
+    """Its chunks, and an error where they end too early, so that nothing is left out without a word."""
+    came = 0
+    for chunk in batch.chunks:
+        came += 1
+        yield chunk
+    if came < batch.count:
+        raise ValueError(f"{came} of {batch.count} chunks came: a batch that comes by chunks can be read once")

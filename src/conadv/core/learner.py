@@ -104,7 +104,7 @@ class Learner:
         """
         if number == 0:
             self._require_cleared_branches()
-        with self._exchange(last=number == count - 1):
+        with self._syncing(last=number == count - 1):
             together = [parts] if isinstance(self.model, DistributedDataParallel) else [[part] for part in parts]
             losses = [loss for some in together for loss in self._learn(some, number, count)]
         clean = sum(part.branch != "adv" for part in parts)
@@ -178,7 +178,7 @@ class Learner:
                         "make the optimizer after split_batchnorm, and clear all gradients"
                     )
 
-    def _exchange(self, last: bool) -> AbstractContextManager[None]:
+    def _syncing(self, last: bool) -> AbstractContextManager[None]:
         """DistributedDataParallel exchanges gradients once a step: with the last chunk."""
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) and not last else nullcontext()
 

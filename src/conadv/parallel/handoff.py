@@ -53,7 +53,7 @@ class Wire:
 class RankHandoff:
     """Twins from one rank of a lane to another, in the order in which they were put.
 
-    At the end of a step, the messages of `delay` steps are under way (or fewer, in the last steps), and just as many
+    At the end of a step, the messages of `ahead` steps are under way (or fewer, in the last steps), and just as many
     receives are posted: a run that stops there can `drain` the hand-off, and no message is left without a receiver.
     """
 
@@ -63,7 +63,7 @@ class RankHandoff:
         source: int,
         target: int,
         chunks: int,
-        delay: int,
+        ahead: int,
         total: int,
         group: dist.ProcessGroup,
         world: World,
@@ -72,10 +72,12 @@ class RankHandoff:
         self._source, self._target = source, target
         self._group = group
         self._world = world
-        self._window = delay * chunks
+        self._chunks = chunks
+        self._window = ahead * chunks
         # With one more on its way, the oldest was taken before the last exchange of the ranks: nobody waits for it.
-        self._most_owned = (delay + 1) * chunks
+        self._most_owned = (ahead + 1) * chunks
         self._to_post = total  # messages of the whole run that are not posted yet
+        self._taken = 0
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         self._posted: deque[tuple[dist.Work, Tensor]] = deque()
 
@@ -91,9 +93,11 @@ class RankHandoff:
     def take(self) -> Twin:
         self._post(max(1, self._window))
         work, message = self._posted.popleft()
+        self._taken += 1
+        # Within a step the next message may come while this one is learnt from; at its end none is left to wait for.
+        self._post(self._window or min(1, -self._taken % self._chunks))
         with self._world.waiting():
             work.wait()
-        self._post(self._window)
         return self._wire.unpack(message)
 
     def clear(self) -> None:
@@ -119,8 +123,11 @@ class RankHandoff:
             self._to_post -= 1
 
 
-def between_ranks(layout: Layout, world: World, place: Place, delay: int, steps: int, wire: Wire) -> RankHandoff | None:
-    """The hand-off of this rank, or None where a lane has only one rank to make and take twins."""
+def between_ranks(layout: Layout, world: World, place: Place, ahead: int, steps: int, wire: Wire) -> RankHandoff | None:
+    """The hand-off of this rank, whose twins are made `ahead` steps before their use.
+
+    None where a lane has only one rank to make and take twins.
+    """
     route = layout.route(world.rank)
     if route is None:
         return None
@@ -129,6 +136,6 @@ def between_ranks(layout: Layout, world: World, place: Place, delay: int, steps:
         group = dist.new_group()
     assert group is not None and place.chunks is not None
     # Where twins come with the clean gradient, those of the last step are made and taken by nobody.
-    spare = delay if layout.maker() == Role.CLEAN else 0
+    spare = ahead if layout.maker() == Role.CLEAN else 0
     total = (steps + spare) * place.chunks
-    return RankHandoff(wire, *route, place.chunks, delay, total, group, world)
+    return RankHandoff(wire, *route, place.chunks, ahead, total, group, world)

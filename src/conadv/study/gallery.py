@@ -23,7 +23,7 @@ from conadv.task.data import evaluation_batches
 from conadv.task.models import evaluating
 from conadv.train.build import Task
 from conadv.train.checkpoint import newest_whole
-from conadv.train.log import write_atomically
+from conadv.train.files import write_atomically
 from conadv.train.state import load_model
 
 from .results import Result

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from conadv.train.log import write_atomically
+from conadv.train.files import write_atomically
 
 FILE = "origin.json"
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from conadv.train.log import write_atomically
+from conadv.train.files import write_atomically
 
 from .cells import Cell, flags
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from conadv.train.log import write_atomically
+from conadv.train.files import write_atomically
 from conadv.train.signals import Interrupted
 
 from .cells import NUMBERLESS, Cell, Resolve, flags

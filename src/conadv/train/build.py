@@ -140,22 +140,22 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     attack = _attack(recipe)
     ahead = layout.ahead(recipe.delay)
     handoff = between_ranks(layout, world, place, ahead, stop - start, _wire(recipe, task, attack))
-    looks_back = ahead < recipe.delay and Role.ATTACK in place.role
+    looks_back = ahead < recipe.delay and Role.ATTACK in place.role  # it attacks with the weights of then
     stale = StaleWeights(task.model, recipe.delay if looks_back or world.leads else 0)
     return Job(
-        task,
-        world,
-        layout,
-        place,
-        stream,
-        _method(recipe, task, attack, place, handoff, stale if looks_back else None),
-        handoff,
-        _optimizer(recipe, task.model),
-        _rate(recipe, steps, stream.steps_per_epoch),
-        Exchange(task.model, world, place.share),
-        stale,
-        0.0 if recipe.method == "vanilla" else recipe.adv_weight,
-        stop,
+        task=task,
+        world=world,
+        layout=layout,
+        place=place,
+        stream=stream,
+        method=_method(recipe, task, attack, place, handoff, stale if looks_back else None),
+        handoff=handoff,
+        optimizer=_optimizer(recipe, task.model),
+        rate=_rate(recipe, steps, stream.steps_per_epoch),
+        exchange=Exchange(task.model, world, place.share),
+        stale=stale,
+        adv_weight=0.0 if recipe.method == "vanilla" else recipe.adv_weight,
+        stop=stop,
     )
 
 
@@ -226,8 +226,9 @@ def _method(
         case "recycled":
             return Recycled(task.model, task.loss, attack, adv_weight=recipe.adv_weight, handoff=handoff, **common)
         case _:
-            common |= {"delay": recipe.delay, "adv_weight": recipe.adv_weight, "then": stale and stale.lent}
-            return ConAdv(task.model, task.loss, attack, handoff=handoff, **common)
+            common |= {"delay": recipe.delay, "adv_weight": recipe.adv_weight}
+            then = None if stale is None else stale.lent
+            return ConAdv(task.model, task.loss, attack, handoff=handoff, then=then, **common)
 
 
 def _wire(recipe: Recipe, task: Task, attack: PGD) -> Wire:

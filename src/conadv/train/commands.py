@@ -21,6 +21,7 @@ from conadv.parallel.world import World, joined, own_device, own_rank, world_siz
 from .build import Job, Task, build_job, build_policy, build_stream, build_task, check_fit
 from .checkpoint import Checkpoint, newest_whole
 from .evaluation import evaluate_task
+from .files import replace_file
 from .folder import claim, default_folder, is_restart, reopen, versions, write_summary
 from .log import Watch
 from .loop import NotFiniteError, Progress, position, run
@@ -75,10 +76,8 @@ def export(folder: Path, out: Path) -> dict[str, Any]:
     """Write the weights of the newest checkpoint as the model without further branches has them."""
     checkpoint = newest_whole(folder / "checkpoints", _tell, _check_plain)
     tensors = {name: checkpoint.tensors[f"model.{name}"] for name in checkpoint.about["plain"]}
-    aside = out.with_name(f".{out.name}.partial")
     try:
-        safetensors.torch.save_file(tensors, aside)
-        aside.replace(out)
+        replace_file(out, safetensors.torch.save(tensors))
     except OSError as error:
         raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
     return {"file": str(out), "tensors": len(tensors), "step": checkpoint.about["step"]}

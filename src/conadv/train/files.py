@@ -19,13 +19,18 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_atomically(path: Path, text: str) -> None:
     """The file has its old text or the new one, at any moment."""
-    aside = path.with_name(f".{path.name}.partial")
     with writing(path):
-        try:
-            write_flushed(aside, text.encode())
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
+        replace_file(path, text.encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Like `write_atomically`, for a caller who has advice of their own where it fails."""
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        write_flushed(aside, data)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def write_flushed(path: Path, data: bytes) -> None:

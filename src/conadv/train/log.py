@@ -14,8 +14,7 @@ from typing import Any, TextIO
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .files import write_atomically as write_atomically
-from .files import writing
+from .files import write_atomically, writing
 
 # A line has a few hundred bytes; more than this was not written by us.
 _LONGEST_LINE = 2**16

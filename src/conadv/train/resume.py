@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def _prime(job: Job, checkpoint: Checkpoint, step: int) -> None:
     for number, version in zip(in_flight, stale_versions(checkpoint.tensors), strict=True):
         if 0 <= number < job.stop:
             job.task.model.load_state_dict(version)
-            for batch in job.batches(number, number + 1):
+            with closing(job.batches(number, number + 1)) as batches:
+                batch = next(batches)
                 assert batch is not None
                 job.method.prime(batch, number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -19,25 +19,25 @@ class StaleWeights:
     """
 
     def __init__(self, model: nn.Module, delay: int) -> None:
-        self._own: dict[str, Tensor] = model.state_dict(keep_vars=True)
-        self._kept = deque({name: torch.clone(own.detach()) for name, own in self._own.items()} for _ in range(delay))
+        self._model = model
+        self._kept = deque({name: torch.clone(own.detach()) for name, own in self._own()} for _ in range(delay))
 
     @torch.no_grad()
     def keep(self) -> None:
         """Remember the weights as they are now, before an update, in place of the oldest."""
         if self._kept:
             self._kept.rotate(-1)
-            for name, own in self._own.items():
+            for name, own in self._own():
                 self._kept[-1][name].copy_(own)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Within, the model has the oldest weights: those of `delay` steps ago."""
-        self._exchange()
+        self._swap()
         try:
             yield
         finally:
-            self._exchange()
+            self._swap()
 
     def versions(self) -> list[dict[str, Tensor]]:
         """Oldest first."""
@@ -48,11 +48,15 @@ class StaleWeights:
             for name, tensor in version.items():
                 kept[name].copy_(tensor)
 
-    def _exchange(self) -> None:
+    def _swap(self) -> None:
         oldest = self._kept[0]
-        # A weight that the model uses under two names is exchanged once.
-        for own, old in {id(own): (own, oldest[name]) for name, own in self._own.items()}.values():
+        # A weight that the model uses under two names is swapped once.
+        for own, old in {id(own): (own, oldest[name]) for name, own in self._own()}.values():
             own.data, old.data = old.data, own.data
+
+    def _own(self) -> Iterable[tuple[str, Tensor]]:
+        """The model's tensors themselves, asked for anew: a model may put another in the place of a buffer."""
+        return self._model.state_dict(keep_vars=True).items()
 
 
 def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> dict[str, Tensor]:

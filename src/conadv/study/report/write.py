@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conadv.train.log import write_atomically
+from conadv.train.files import write_atomically
 
 from .accuracy import accuracy_section
 from .against_paper import paper_section
