@@ -1,4 +1,4 @@
-"""Numbers that are not finite are noticed before they reach weights, optimizer or statistics, on all ranks at once."""
+"""Numbers that are not finite reach neither weights nor statistics; checkpoints come by steps and by time."""
 
 from __future__ import annotations
 
@@ -136,3 +136,10 @@ def test_a_gradient_of_the_attack_that_is_not_finite_never_reaches_the_weights(d
         assert run.statuses() == [1, 1, 1]
         assert "the loss on rank 1 (lane 0, adv) is not finite" in run.said()
     assert all(tensor.isfinite().all() for tensor in tiny.state(run.folder).values())
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(1e-9, [1, 2, 3, 4, 5, 6]), (1000, [6]), (0, [6])])
+def test_checkpoints_are_written_by_the_clock_too(minutes, expected, tmp_path):
+    run = tmp_path / "run"
+    assert train(run, model="tiny:net", checkpoint__every=1000, checkpoint__minutes=minutes) == 0
+    assert sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")) == expected

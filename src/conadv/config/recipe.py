@@ -136,7 +136,7 @@ class Recipe:
     method: Literal["vanilla", "disadv", "conadv", "recycled"] = "conadv"
     """How a step is taken. disadv is conadv with delay 0."""
     delay: Whole = None  # type: ignore[assignment]  # only until __post_init__ asks the method
-    """Steps between making a twin and learning from it. conadv takes any, 1 unless told; the others have their own."""
+    """Age in steps of the weights that twins are made with: conadv takes any, 1 unless told, the others their own."""
     adv_weight: Share = 0.5
     """Share of the twins in the loss; the clean images have the rest."""
     batch_size: Count = 100

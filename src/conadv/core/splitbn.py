@@ -185,7 +185,7 @@ def route(
 
 @contextmanager
 def closed(model: nn.Module) -> Iterator[None]:
-    """Within, a split layer refuses images: a backward pass over several branches has no way to recompute them."""
+    """Within, a split layer refuses images: a backward pass may cover several branches, and cannot recompute them."""
     layers = split_layers(model)
     with _set_ways(layers, [None] * len(layers)):
         yield

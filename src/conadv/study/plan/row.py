@@ -116,7 +116,10 @@ def exposed_reduction(request: PlanRequest, lane: Lane, ranks: int) -> float:
 def _lane(request: PlanRequest, method: Method, layout: str, chunks: int) -> Lane:
     duties = duty_seconds(method, request.times, request.chunk_size, request.attack_steps, request.full_attack)
     delay = {"conadv": request.delay, "recycled": 1}.get(method, 0)
-    return Lane(method, parse_layout(layout), delay, chunks, duties)
+    roles = parse_layout(layout)
+    # A rank that attacks and learns makes twins when it needs them, with the weights of then.
+    ahead = 0 if any("attack" in role and len(role) > 1 for role in roles) else delay
+    return Lane(method, roles, ahead, chunks, duties)
 
 
 def _step_parts(request: PlanRequest, lane: Lane, lanes: int) -> tuple[float, float, float, float]:
