@@ -33,7 +33,8 @@ def write_images(root: Path, count: int, size: int) -> Path:
 def train(*words: str) -> tuple[dict[str, Any], int]:
     """What `conadv train` says at its end, and the most bytes that it had in memory."""
     command = [sys.executable, "-m", "conadv", "train", *words, "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    # What is freed is given back at once, so that the peak is that of the tensors and not of a scattered heap.
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "MALLOC_MMAP_THRESHOLD_": "65536"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
     with process.stdout as out:
         said = out.read()
@@ -65,18 +66,18 @@ def test_a_batch_sixteen_times_as_large_takes_no_more_memory(tmp_path: Path) -> 
     small, large = (
         train("digits", *flags(batch_size=size, run=tmp_path / str(size), **fields))[1] for size in (32, 512)
     )
-    assert large - small < 40 * MIB
+    assert large - small < 20 * MIB
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_resnet50_takes_steps_of_the_largest_recipe_at_224_pixels(tmp_path: Path) -> None:
-    data = write_images(tmp_path / "images", 256, 256)
+    data = write_images(tmp_path / "images", 200, 256)
     peaks = {}
-    for size, steps in ((64, 2), (256, 1)):
-        fields = {"batch_size": size, "max_steps": steps, "data__path": data, "data__workers": 1}
+    for size, steps in ((64, 2), (192, 1)):
+        fields = {"batch_size": size, "max_steps": steps, "data__path": data, "data__workers": 1, "threads": 2}
         summary, peaks[size] = train("imagenet-96k", *flags(run=tmp_path / str(size), **fields))
         assert (summary["method"], summary["steps"], summary["skipped"]) == ("conadv", steps, 0)
         assert summary["images_per_second"] == pytest.approx(steps * size / summary["seconds"])
         print(f"batch {size}: {peaks[size] / MIB:.0f} MiB, {summary['images_per_second']:.2f} images a second")
-    assert peaks[256] - peaks[64] < 100 * MIB  # whole, 192 images and their twins would be 140 MiB
+    assert peaks[192] - peaks[64] < 30 * MIB  # whole, 128 images and their twins would be 92 MiB
