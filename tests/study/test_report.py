@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from conadv import cli
 from conadv.study.report import write_report
@@ -73,6 +75,20 @@ def test_the_page_needs_nothing_but_itself(full: Path, page: Page) -> None:
     text = (full / "report.html").read_text(encoding="utf-8")
     assert "http:" not in text and "https:" not in text and "@import" not in text and "url(" not in text
     assert "script" not in page.tags
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [390, 1400])
+def test_a_browser_shows_it_without_a_complaint(full: Path, tmp_path: Path, width: int) -> None:
+    picture = tmp_path / "page.png"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
+    command = ["chromium", *flags, f"--user-data-dir={tmp_path}", f"--window-size={width},1200"]
+    words = [*command, f"--screenshot={picture}", (full / "report.html").as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert ":CONSOLE" not in done.stderr
+    with Image.open(picture) as image:
+        assert image.width == width
+        assert len(image.getcolors(image.width * image.height)) > 20  # text and figures, not an empty page
 
 
 def test_ids_are_unique_and_every_link_leads_somewhere(full: Path, page: Page) -> None:
