@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import paper
+from conadv.study import paper
+
 from .accuracy import TOP1
 from .blocks import Paragraph, Section, Table
 from .conditions import Condition

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from . import paper
+from conadv.study import paper
+
 from .accuracy import TOP1, difference
 from .blocks import Block, Figure, Section, Table
 from .conditions import Condition, compared_settings, show, word

@@ -1,4 +1,4 @@
-"""The paper's own figures: ResNet-50 on ImageNet, 90 epochs, LARS.
+"""The numbers published in the paper: ResNet-50 on ImageNet, 90 epochs, LARS.
 
 Source: Liu, Chen, Cheng, Hsieh, You: Concurrent Adversarial Learning for Large-Batch Training, ICLR 2022.
 Batches are in thousands of images; accuracies and gaps in percent and points; epsilon in 255ths of the pixel range.
@@ -61,9 +61,10 @@ TOP1_BY_EPSILON: dict[tuple[str, int], tuple[float, ...]] = {
 
 
 def top1(method: str, batch: int) -> float:
+    """Accuracy in percent at a batch of so many thousand images."""
     return TOP1[method][BATCHES.index(batch)]
 
 
 def top1_without_adversary(method: str, batch: int) -> float:
-    """At epsilon 0: two branches and twice the images, but no perturbation."""
+    """Accuracy in percent at epsilon 0: two branches and twice the images, but no perturbation."""
     return TOP1_BY_EPSILON[method, batch][EPSILONS.index(0)]
