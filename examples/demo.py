@@ -24,7 +24,7 @@ from conadv.core.batch import to_pixels
 from conadv.train.build import build_task
 from conadv.train.checkpoint import checkpoints, read_checkpoint
 from conadv.train.commands import train
-from conadv.train.log import read_metrics
+from conadv.train.metrics import read_metrics
 from conadv.train.state import load_model
 
 METHODS = ("vanilla", "disadv", "conadv", "recycled")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from conadv.config import load_recipe
-from conadv.parallel.world import joined, own_device
+from conadv.parallel.collectives import joined, own_device
 from conadv.study.bench.result import Spread
 from conadv.train.build import Job, build_job, build_stream, build_task, check_fit
 from conadv.train.checkpoint import Checkpoint
@@ -56,7 +56,7 @@ def main() -> None:
 def take_steps(job: Job) -> Iterator[int]:
     """A training that goes on by one step each time it is asked; it gives the number of steps taken."""
     for number, (now, ahead) in enumerate(job.method.feed(job.batches(0)), 1):
-        job.exchange.zero()
+        job.exchange.zero_grad()
         outcome = job.exchange.finish(job.method(now, ahead))
         assert outcome.culprits is None
         job.stale.keep()

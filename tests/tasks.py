@@ -24,16 +24,17 @@ from conadv.core.methods import ConAdv
 from conadv.core.recycled import Recycled
 from conadv.core.roles import Role
 from conadv.core.splitbn import pending_statistics, split_batchnorm
-from conadv.parallel.comm import Exchange
+from conadv.core.stale import StaleWeights
+from conadv.parallel.collectives import joined, own_device, own_rank, world_size
+from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
 from conadv.parallel.layout import Layout
-from conadv.parallel.world import joined, own_device, own_rank, world_size
 from conadv.train import commands
 from conadv.train.build import build_job, build_policy, build_stream, build_task, check_fit
 from conadv.train.loop import Progress, run
-from conadv.train.record import Silence
+from conadv.train.record import NullRecorder
 from conadv.train.signals import Interrupted, StopRequest
-from conadv.train.state import StaleWeights, gather
+from conadv.train.state import gather
 
 
 def take_steps(changes: dict[str, Any], out: str) -> str:
@@ -44,9 +45,9 @@ def take_steps(changes: dict[str, Any], out: str) -> str:
     stream = build_stream(recipe, task)
     with joined(recipe.timeout) as world:
         job = build_job(recipe, task, stream, layout, world, start=0)
-        run(job, Progress(), build_policy(recipe, stream), StopRequest(), Silence())
+        run(job, Progress(), build_policy(recipe, stream), StopRequest(), NullRecorder())
         data = safetensors.torch.save(gather(task.model, job.optimizer, StaleWeights(task.model, 0)))
-        if world.leads:
+        if world.is_main:
             Path(out).write_bytes(data)
     return sha256(data).hexdigest()
 
@@ -80,7 +81,7 @@ def hand_over(layout: str, delay: int, chunks: int, steps: int, stop: int) -> di
                 made += 1
             if Role.ADV in place.role:
                 arrived += [_is(handoff.take(), twin(2, torch.float32, 100 * step + n)) for n in range(chunks)]
-            world.sum(torch.zeros(1))  # the exchange that ends a step
+            world.all_reduce(torch.zeros(1))  # the exchange that ends a step
             owned = max(owned, len(handoff._sent) + len(handoff._posted))
         handoff.drain()
         assert not handoff._sent
@@ -104,7 +105,7 @@ def exchange_steps(steps: int) -> list[list[float]]:
         exchange = Exchange(model, world, share=1 / world.size)
         sums = []
         for step in range(steps):
-            exchange.zero()
+            exchange.zero_grad()
             for number, layer in enumerate(list(model)[:2]):
                 (10**number * (1 + world.rank + step) * layer.weight.sum()).backward()
             outcome = exchange.finish(Losses(torch.tensor(1.0 + world.rank), torch.tensor(float(step))))
@@ -118,7 +119,7 @@ def exchange_oddities(oddities: dict[int, str], signals: dict[int, int]) -> tupl
     with joined(30) as world:
         model = split_batchnorm(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double())
         exchange = Exchange(model, world, share=1.0)
-        exchange.zero()
+        exchange.zero_grad()
         oddity = oddities.get(world.rank, "")
         weight = model[0].weight
         (weight.sum() * (float("inf") if oddity == "gradient" else 1.0)).backward()
@@ -137,7 +138,7 @@ def use_other_parameters() -> str:
         model = _three_layers()
         exchange = Exchange(model, world, share=1.0)
         for step in range(2):
-            exchange.zero()
+            exchange.zero_grad()
             sum(layer.weight.sum() for layer in list(model)[: 2 + step]).backward()
             exchange.finish(Losses(torch.tensor(0.0), torch.tensor(0.0)))
     return "done"
@@ -150,9 +151,9 @@ def _three_layers() -> nn.Sequential:
 def collectives(data: bytes) -> tuple[bytes, int, float]:
     """What each rank gets from the others when the leading one has `data`."""
     with joined(30) as world:
-        received = world.spread(data if world.leads else b"")
-        largest = world.largest(7 * world.rank if world.rank < 3 else 0)
-        total = world.sum(torch.tensor([float(world.rank)]))
+        received = world.broadcast(data if world.is_main else b"")
+        largest = world.all_reduce_max(7 * world.rank if world.rank < 3 else 0)
+        total = world.all_reduce(torch.tensor([float(world.rank)]))
         world.barrier()
         return received, largest, float(total)
 
@@ -204,10 +205,10 @@ def train_with_small_files(folder: str, largest: int) -> tuple[int, str]:
 def speak() -> bool:
     """Whether this rank, after it has exchanged something with the others, is the first to speak."""
     with joined(30) as world:
-        assert world.notes is not None
-        assert world.sum(torch.ones(1)) == world.size
+        assert world.heartbeats is not None
+        assert world.all_reduce(torch.ones(1)) == world.size
         for rank in range(world.size):
             if rank == world.rank:
-                first = world.notes.speak_first()
+                first = world.heartbeats.claim_report()
             world.barrier()
         return first

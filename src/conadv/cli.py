@@ -292,7 +292,7 @@ def _add_pictures(folder: Path) -> None:
 
     results = without_pictures(folder)
     if results:
-        from conadv.parallel.world import own_device
+        from conadv.parallel.collectives import own_device
         from conadv.study.gallery import add_galleries
         from conadv.train.build import build_task
 

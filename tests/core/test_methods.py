@@ -235,7 +235,7 @@ def test_twins_made_late_with_the_weights_of_then_are_those_made_ahead(delay: in
         yield
         late.load_state_dict(now)
 
-    method = ConAdv(late, F.cross_entropy, ATTACK, delay=delay, chunk_size=2, then=then)
+    method = ConAdv(late, F.cross_entropy, ATTACK, delay=delay, chunk_size=2, stale_weights=then)
     optimizer = torch.optim.SGD(late.parameters(), lr=0.2, momentum=0.9)
     for now, same in method.feed([Chunked(4, cut(batch, 2)) for batch in batches]):
         optimizer.zero_grad()

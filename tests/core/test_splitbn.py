@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from conadv import plain_state_dict, route, split_batchnorm
 from conadv.core import splitbn
-from conadv.core.splitbn import SplitBatchNorm, settle
+from conadv.core.splitbn import SplitBatchNorm, update_running_stats
 from settings import small_batches, small_cnn
 
 SHAPES = {nn.BatchNorm1d: (6, 3, 5), nn.BatchNorm2d: (6, 3, 4, 5), nn.BatchNorm3d: (4, 3, 2, 3, 2)}
@@ -243,7 +243,7 @@ def test_a_frozen_layer_keeps_to_its_running_statistics(branch: str) -> None:
     for statistics in (None, "batch", "running"):
         with route(model, branch, statistics=statistics, tracking="step"):  # type: ignore[arg-type]
             assert torch.equal(model(images), expected(images))
-    settle(model)
+    update_running_stats(model)
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key])
 
@@ -263,7 +263,7 @@ def test_statistics_move_once_a_step_with_the_mean_over_chunks(chunks: int, mome
             with route(split, "adv", tracking="step"):
                 split(images)
         assert torch.equal(layer.adv.running_mean, mean.to(layer.adv.running_mean)) or step > 1
-        settle(split)
+        update_running_stats(split)
         share = 1 / step if momentum is None else momentum
         new_mean = torch.stack([images.mean((0, 2, 3)) for images in batch]).mean(0)
         new_var = torch.stack([images.var((0, 2, 3), unbiased=True) for images in batch]).mean(0)
@@ -282,13 +282,13 @@ def test_nothing_moves_before_the_end_of_a_step_or_without_tracking() -> None:
         split(images)
     for key, value in split.state_dict().items():
         assert torch.equal(value, before[key])
-    settle(split)
+    update_running_stats(split)
     moved = copy.deepcopy(split.state_dict())
     assert not torch.equal(moved["1.adv.running_mean"], before["1.adv.running_mean"])
-    settle(split)  # nothing is pending any more
+    update_running_stats(split)  # nothing is pending any more
     with route(split, "main", tracking="off"):
         split(images)
-    settle(split)
+    update_running_stats(split)
     for key, value in split.state_dict().items():
         assert torch.equal(value, moved[key])
 
@@ -497,7 +497,7 @@ def test_a_copy_is_independent_and_whole() -> None:
     clone = copy.deepcopy(split)
     with torch.no_grad():
         split[1].adv.weight.zero_()
-    settle(clone)
+    update_running_stats(clone)
     assert int(clone[1].adv.num_batches_tracked) == 1 and int(split[1].adv.num_batches_tracked) == 0
     assert bool((clone[1].adv.weight != 0).all())
     plain = small_cnn(seed=3).state_dict()
@@ -528,7 +528,7 @@ def test_it_moves_to_another_dtype(dtype: torch.dtype) -> None:
     assert torch.equal(split(images), plain(images))
     with route(split, "adv", tracking="step"):
         assert split(images).dtype == dtype
-    settle(split)
+    update_running_stats(split)
     assert {value.dtype for key, value in split.state_dict().items() if "num" not in key} == {dtype}
     torch.testing.assert_close(split[1].adv.running_mean, plain[1].running_mean)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from conadv import PGD, plain_state_dict, route, split_batchnorm
-from conadv.core.splitbn import settle
+from conadv.core.splitbn import update_running_stats
 from settings import Setting, every_method, small_batches, small_cnn
 
 # The compiler looks for `.grad` on whatever it is given; it hides the warning, unless warnings are errors.
@@ -39,7 +39,7 @@ def test_every_branch_gives_the_same_numbers(backend: str) -> None:
                 with route(one, branch, tracking="step"):
                     F.cross_entropy(one(images), labels).backward()
         for one in (model, compiled):
-            settle(one)
+            update_running_stats(one)
     for one, other in zip(model.parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-12)
     compiled_state = compiled._orig_mod.state_dict()

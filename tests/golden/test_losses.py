@@ -15,7 +15,7 @@ import pytest
 
 from conadv.config import load_recipe, override
 from conadv.train.commands import train
-from conadv.train.log import read_metrics
+from conadv.train.metrics import read_metrics
 
 FILE = Path(__file__).with_name("losses.json")
 METHODS = {

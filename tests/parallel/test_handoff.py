@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from conadv.core.handoff import Twin
 from conadv.core.methods import ConAdv
+from conadv.parallel.collectives import joined
 from conadv.parallel.handoff import Wire, between_ranks
 from conadv.parallel.layout import Layout
-from conadv.parallel.world import joined
 from tasks import SHAPE, hand_over, twin
 
 

@@ -77,7 +77,7 @@ def test_lanes_share_the_chunks_of_a_batch_evenly_and_in_order(partition, lanes,
         place = layout.place(rank, lanes * each)
         assert (place.first_chunk, place.chunks, place.share) == (leader.first_chunk, leader.chunks, leader.share)
         assert place.role == layout.role(rank)
-        assert not place.settles
+        assert not place.updates_stats
 
 
 @given(partitions(), st.integers(0, 3))

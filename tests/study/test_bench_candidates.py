@@ -134,7 +134,7 @@ def test_lars_is_compared_with_sgd_and_the_other_library() -> None:
     found = lars.measure(TINY, 2, quiet)
     assert names(found) == ["lars/sgd", "lars/pytorch_optimizer"]
     tensors = len(list(TINY.build().parameters()))
-    assert f"{tensors} tensors" in found.notes[0]
+    assert f"{tensors} tensors" in found.heartbeats[0]
 
 
 def test_resnet50_has_the_tensors_that_the_goal_speaks_of() -> None:
@@ -157,7 +157,7 @@ def test_rows_that_need_an_absent_library_are_left_out_with_a_word(name, monkeyp
     benchmark = {"foolbox": attack, "pytorch_optimizer": lars}[name]
     found = benchmark.measure(TINY, 1, quiet)
     assert not any(name in result.name for result in found.results)
-    assert f"pip install {name}" in found.notes[-1]
+    assert f"pip install {name}" in found.heartbeats[-1]
 
 
 def test_a_library_that_is_there_but_broken_is_not_absent(tmp_path, monkeypatch) -> None:

@@ -60,7 +60,7 @@ def test_without_a_name_all_are_run(stand_ins, capsys) -> None:
     assert cli.main(["bench", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [entry["benchmark"] for entry in document["results"]] == ["step", "attack", "lars", "layout", "data"]
-    assert document["notes"][0] == "step: a note"
+    assert document["heartbeats"][0] == "step: a note"
     small = Workload("resnet20", None, 64, 32, 10)
     assert stand_ins == [
         ("step", small, 7),
@@ -127,7 +127,7 @@ def test_the_table_says_it_all() -> None:
             "sizes": {"layout": {"model": "resnet20"}},
             "results": [{"benchmark": "layout", **result.to_json()} for result in results],
             "profile": [row],
-            "notes": ["a note"],
+            "heartbeats": ["a note"],
         }
     )
     lines = {line.split()[1]: line for line in text.splitlines() if line.startswith("layout")}

@@ -31,7 +31,7 @@ def test_each_number_of_workers_has_its_ratio_and_times(monkeypatch: pytest.Monk
         *("plain/conadv, 1 workers", "conadv, 1 workers", "plain, 1 workers"),
     ]
     assert all(result.spread.n == 2 and result.spread.median > 0 for result in found.results)
-    assert "without webdataset, which is not installed" in found.notes[-1]
+    assert "without webdataset, which is not installed" in found.heartbeats[-1]
     assert told == [(1, 3), (2, 3), (3, 3)] * 2
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from conadv.core.handoff import Twin
 from conadv.core.learner import Losses
 from conadv.core.splitbn import pending_statistics
+from conadv.parallel.collectives import World
 from conadv.parallel.layout import Layout
-from conadv.parallel.world import World
 from conadv.study.bench import layout
 from conadv.study.bench.contender import Contender, Echo, build_share, role_alone, wire
 from conadv.study.bench.pieces import roles_alone
@@ -211,7 +211,7 @@ def test_one_sum_after_the_backward_pass_reaches_gradients_and_statistics() -> N
     images, labels = TINY.pixels()
     for network in (model, reference):
         pending_statistics(network)[0].fill_(1.5)
-    reduction.zero()
+    reduction.zero_grad()
     F.cross_entropy(model(images), labels).backward()
     F.cross_entropy(reference(images), labels).backward()
     statistics = [part.clone() for part in pending_statistics(model)]
@@ -220,16 +220,16 @@ def test_one_sum_after_the_backward_pass_reaches_gradients_and_statistics() -> N
         torch.testing.assert_close(mine.grad, 2 * theirs.grad)
     for mine, before in zip(pending_statistics(model), statistics, strict=True):
         torch.testing.assert_close(mine, 2 * before)
-    reduction.zero()
+    reduction.zero_grad()
     assert all(not parameter.grad.any() for parameter in model.parameters())
 
 
 def test_what_distributed_data_parallel_leaves_to_do() -> None:
     model = TINY.build()
     reduction = Averaged(model)
-    reduction.zero()
+    reduction.zero_grad()
     model.get_parameter("conv1.weight").grad = torch.ones_like(model.get_parameter("conv1.weight"))
-    reduction.zero()
+    reduction.zero_grad()
     assert not model.get_parameter("conv1.weight").grad.any()
     assert reduction.finish(LOSSES)
     assert not reduction.finish(Losses(torch.tensor(torch.nan), torch.tensor(0.0)))

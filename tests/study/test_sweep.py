@@ -59,7 +59,7 @@ def study(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fake_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """In place of conadv train: a program that does what the seed of its cell says, and notes each start."""
+    """In place of conadv train: a program that does what the seed of its cell says, and heartbeats each start."""
     program = tmp_path / "fake.py"
     program.write_text(
         """

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from conadv.core.splitbn import split_batchnorm
+from conadv.core.stale import StaleWeights
 from conadv.optim.lars import Lars, parameter_groups
-from conadv.train.state import StaleWeights, check_tensors, gather, largest_size, restore, stale_versions
+from conadv.train.state import check_tensors, gather, largest_size, restore, stale_versions
 
 
 def make(seed: int = 0) -> tuple[nn.Module, Lars]:
@@ -85,7 +86,7 @@ def test_the_model_is_lent_the_weights_of_then_and_gets_its_own_back(delay):
         take_step(model, optimizer, stale)
     now, kept = copy.deepcopy(model.state_dict()), copy.deepcopy(stale.versions())
     for _ in range(2):
-        with stale.lent():
+        with stale.swapped_in():
             then = copy.deepcopy(model.state_dict())
         for found, expected in ((then, before[-delay]), (model.state_dict(), now)):
             assert all(torch.equal(found[name], expected[name]) for name in expected)

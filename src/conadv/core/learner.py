@@ -16,7 +16,7 @@ from .batch import Batch, Chunk, cut, to_pixels
 from .handoff import Twin
 from .roles import ALONE, Place
 from .seeds import mix, untouched_randomness
-from .splitbn import closed, plain_layers, route, settle, split_layers, unwrap
+from .splitbn import closed, plain_layers, route, split_layers, unwrap, update_running_stats
 
 # What a random number is for: seeds of different purposes never meet.
 _ATTACK, _FORWARD = 1, 2
@@ -114,8 +114,8 @@ class Learner:
 
     def end_step(self) -> Losses:
         """Let the running statistics move, unless others have a part in them, and start the next step."""
-        if self.place.settles:
-            settle(self.model)
+        if self.place.updates_stats:
+            update_running_stats(self.model)
         self.step += 1
         losses = Losses(*self._losses.clone())
         self._losses.zero_()

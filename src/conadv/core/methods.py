@@ -111,13 +111,13 @@ class Vanilla:
 
 
 class ConAdv:
-    """Learn from the images and from their twins, made `delay` steps ago with the weights of then.
+    """Learn from the images and from their twins, generated `delay` steps ago with the weights at that step.
 
     The update at step t follows (1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_t), x̂_t made with the weights of step
     t - delay (the first ones: with the weights at the start). delay 1 is the paper's ConAdv, delay 0 is DisAdv.
 
-    `then` is for a rank that attacks and learns: within it, the model has the weights of `delay` steps ago. Twins are
-    then made when they are learnt from, a chunk at a time, and none wait in memory; they are the same twins.
+    `stale_weights` is for a rank that attacks and learns: a context in which the model has the weights of `delay`
+    steps ago. Twins are then generated when they are learnt from, one chunk at a time, and none wait in memory.
     """
 
     duties = Role.CLEAN | Role.ADV | Role.ATTACK
@@ -135,7 +135,7 @@ class ConAdv:
         autocast: torch.dtype | None = None,
         place: Place = ALONE,
         handoff: Handoff | None = None,
-        then: Callable[[], AbstractContextManager[None]] | None = None,
+        stale_weights: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         if delay < 0:
             raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
@@ -145,8 +145,8 @@ class ConAdv:
         self.delay = delay
         self.adv_weight = adv_weight
         self.handoff: Handoff = Queue() if handoff is None else handoff
-        self._then = nullcontext if then is None else then
-        self._ahead = delay if then is None else 0  # how many batches are in flight between steps
+        self._stale_weights = nullcontext if stale_weights is None else stale_weights
+        self._ahead = delay if stale_weights is None else 0  # how many batches are in flight between steps
         self._attacked = 0  # the number of the next batch to attack
         self._loaded = False
         self._learner = Learner(model, loss, chunk_size, seed, autocast, place)
@@ -221,7 +221,7 @@ class ConAdv:
     def _attack(self, chunk: Chunk | None, batch_number: int, chunk_number: int) -> None:
         """Put the twins of a chunk in flight."""
         if chunk is not None:
-            with self._then():
+            with self._stale_weights():
                 twin = self._learner.attack(self.attack, chunk, batch_number, chunk_number)
             self.handoff.put(twin)
 

@@ -25,9 +25,9 @@ class Place:
     """The number, within the global batch, of the first chunk that it sees."""
     chunks: int | None = None
     """How many chunks of a batch it sees; needed by a role that only learns from twins, and so sees no batch."""
-    settles: bool = True
+    updates_stats: bool = True
     """Whether the statistics of a step are complete here, so that running statistics move at its end. If not, they
-    are summed over the processes like the gradients, and `splitbn.settle` is called then."""
+    are summed over the processes like the gradients, and `splitbn.update_running_stats` is called then."""
 
 
 ALONE = Place()

@@ -84,7 +84,7 @@ class SplitBatchNorm(_BatchNorm):
         assert isinstance(owner.pending, Tensor)
         owner.pending.add_(torch.cat([mean, var, mean.new_ones(1)]))
         if tracking == "now":
-            _settle(owner)
+            _update_stats(owner)
         return y
 
     def _normalize(self, x: Tensor, owner: _BatchNorm, mean: Tensor | None, var: Tensor | None) -> Tensor:
@@ -191,16 +191,16 @@ def closed(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def settle(model: nn.Module) -> None:
+def update_running_stats(model: nn.Module) -> None:
     """End a step: running statistics move once, with the mean over the forward passes tracked by "step"."""
     for layer in split_layers(model):
         for owner in layer.owners().values():
             if owner.running_mean is not None:
-                _settle(owner)
+                _update_stats(owner)
 
 
 def pending_statistics(model: nn.Module) -> list[Tensor]:
-    """What `settle` will use: sums over forward passes, so that those of several processes may be added up."""
+    """What `update_running_stats` will use: sums over forward passes, which can be added up over processes."""
     owners = [owner for layer in split_layers(model) for owner in layer.owners().values()]
     return [owner.get_buffer("pending") for owner in owners if owner.running_mean is not None]
 
@@ -223,7 +223,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def _settle(owner: _BatchNorm) -> None:
+def _update_stats(owner: _BatchNorm) -> None:
     """Move one branch's statistics by what is pending. Only tensor arithmetic: nothing waits for the device."""
     pending, running_mean, running_var = owner.pending, owner.running_mean, owner.running_var
     tracked = owner.num_batches_tracked

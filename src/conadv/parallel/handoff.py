@@ -15,8 +15,8 @@ from torch import Tensor
 from conadv.core.handoff import Twin
 from conadv.core.roles import Place, Role
 
+from .collectives import World
 from .layout import Layout
-from .world import World
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,9 @@ class Layout:
     def place(self, rank: int, chunks: int) -> Place:
         """Where a rank stands when a global batch has `chunks` chunks."""
         mine = self.chunks(rank, chunks)
-        return Place(self.role(rank), share=1 / self.lanes, first_chunk=mine.start, chunks=len(mine), settles=False)
+        return Place(
+            self.role(rank), share=1 / self.lanes, first_chunk=mine.start, chunks=len(mine), updates_stats=False
+        )
 
     def maker(self) -> Role:
         """The duty whose rank makes the twins: without an attack of its own, they come with the clean gradient."""

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from .collectives import PeerError, World
+from .heartbeats import Heartbeats
 from .layout import Layout
-from .notes import Notes
-from .world import PeerError, World
 
 # Seconds between two beats of a rank; whoever misses several of them does not live any more.
 _BEAT = 0.5
@@ -30,11 +30,11 @@ def watched(world: World, layout: Layout, agreed: tuple[type[BaseException], ...
 
     `agreed` are exceptions that all ranks raise in the same step, each knowing that the others do: they pass.
     """
-    if world.notes is None:
+    if world.heartbeats is None:
         yield
         return
-    watch = _Watch(world, layout, world.notes)
-    with _beating(world, world.notes):
+    watch = _Watch(world, layout, world.heartbeats)
+    with _beating(world, world.heartbeats):
         try:
             yield
         except agreed:
@@ -46,17 +46,17 @@ def watched(world: World, layout: Layout, agreed: tuple[type[BaseException], ...
 
 
 class _Watch:
-    """What a rank makes of an error, from the notes of the others."""
+    """What a rank makes of an error, from the heartbeats of the others."""
 
-    def __init__(self, world: World, layout: Layout, notes: Notes) -> None:
+    def __init__(self, world: World, layout: Layout, heartbeats: Heartbeats) -> None:
         self._world = world
         self._layout = layout
-        self._notes = notes
+        self._heartbeats = heartbeats
 
     def leave(self, error: Exception) -> NoReturn:
         """End this process after an error of its own; the first rank that has one says so."""
         expected = isinstance(error, ValueError | OSError | ArithmeticError)
-        if self._notes.speak_first():
+        if self._heartbeats.claim_report():
             if not expected:
                 traceback.print_exception(error)
             name = "" if expected else f"{type(error).__name__}: "
@@ -69,7 +69,7 @@ class _Watch:
             verdict = self._verdict(error)
         except RuntimeError:
             verdict = "the store of the run stopped answering: it is kept by the launcher, or by rank 0"
-        if self._notes.speak_first():
+        if self._heartbeats.claim_report():
             _say(verdict)
         _exit(1)
 
@@ -78,7 +78,7 @@ class _Watch:
         if lost:
             names = ", ".join(map(self._layout.describe, lost))
             return f"{names} stopped answering: the run ends on all {self._world.size} ranks"
-        busy = [rank for rank in self._others() if not self._notes.awaits(rank)]
+        busy = [rank for rank in self._others() if not self._heartbeats.awaits(rank)]
         if busy:
             names = ", ".join(map(self._layout.describe, busy))
             return f"{names} kept the others waiting for too long: raise --timeout if a step may take longer"
@@ -86,12 +86,12 @@ class _Watch:
 
     def _lost(self) -> list[int]:
         """The ranks that give no sign of life for a while, unless another rank has spoken by then."""
-        before = {rank: self._notes.beats(rank) for rank in self._others()}
+        before = {rank: self._heartbeats.beats(rank) for rank in self._others()}
         lost = list(before)
         end = time.monotonic() + _PATIENCE
-        while lost and time.monotonic() < end and not self._notes.spoken():
+        while lost and time.monotonic() < end and not self._heartbeats.has_report():
             time.sleep(_BEAT / 2)
-            lost = [rank for rank in lost if self._notes.beats(rank) == before[rank]]
+            lost = [rank for rank in lost if self._heartbeats.beats(rank) == before[rank]]
         return lost
 
     def _others(self) -> list[int]:
@@ -99,13 +99,13 @@ class _Watch:
 
 
 @contextmanager
-def _beating(world: World, notes: Notes) -> Iterator[None]:
+def _beating(world: World, heartbeats: Heartbeats) -> Iterator[None]:
     over = threading.Event()
 
     def beat() -> None:
         with suppress(RuntimeError):  # the store is gone, which the next exchange will notice too
             while not over.is_set():
-                notes.beat(world.rank, world.awaits.is_set())
+                heartbeats.beat(world.rank, world.is_waiting.is_set())
                 over.wait(_BEAT)
 
     thread = threading.Thread(target=beat, name="beat", daemon=True)

@@ -67,7 +67,7 @@ class Pool:
                 env=environment,
                 pass_fds=(keep_open,),
                 process_group=0,  # an interrupt from the terminal reaches the parent alone, which passes it on once
-                preexec_fn=_settle(self._slots[slot], self._nice, os.getpid()),
+                preexec_fn=_update_stats(self._slots[slot], self._nice, os.getpid()),
             )
         self._running.append(_Running(key, process, slot, time.monotonic()))
 
@@ -101,11 +101,11 @@ def _share(cores: Sequence[int], slot: int, threads: int) -> set[int]:
     return {cores[(slot * threads + number) % len(cores)] for number in range(threads)}
 
 
-def _settle(cores: set[int], nice: int, parent: int) -> Callable[[], None]:
+def _update_stats(cores: set[int], nice: int, parent: int) -> Callable[[], None]:
     """What a child does before it becomes its command."""
     library = ctypes.CDLL(None)
 
-    def settle() -> None:
+    def update_running_stats() -> None:
         os.nice(nice)
         if sys.platform == "linux":
             os.sched_setaffinity(0, cores)
@@ -114,4 +114,4 @@ def _settle(cores: set[int], nice: int, parent: int) -> Callable[[], None]:
             if os.getppid() != parent:
                 os._exit(1)
 
-    return settle
+    return update_running_stats

@@ -23,17 +23,16 @@ from conadv.core.recycled import Recycled
 from conadv.core.roles import Place, Role
 from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm
+from conadv.core.stale import StaleWeights
 from conadv.optim.lars import Lars, parameter_groups
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
-from conadv.parallel.comm import Exchange
+from conadv.parallel.collectives import World
+from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
 from conadv.parallel.layout import Layout
-from conadv.parallel.world import World
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.data import DataSet, Stream, open_data
 from conadv.task.models import build_from_callable, build_model, check_output, fastest_memory
-
-from .state import StaleWeights
 
 _METHODS: dict[str, type[Vanilla | ConAdv | Recycled]] = {
     "vanilla": Vanilla,
@@ -141,7 +140,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     ahead = layout.ahead(recipe.delay)
     handoff = between_ranks(layout, world, place, ahead, stop - start, _wire(recipe, task, attack))
     looks_back = ahead < recipe.delay and Role.ATTACK in place.role  # it attacks with the weights of then
-    stale = StaleWeights(task.model, recipe.delay if looks_back or world.leads else 0)
+    stale = StaleWeights(task.model, recipe.delay if looks_back or world.is_main else 0)
     return Job(
         task=task,
         world=world,
@@ -227,8 +226,8 @@ def _method(
             return Recycled(task.model, task.loss, attack, adv_weight=recipe.adv_weight, handoff=handoff, **common)
         case _:
             common |= {"delay": recipe.delay, "adv_weight": recipe.adv_weight}
-            then = None if stale is None else stale.lent
-            return ConAdv(task.model, task.loss, attack, handoff=handoff, then=then, **common)
+            swapped = None if stale is None else stale.swapped_in
+            return ConAdv(task.model, task.loss, attack, handoff=handoff, stale_weights=swapped, **common)
 
 
 def _wire(recipe: Recipe, task: Task, attack: PGD) -> Wire:

@@ -15,18 +15,18 @@ import safetensors.torch
 from conadv.config import RESUMABLE, Recipe, dump_recipe, flatten
 from conadv.core.attack import PGD
 from conadv.core.splitbn import plain_state_dict
+from conadv.parallel.collectives import World, joined, own_device, own_rank, world_size
 from conadv.parallel.watch import watched
-from conadv.parallel.world import World, joined, own_device, own_rank, world_size
 
 from .build import Job, Task, build_job, build_policy, build_stream, build_task, check_fit
 from .checkpoint import Checkpoint, newest_whole
 from .evaluation import evaluate_task
 from .files import replace_file
 from .folder import claim, default_folder, is_restart, reopen, versions, write_summary
-from .log import Watch
 from .loop import NotFiniteError, Progress, position, run
-from .record import FolderRecorder, Recorder, Silence
-from .resume import Expected, find_checkpoint, go_on
+from .progress import ProgressBar
+from .record import FolderRecorder, NullRecorder, Recorder
+from .resume import Expected, find_checkpoint, restore_job
 from .signals import Interrupted, listening
 from .state import load_model
 
@@ -40,17 +40,17 @@ def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool)
     agreed = (Interrupted, NotFiniteError)
     with joined(recipe.timeout) as world, listening() as request, watched(world, layout, agreed):
         # Only the leading rank reads the folder, so that all go on from the same checkpoint.
-        packed = world.spread(found.pack() if found else b"")
+        packed = world.broadcast(found.pack() if found else b"")
         checkpoint = Checkpoint.unpack(packed) if packed else None
         job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"] if checkpoint else 0)
-        progress = Progress() if checkpoint is None else go_on(job, checkpoint)
+        progress = Progress() if checkpoint is None else restore_job(job, checkpoint)
         with _recorder(recipe, job, folder, progress, quiet) as recorder:
             signal_number = run(job, progress, build_policy(recipe, stream), request, recorder)
         if progress.step < job.stop:
             _tell(f"stopped after step {progress.step}; to go on: {_command(recipe, folder)}")
             raise Interrupted(signal_number)
         figures = evaluate_task(task, world)
-    if not world.leads:
+    if not world.is_main:
         return {}
     summary = {**_facts(recipe), **position(job, progress), **figures}
     write_summary(folder, summary)
@@ -123,15 +123,15 @@ def _command(recipe: Recipe, folder: Path) -> str:
 
 @contextmanager
 def _recorder(recipe: Recipe, job: Job, folder: Path, progress: Progress, quiet: bool) -> Iterator[Recorder]:
-    if not job.world.leads:
-        yield Silence()
+    if not job.world.is_main:
+        yield NullRecorder()
         return
     about = {
         "recipe": flatten(recipe),
         "versions": versions(),
         "plain": list(plain_state_dict(job.task.model)),
     }
-    with Watch(progress.step, job.stop, quiet) as watch:
+    with ProgressBar(progress.step, job.stop, quiet) as watch:
         for problem in job.task.data.skipped:
             watch.say(f"left out: {problem}")
         if job.stream.remainder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from conadv.core.attack import PGD
-from conadv.parallel.world import World
+from conadv.parallel.collectives import World
 from conadv.task.data import Source, evaluation_batches
 from conadv.task.evaluate import Evaluation, evaluate
 
@@ -23,7 +23,7 @@ def evaluate_source(task: Task, world: World, source: Source, attack: PGD | None
         part = evaluate(task.model, batches, device=task.device, attack=attack)
         figures = (part.top1, part.top5, part.loss, part.robust_top1 or 0.0)
         totals += totals.new_tensor([part.images, *(figure * part.images for figure in figures)])
-    images, *sums = world.sum(totals).tolist()
+    images, *sums = world.all_reduce(totals).tolist()
     top1, top5, loss, robust = (figure / images for figure in sums)
     return Evaluation(top1, top5, loss, int(images), None if attack is None else robust)
 

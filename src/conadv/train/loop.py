@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from conadv.core.splitbn import settle
-from conadv.parallel.comm import Outcome
+from conadv.core.splitbn import update_running_stats
+from conadv.parallel.gradients import Outcome
 
 from .build import Job, Policy
 from .evaluation import evaluate_task
@@ -39,7 +39,7 @@ def run(job: Job, progress: Progress, policy: Policy, request: StopRequest, reco
     stopped_by = 0
     with closing(job.batches(progress.step)) as batches:
         for now, ahead in job.method.feed(batches):
-            job.exchange.zero()
+            job.exchange.zero_grad()
             losses = job.method(now, ahead)
             outcome = job.exchange.finish(losses, request.signal or 0)
             rate = job.rate(progress.step)
@@ -70,7 +70,7 @@ def _drain(job: Job) -> None:
 def _update(job: Job, rate: float) -> None:
     for group in job.optimizer.param_groups:
         group["lr"] = rate
-    settle(job.task.model)
+    update_running_stats(job.task.model)
     job.optimizer.step()
 
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from .checkpoint import Checkpoint
-from .log import Metrics, Watch
+from .metrics import Metrics
+from .progress import ProgressBar
 from .saver import Saver
 
 
@@ -26,7 +27,7 @@ class Recorder(Protocol):
     def seconds_since_save(self) -> float: ...
 
 
-class Silence:
+class NullRecorder:
     """The recorder of ranks that do not lead."""
 
     def step(self, step: int, **figures: Any) -> None:
@@ -42,7 +43,7 @@ class Silence:
 class FolderRecorder:
     """Metrics and checkpoints in the folder of a run, and progress for whoever watches."""
 
-    def __init__(self, folder: Path, start: int, keep: int, about: dict[str, Any], watch: Watch) -> None:
+    def __init__(self, folder: Path, start: int, keep: int, about: dict[str, Any], watch: ProgressBar) -> None:
         self._metrics = Metrics(folder / "metrics.jsonl", start)
         self._saver = Saver(folder / "checkpoints", keep)
         self._about = about

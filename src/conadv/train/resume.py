@@ -42,7 +42,7 @@ def find_checkpoint(folder: Path, expected: Expected, tell: Callable[[str], None
     return newest_whole(folder / "checkpoints", tell, expected.check, largest)
 
 
-def go_on(job: Job, checkpoint: Checkpoint) -> Progress:
+def restore_job(job: Job, checkpoint: Checkpoint) -> Progress:
     """Put a job into the state of a checkpoint."""
     about = checkpoint.about
     step = about["step"]

@@ -28,7 +28,7 @@ def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
     """How many times the time of ours foolbox takes, on the same network and batch."""
     foolbox = load("foolbox")
     if foolbox is None:
-        return Findings([], notes=[absence("foolbox")])
+        return Findings([], heartbeats=[absence("foolbox")])
     runs = {
         **_attacks(foolbox, workload.build().eval(), workload.pixels()),
         "disadv": method_step(workload, "disadv"),
@@ -41,7 +41,7 @@ def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
             work_ratio(laps, "foolbox", "pgd"),
             work_ratio(laps, "naive", "disadv"),
         ],
-        notes=[
+        heartbeats=[
             "foolbox-unchecked: its attack alone; foolbox: as its manual calls it, which looks whether it succeeded",
             "naive: clean and adversarial training from foolbox and a plain loop",
         ],

@@ -101,16 +101,16 @@ def _measurement(name: Benchmark, sizes: _Sizes) -> _Measurement:
 
 
 def _run(measurements: Mapping[Benchmark, _Measurement], rounds: int | None) -> dict[str, Any]:
-    """What `--json` prints: the machine, the sizes, all results, where the time of a step goes, and notes."""
+    """What `--json` prints: the machine, the sizes, all results, where the time of a step goes, and heartbeats."""
     machine = describe()
     results: list[Mapping[str, Any]] = []
     profile: list[Mapping[str, Any]] = []
-    notes: list[str] = []
+    heartbeats: list[str] = []
     for name, measurement in measurements.items():
         with one_core() if measurement.one_core else nullcontext():
             found = measurement.measure(measurement.sizes, rounds or measurement.rounds, progress(name))
         results += [{"benchmark": name, **result.to_json()} for result in found.results]
         profile += [{"benchmark": name, **row} for row in found.profile]
-        notes += [f"{name}: {note}" for note in found.notes]
+        heartbeats += [f"{name}: {note}" for note in found.heartbeats]
     sizes = {name: asdict(measurement.sizes) for name, measurement in measurements.items()}
-    return {"machine": machine, "sizes": sizes, "results": results, "profile": profile, "notes": notes}
+    return {"machine": machine, "sizes": sizes, "results": results, "profile": profile, "heartbeats": heartbeats}

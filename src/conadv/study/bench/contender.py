@@ -19,12 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conadv.core.handoff import Handoff, Twin
 from conadv.core.roles import Place, Role
-from conadv.core.splitbn import settle
+from conadv.core.splitbn import update_running_stats
 from conadv.optim.lars import Lars, parameter_groups
-from conadv.parallel.comm import Exchange
+from conadv.parallel.collectives import World
+from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
 from conadv.parallel.layout import Layout
-from conadv.parallel.world import World
 
 from .reduction import Averaged, Reduction, SummedAfter
 from .workload import Workload, delay_of, duties_of
@@ -53,7 +53,7 @@ class Share:
 
 def build_share(contender: Contender, workload: Workload, world: World, steps: int) -> Share | None:
     """The part of this rank in so many steps of a contender; None: it sleeps."""
-    if contender.ranks == "alone" and not world.leads:
+    if contender.ranks == "alone" and not world.is_main:
         return None
     if contender.ranks != "together":
         world = World(0, 1, world.device)
@@ -118,9 +118,9 @@ def _step(
 
     def step() -> None:
         now, ahead = next(pairs)
-        reduction.zero()
+        reduction.zero_grad()
         reduction.finish(method(now, ahead))
-        settle(model)
+        update_running_stats(model)
         optimizer.step()
 
     return step

@@ -34,8 +34,8 @@ def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
     laps = alternate(steps, rounds, prepare=_restore_gradients(model), tell=tell)
     goals = {"sgd": Goal("≤", 1.0)}
     ratios = [work_ratio(laps, "lars", name, goals.get(name)) for name in optimizers if name != "lars"]
-    notes = [f"{workload.model}: {len(list(model.parameters()))} tensors; sgd: torch.optim.SGD(foreach=True)"]
-    return Findings(ratios, notes if library is not None else [*notes, absence("pytorch_optimizer")])
+    heartbeats = [f"{workload.model}: {len(list(model.parameters()))} tensors; sgd: torch.optim.SGD(foreach=True)"]
+    return Findings(ratios, heartbeats if library is not None else [*heartbeats, absence("pytorch_optimizer")])
 
 
 def _restore_gradients(model: nn.Module) -> Callable[[], None]:

@@ -8,10 +8,10 @@ import torch
 
 from conadv.core.handoff import Twin
 from conadv.core.learner import Losses
-from conadv.parallel.comm import Exchange
+from conadv.parallel.collectives import World
+from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import between_ranks
 from conadv.parallel.layout import Layout
-from conadv.parallel.world import World
 
 from .alternate import Candidate, Lap, Tell, alternate, in_turn, time_run
 from .contender import role_alone, wire
@@ -49,7 +49,7 @@ def exchange(workload: Workload, rounds: int, world: World) -> dict[str, dict[st
         candidates[f"{method} sums"] = _lap(_exchange(workload, method, world), world)
         candidates[f"{method} no sums"] = _lap(_exchange(workload, method, World(0, 1, world.device)), world)
         candidates[f"{method} hand-off"] = _lap(_handover(workload, method, world, messages), world)
-    tell = progress(f"exchange of {world.size} ranks") if world.leads else lambda done, total: None
+    tell = progress(f"exchange of {world.size} ranks") if world.is_main else lambda done, total: None
     seconds = slowest(in_turn(candidates, rounds, warmup=_WARMUP, tell=tell), world, wall_time)
     return {
         method: {
@@ -77,7 +77,7 @@ def _exchange(workload: Workload, method: str, world: World) -> Callable[[], obj
     losses = Losses(torch.zeros(()), torch.zeros(()))
 
     def run() -> None:
-        exchange.zero()
+        exchange.zero_grad()
         exchange.finish(losses)
 
     return run

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 
 from conadv.core.learner import Learner
-from conadv.core.splitbn import settle
+from conadv.core.splitbn import update_running_stats
 from conadv.optim.lars import Lars
-from conadv.parallel.comm import Exchange
+from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire
 
 from .reduction import SummedAfter
@@ -58,7 +58,7 @@ def _parts(profiler: cProfile.Profile) -> dict[str, float]:
         "waiting for twins": seconds(RankHandoff.put, RankHandoff.take) - packing,
         "starting sums": sums,
         "waiting for the exchange": seconds(Exchange.finish, SummedAfter.finish),
-        "statistics": seconds(settle),
+        "statistics": seconds(update_running_stats),
         "optimizer": seconds(Lars.step),
     }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from conadv.parallel.world import joined, own_rank
+from conadv.parallel.collectives import joined, own_rank
 
 from .machine import pin
 from .pieces import exchange
@@ -26,7 +26,7 @@ def main(task_file: Path, out: Path) -> None:
     with joined(task["timeout"]) as world:
         found = {name: _TASKS[name](workload, rounds, world) for name in task["names"]}
         world.barrier()  # nobody leaves while another one still reads from it
-    if world.leads:
+    if world.is_main:
         out.write_text(json.dumps(found), encoding="utf-8")
 
 

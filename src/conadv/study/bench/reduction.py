@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from conadv.core.learner import Losses
 from conadv.core.splitbn import pending_statistics
-from conadv.parallel.world import World
+from conadv.parallel.collectives import World
 
 
 class Reduction(Protocol):
     """What a step knows of the exchange."""
 
-    def zero(self) -> None:
+    def zero_grad(self) -> None:
         """Begin a step."""
 
     def finish(self, losses: Losses) -> object:
@@ -36,13 +36,13 @@ class SummedAfter:
         for parameter, gradient in zip(parameters, gradients, strict=False):
             parameter.grad = gradient.as_strided(parameter.shape, parameter.stride(), gradient.storage_offset())
 
-    def zero(self) -> None:
+    def zero_grad(self) -> None:
         self._all.zero_()
 
     def finish(self, losses: Losses) -> object:
         torch._foreach_copy_(self._shared, self._statistics)
         self._losses.copy_(torch.stack([*losses]))
-        self._world.sum(self._all)
+        self._world.all_reduce(self._all)
         torch._foreach_copy_(self._statistics, self._shared)
         return bool(self._all.sum().isfinite())
 
@@ -53,7 +53,7 @@ class Averaged:
     def __init__(self, model: nn.Module) -> None:
         self._parameters = list(model.parameters())
 
-    def zero(self) -> None:
+    def zero_grad(self) -> None:
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad.zero_()

@@ -104,7 +104,7 @@ class Findings:
     """What a benchmark found, and what a reader has to be told beside it."""
 
     results: Sequence[Result]
-    notes: Sequence[str] = ()
+    heartbeats: Sequence[str] = ()
     profile: Sequence[Mapping[str, Any]] = ()
     """Where the time of a step went: a row a rank."""
 

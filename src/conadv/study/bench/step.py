@@ -17,11 +17,11 @@ from torch.optim import SGD, Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from conadv.core.batch import Chunk
-from conadv.core.splitbn import settle
+from conadv.core.splitbn import update_running_stats
 from conadv.optim.lars import Lars, parameter_groups
-from conadv.parallel.comm import Exchange
+from conadv.parallel.collectives import World, own_device
+from conadv.parallel.gradients import Exchange
 from conadv.parallel.layout import Layout
-from conadv.parallel.world import World, own_device
 
 from .alternate import Laps, Tell, alternate
 from .result import Findings, Goal, Spread, Time, work_ratio, work_time
@@ -46,7 +46,7 @@ def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
             *(work_ratio(laps, name, "vanilla", flops=flops[name] / flops["vanilla"]) for name in others),
             *_pass_times(laps, workload.chunk_size),
         ],
-        notes=[
+        heartbeats=[
             "plain: the plainest PyTorch loop; vanilla: the same through this library; train: as conadv train does it",
             "by the processor time of the process; times on the wall are in the JSON",
         ],
@@ -96,9 +96,9 @@ def _train_step(workload: Workload) -> Step:
     batch = workload.pixels()
 
     def step() -> None:
-        exchange.zero()
+        exchange.zero_grad()
         exchange.finish(method(batch))
-        settle(model)
+        update_running_stats(model)
         optimizer.step()
 
     return step

@@ -23,11 +23,11 @@ _HEADER = (
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Ratios, then times, then where the time of a step goes, then notes."""
+    """Ratios, then times, then where the time of a step goes, then heartbeats."""
     ratios = [entry for entry in document["results"] if "ratio" in entry]
     times = [entry for entry in document["results"] if "ratio" not in entry]
     given = "\n".join(_listed(facts) for facts in (document["machine"], *document["sizes"].values()))
-    parts = [given, _ratios(ratios), _times(times), _profile(document["profile"]), "\n".join(document["notes"])]
+    parts = [given, _ratios(ratios), _times(times), _profile(document["profile"]), "\n".join(document["heartbeats"])]
     return "\n\n".join(part for part in parts if part)
 
 

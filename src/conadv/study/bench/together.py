@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from conadv.parallel.collectives import World
 from conadv.parallel.layout import Layout
-from conadv.parallel.world import World
 
 from .alternate import Candidate, Lap, Laps, in_turn, time_run
 from .contender import Contender, Share, build_share
@@ -51,7 +51,7 @@ def together(workload: Workload, rounds: int, world: World) -> dict[str, Any]:
     steps = (_WARMUP + rounds + 1) * (1 + STEPS)  # the last block is profiled
     shares = {c.name: build_share(c, workload, world, steps) for c in contenders(world.size)}
     blocks = {name: _block(share, world) for name, share in shares.items()}
-    tell = progress(f"layout on {world.size} ranks") if world.leads else lambda done, total: None
+    tell = progress(f"layout on {world.size} ranks") if world.is_main else lambda done, total: None
     laps = in_turn(blocks, rounds, warmup=_WARMUP, tell=tell)
     rows = {name: _profile_block(share, world) for name, share in shares.items()}
     for share in shares.values():
@@ -119,4 +119,4 @@ def _gathered(own: torch.Tensor, world: World) -> torch.Tensor:
     """What each rank has, by rank: a sum in which every other rank has zeros."""
     everyone = own.new_zeros((world.size, *own.shape))
     everyone[world.rank] = own
-    return world.sum(everyone)
+    return world.all_reduce(everyone)

@@ -17,7 +17,7 @@ from conadv.core.recycled import Recycled
 from conadv.core.roles import ALONE, Place, Role
 from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm
-from conadv.parallel.world import own_device
+from conadv.parallel.collectives import own_device
 from conadv.task.models import build_from_callable, build_model, fastest_memory
 
 METHODS = ("vanilla", "disadv", "conadv", "recycled")

@@ -13,7 +13,7 @@ from typing import Any
 from conadv.study.origin import read_origins
 from conadv.study.results import Result, read_results
 from conadv.study.showcase import GALLERY
-from conadv.train.log import read_metrics
+from conadv.train.metrics import read_metrics
 
 from .conditions import Condition, best_rates, conditions, labels, main_results, representatives
 

@@ -7,17 +7,17 @@ import torch
 
 import ranks
 import tasks
-from conadv.parallel.world import PeerError, World, joined
+from conadv.parallel.collectives import PeerError, World, joined
 
 
 def test_alone_everything_vanishes():
     with joined(1) as world:
-        assert (world.rank, world.size, world.leads, world.notes) == (0, 1, True, None)
+        assert (world.rank, world.size, world.is_main, world.heartbeats) == (0, 1, True, None)
         tensor = torch.tensor([2.0])
-        assert world.sum(tensor) is tensor
-        assert world.start_sum(tensor) is None
-        assert world.spread(b"abc") == b"abc"
-        assert world.largest(-3) == -3
+        assert world.all_reduce(tensor) is tensor
+        assert world.start_all_reduce(tensor) is None
+        assert world.broadcast(b"abc") == b"abc"
+        assert world.all_reduce_max(-3) == -3
         world.barrier()
 
 
@@ -29,11 +29,11 @@ def test_every_rank_gets_what_the_leading_one_has(data, pool):
 def test_what_goes_wrong_while_waiting_is_another_ranks_fault():
     world = World(0, 1, torch.device("cpu"))
     with world.waiting():
-        assert world.awaits.is_set()
-    assert not world.awaits.is_set()
+        assert world.is_waiting.is_set()
+    assert not world.is_waiting.is_set()
     with pytest.raises(PeerError, match="connection lost"), world.waiting():
         raise RuntimeError("connection lost")
-    assert world.awaits.is_set()  # it never stopped waiting
+    assert world.is_waiting.is_set()  # it never stopped waiting
 
 
 def test_ranks_that_do_not_come_together_are_an_error_after_the_timeout(monkeypatch):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from .notes import Notes
+from .heartbeats import Heartbeats
 
 
 class PeerError(ConnectionError):
@@ -28,35 +28,35 @@ class World:
     rank: int
     size: int
     device: torch.device
-    notes: Notes | None = None
+    heartbeats: Heartbeats | None = None
     """What processes leave for each other outside of any exchange; None: there is only this one."""
-    awaits: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+    is_waiting: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
     """Set while this process waits for others, so that whoever looks can tell who is waited for."""
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that prints and writes."""
         return self.rank == 0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Within, this process waits for others, and what goes wrong is a PeerError: theirs, not its own."""
-        self.awaits.set()
+        self.is_waiting.set()
         try:
             yield
         except RuntimeError as error:  # what every backend raises when a connection breaks or the time is up
             raise PeerError(str(error)) from error
         else:
-            self.awaits.clear()
+            self.is_waiting.clear()
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place."""
         if self.size > 1:
             with self.waiting():
                 dist.all_reduce(tensor)
         return tensor
 
-    def start_sum(self, tensor: Tensor) -> dist.Work | None:
+    def start_all_reduce(self, tensor: Tensor) -> dist.Work | None:
         """Begin a sum over all processes, in place; it is there when the work is waited for."""
         if self.size == 1:
             return None
@@ -64,7 +64,7 @@ class World:
             work: dist.Work = dist.all_reduce(tensor, async_op=True)
         return work
 
-    def largest(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         """The largest of the numbers that the processes have."""
         largest = torch.tensor(number, device=self.device)
         if self.size > 1:
@@ -72,7 +72,7 @@ class World:
                 dist.all_reduce(largest, dist.ReduceOp.MAX)
         return int(largest)
 
-    def spread(self, data: bytes) -> bytes:
+    def broadcast(self, data: bytes) -> bytes:
         """The bytes that the leading process has, on every process."""
         if self.size == 1:
             return data
@@ -80,7 +80,7 @@ class World:
             size = torch.tensor(len(data), device=self.device)
             dist.broadcast(size, 0)
             received = torch.empty(int(size), dtype=torch.uint8, device=self.device)
-            if self.leads and data:
+            if self.is_main and data:
                 received.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             dist.broadcast(received, 0)
         return received.cpu().numpy().tobytes()
@@ -117,21 +117,21 @@ def joined(timeout: float) -> Iterator[World]:
 
 def _join(backend: str, device: torch.device, timeout: float) -> World:
     patience = timedelta(seconds=timeout)
-    notes = None
+    heartbeats = None
     try:
         kept, rank, size = next(rendezvous("env://", timeout=patience))
         # torchrun keeps the store when it starts the ranks again, with addresses in it that nobody has any more.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"attempt-{attempt}", kept)  # type: ignore[attr-defined]
-        notes = Notes(store)
+        heartbeats = Heartbeats(store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     except RuntimeError as error:
-        if notes is not None and not notes.speak_first():
+        if heartbeats is not None and not heartbeats.claim_report():
             raise SystemExit(1) from None
         reason = " ".join(str(error).split())
         advice = "on several machines, name the network device between them in GLOO_SOCKET_IFNAME"
         raise PeerError(f"the {world_size()} ranks did not come together ({reason}): {advice}") from error
-    return World(rank, size, device, notes)
+    return World(rank, size, device, heartbeats)
 
 
 def own_device() -> torch.device:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.train.log import Metrics, Watch, read_metrics
+from conadv.train.metrics import Metrics, read_metrics
+from conadv.train.progress import ProgressBar
 
 
 def lines(path: Path) -> list[str]:
@@ -132,7 +133,7 @@ def test_reading_ends_where_a_line_is_torn(tmp_path):
 def test_the_last_step_is_told_in_plain_lines_unless_quiet():
     told, silence = io.StringIO(), io.StringIO()
     for quiet, stream in ((False, told), (True, silence)):
-        with Watch(0, 2, quiet, stream) as watch:
+        with ProgressBar(0, 2, quiet, stream) as watch:
             watch.step(1, 2.5, 0.1)
             watch.step(2, 1.25, 0.1)
     assert told.getvalue() == "step 2/2  loss 1.2500  lr 0.1\n"

@@ -9,8 +9,8 @@ from torch import nn
 import tasks
 from conadv.core.learner import Losses
 from conadv.core.splitbn import pending_statistics, route, split_batchnorm
-from conadv.parallel.comm import Exchange, _grouped
-from conadv.parallel.world import World
+from conadv.parallel.collectives import World
+from conadv.parallel.gradients import Exchange, _grouped
 
 ALONE = World(0, 1, torch.device("cpu"))
 FINE = Losses(torch.tensor(1.0), torch.tensor(2.0))
@@ -23,7 +23,7 @@ def small_model() -> nn.Sequential:
 def test_alone_gradients_and_losses_stay_as_they_are():
     model = small_model()
     exchange = Exchange(model, ALONE, share=1.0)
-    exchange.zero()
+    exchange.zero_grad()
     (3 * model[0].weight.sum()).backward()
     outcome = exchange.finish(FINE)
     assert torch.equal(model[0].weight.grad, torch.full_like(model[0].weight, 3.0))
@@ -34,7 +34,7 @@ def test_gradients_begin_each_step_at_zero():
     model = small_model()
     exchange = Exchange(model, ALONE, share=1.0)
     for _ in range(2):
-        exchange.zero()
+        exchange.zero_grad()
         model[0].weight.sum().backward()
         exchange.finish(FINE)
     assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
@@ -42,7 +42,7 @@ def test_gradients_begin_each_step_at_zero():
 
 def test_gradients_have_the_layout_in_memory_of_their_parameters():
     model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    Exchange(model, ALONE, share=1.0).zero()
+    Exchange(model, ALONE, share=1.0).zero_grad()
     assert model.weight.grad.stride() == model.weight.stride()
     images = torch.rand(2, 3, 5, 5)
     model(images).square().sum().backward()
@@ -54,7 +54,7 @@ def test_alone_a_model_may_use_other_parameters_in_each_step():
     model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
     exchange = Exchange(model, ALONE, share=1.0)
     for used in (1, 2, 1):
-        exchange.zero()
+        exchange.zero_grad()
         sum(layer.weight.sum() for layer in list(model)[:used]).backward()
         assert exchange.finish(FINE).culprits is None
         assert model[1].weight.grad.item() == (used == 2)
@@ -73,7 +73,7 @@ def test_a_frozen_parameter_has_no_gradient():
 def test_a_number_that_is_not_finite_is_noticed_wherever_it_is(what, bad):
     model = small_model()
     exchange = Exchange(model, ALONE, share=1.0)
-    exchange.zero()
+    exchange.zero_grad()
     (model[0].weight[0].sum() * (bad if what == "gradient" else 1.0)).backward()
     if what.startswith("statistics"):
         pending_statistics(model)[1][-2] = bad

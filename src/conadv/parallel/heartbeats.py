@@ -15,7 +15,7 @@ class Store(Protocol):
     def add(self, key: str, amount: int) -> int: ...
 
 
-class Notes:
+class Heartbeats:
     """A view of the store of a run, which any thread may use; when the store is gone, its errors are RuntimeErrors."""
 
     def __init__(self, store: Store) -> None:
@@ -34,11 +34,11 @@ class Notes:
         """Whether a rank that has given a sign of life waited for others then."""
         return self._store.get(f"conadv/awaits/{rank}") == b"yes"
 
-    def spoken(self) -> bool:
+    def has_report(self) -> bool:
         """Whether some rank has said why the run ends."""
         return self._store.add("conadv/spoken", 0) > 0
 
-    def speak_first(self) -> bool:
+    def claim_report(self) -> bool:
         """Whether it is on the one who asks to say why the run ends, being the first."""
         try:
             return self._store.add("conadv/spoken", 1) == 1

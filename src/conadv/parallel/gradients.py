@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from conadv.core.learner import Losses
 from conadv.core.splitbn import pending_statistics
 
-from .world import World
+from .collectives import World
 
 # Small enough that the first sum starts early in the backward pass, large enough that few sums are needed.
 _BUCKET_BYTES = 2**20
@@ -55,7 +55,7 @@ class Exchange:
         self._sums: list[dist.Work] = []
         self._started = 0  # buckets start in their order, which is the same on every rank
 
-    def zero(self) -> None:
+    def zero_grad(self) -> None:
         """Begin a step."""
         for bucket in self._buckets:
             bucket.restart()
@@ -84,7 +84,7 @@ class Exchange:
         total = torch.stack([tail.sum(), *(bucket.gradients.sum().to(tail) for bucket in self._buckets)]).sum()
         stops, clean, adv, everything = torch.cat([told, total[None]]).tolist()
         culprits = None if math.isfinite(everything) else self._culprits(sick)
-        return Outcome(clean, adv, culprits, self._world.largest(stop) if stops else 0)
+        return Outcome(clean, adv, culprits, self._world.all_reduce_max(stop) if stops else 0)
 
     def discard(self) -> None:
         """Forget the statistics of a step that is not to be taken."""
@@ -101,7 +101,7 @@ class Exchange:
         """The ranks whose numbers are not finite, and which; every rank asks at once."""
         table = torch.zeros(self._world.size, len(sick), device=sick.device)
         table[self._world.rank] = sick.float()
-        found = self._world.sum(table) > 0
+        found = self._world.all_reduce(table) > 0
         names = ("loss", "gradient", "statistics of a BatchNorm layer")
         return {
             rank: next(name for name, bad in zip(names, row, strict=True) if bad)
@@ -123,7 +123,7 @@ class Exchange:
         self._started = max(self._started, end)
 
     def _begin_sum(self, tensor: Tensor) -> None:
-        work = self._world.start_sum(tensor)
+        work = self._world.start_all_reduce(tensor)
         if work is not None:
             self._sums.append(work)
 
