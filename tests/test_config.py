@@ -278,9 +278,13 @@ def test_built_in_recipes_load_and_open_with_a_title(name):
     assert len(title) > 10
 
 
-def test_an_installed_package_carries_its_recipes_and_config_needs_nothing_else_of_ours(tmp_path):
+def test_an_installed_package_carries_its_recipes_and_config_needs_the_table_of_methods_alone(tmp_path):
     package = tmp_path / "conadv"
     shutil.copytree(Path(config.__file__).parent, package / "config")
+    core = Path(config.__file__).parents[1] / "core"
+    (package / "core").mkdir()
+    for module in ("__init__", "catalog", "roles"):
+        shutil.copy(core / f"{module}.py", package / "core")
     (package / "__init__.py").touch()
     (package / "recipes").mkdir()
     (package / "recipes" / "only.toml").write_text("seed = 7")

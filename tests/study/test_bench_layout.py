@@ -201,7 +201,7 @@ def test_an_echo_gives_back_images_as_they_are() -> None:
 class Doubling:
     """Stands in for a world of two ranks that have the same numbers."""
 
-    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.mul_(2)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from .setting import BelowOne, Count, NotNegative, Positive, Share, Whole, normalise, show
+from conadv.core.catalog import METHODS
+
+from .setting import BelowOne, Count, NotNegative, OneOf, Positive, Share, Whole, normalise, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +126,11 @@ class Checkpoint:
         normalise(self, "checkpoint.")
 
 
-# Every method but conadv has one delay: vanilla has no twins, disadv learns from them in the same step,
-# recycled in the next.
-_DELAYS = {"vanilla": 0, "disadv": 0, "recycled": 1}
-
-
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """A run. What a file leaves out is as in the recipe `digits`."""
 
-    method: Literal["vanilla", "disadv", "conadv", "recycled"] = "conadv"
+    method: Annotated[str, OneOf(tuple(METHODS))] = "conadv"
     """How a step is taken. disadv is conadv with delay 0."""
     delay: Whole = None  # type: ignore[assignment]  # only until __post_init__ asks the method
     """Age in steps of the weights that twins are made with: conadv takes any, 1 unless told, the others their own."""
@@ -177,13 +174,15 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.delay is None:
-            object.__setattr__(self, "delay", _DELAYS.get(str(self.method), 1))
+            known = METHODS.get(str(self.method))
+            object.__setattr__(self, "delay", known.default_delay if known else 0)
         normalise(self)
         if self.method == "conadv" and self.delay == 0:
             object.__setattr__(self, "method", "disadv")
-        if self.delay != _DELAYS.get(self.method, self.delay):
+        own_delay = METHODS[self.method].delay
+        if own_delay is not None and self.delay != own_delay:
             raise ValueError(
-                f"method {self.method} means delay {_DELAYS[self.method]}, not {self.delay}: "
+                f"method {self.method} means delay {own_delay}, not {self.delay}: "
                 "drop --delay, or choose --method conadv"
             )
         if self.batch_size % self.chunk_size:

@@ -24,6 +24,12 @@ class Rule(NamedTuple):
     holds: Callable[[Any], bool]
 
 
+class OneOf(NamedTuple):
+    """The only texts that a value may be, where they come from a table."""
+
+    choices: tuple[str, ...]
+
+
 Count = Annotated[int, Rule("1 or more", lambda value: 1 <= value < 2**63)]
 Whole = Annotated[int, Rule("0 or more", lambda value: 0 <= value < 2**63)]
 Positive = Annotated[float, Rule("above 0", lambda value: value > 0)]
@@ -142,7 +148,8 @@ def _setting(key: str, hint: Any) -> Setting:
         return Setting(key, str, get_args(hint), _ANYTHING, optional)
     if get_origin(hint) is Annotated:
         kind, rule = get_args(hint)
-        return Setting(key, kind, (), rule, optional)
+        choices = rule.choices if isinstance(rule, OneOf) else ()
+        return Setting(key, kind, choices, _ANYTHING if choices else rule, optional)
     return Setting(key, hint, (), _ANYTHING, optional)
 
 

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from conadv.core.roles import Place, Role
 
@@ -37,6 +39,11 @@ class Layout:
     @property
     def world_size(self) -> int:
         return self.lanes * len(self.roles)
+
+    @property
+    def duties(self) -> Role:
+        """What the ranks of a lane do between them."""
+        return reduce(or_, self.roles)
 
     def lane(self, rank: int) -> int:
         return rank // len(self.roles)

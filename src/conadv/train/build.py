@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,9 @@ from torch.optim import SGD, Optimizer
 from conadv.config import Recipe
 from conadv.core.attack import PGD, Loss
 from conadv.core.batch import Batch
+from conadv.core.catalog import METHODS
 from conadv.core.handoff import Handoff
-from conadv.core.methods import ConAdv, Method, Vanilla
-from conadv.core.recycled import Recycled
+from conadv.core.methods import Method
 from conadv.core.roles import Place, Role
 from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm
@@ -34,12 +34,6 @@ from conadv.task.augment import Augmentation, augmentation
 from conadv.task.data import DataSet, Stream, open_data
 from conadv.task.models import build_from_callable, build_model, check_output, fastest_memory
 
-_METHODS: dict[str, type[Vanilla | ConAdv | Recycled]] = {
-    "vanilla": Vanilla,
-    "disadv": ConAdv,
-    "conadv": ConAdv,
-    "recycled": Recycled,
-}
 # The usual figures for colour photographs; pictures of other kinds stay in [0, 1].
 _PHOTOGRAPHS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
@@ -114,7 +108,7 @@ def build_task(recipe: Recipe, device: torch.device) -> Task:
 
 def check_fit(recipe: Recipe, world_size: int) -> Layout:
     """The layout of a run, or what is wrong with it: arithmetic alone, before any process has joined the others."""
-    layout = Layout.fit(recipe.layout, _METHODS[recipe.method].duties, world_size)
+    layout = Layout.fit(recipe.layout, METHODS[recipe.method].duties, world_size)
     layout.place(0, recipe.batch_size // recipe.chunk_size)
     return layout
 
@@ -153,7 +147,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         rate=_rate(recipe, steps, stream.steps_per_epoch),
         exchange=Exchange(task.model, world, place.share),
         stale=stale,
-        adv_weight=0.0 if recipe.method == "vanilla" else recipe.adv_weight,
+        adv_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
         stop=stop,
     )
 
@@ -190,8 +184,9 @@ def _model(recipe: Recipe, data: DataSet, augment: Augmentation) -> nn.Module:
         figures = _PHOTOGRAPHS if shape[0] == 3 else {}
         model = build_model(recipe.model, classes=classes, in_channels=shape[0], width=recipe.width, **figures)
     check_output(model, shape, classes)
-    views = ("main", "aug") if recipe.data.views == "three" else ("main",)
-    model = split_batchnorm(model, views if recipe.method == "vanilla" else (*views, "adv"))
+    main, *adv = METHODS[recipe.method].branches
+    views = (main, "aug") if recipe.data.views == "three" else (main,)
+    model = split_batchnorm(model, (*views, *adv))
     model.to(_DTYPES[recipe.precision])
     return fastest_memory(model)
 
@@ -212,22 +207,23 @@ def _attack(recipe: Recipe) -> PGD:
 def _method(
     recipe: Recipe, task: Task, attack: PGD, place: Place, handoff: Handoff | None, stale: StaleWeights | None
 ) -> Method:
-    autocast = torch.bfloat16 if recipe.precision == "bfloat16" else None
-    common: dict[str, Any] = {
-        "chunk_size": recipe.chunk_size,
-        "seed": recipe.seed,
-        "autocast": autocast,
-        "place": place,
+    options = {
+        "attack": attack,
+        "delay": recipe.delay,
+        "adv_weight": recipe.adv_weight,
+        "handoff": handoff,
+        "stale_weights": None if stale is None else stale.swapped_in,
     }
-    match recipe.method:
-        case "vanilla":
-            return Vanilla(task.model, task.loss, **common)
-        case "recycled":
-            return Recycled(task.model, task.loss, attack, adv_weight=recipe.adv_weight, handoff=handoff, **common)
-        case _:
-            common |= {"delay": recipe.delay, "adv_weight": recipe.adv_weight}
-            swapped = None if stale is None else stale.swapped_in
-            return ConAdv(task.model, task.loss, attack, handoff=handoff, stale_weights=swapped, **common)
+    method: Method = METHODS[recipe.method].build(
+        task.model,
+        task.loss,
+        options,
+        chunk_size=recipe.chunk_size,
+        seed=recipe.seed,
+        autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
+        place=place,
+    )
+    return method
 
 
 def _wire(recipe: Recipe, task: Task, attack: PGD) -> Wire:

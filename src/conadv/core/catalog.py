@@ -1,0 +1,120 @@
+"""The methods by name: what each one does, when, and at what cost. Loads no torch, so that anything can read it.
+
+A new method is its own file, one row here, and one row in tests/settings.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from importlib import import_module
+from operator import or_
+from typing import Any
+
+from .roles import Role
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """One method as recipes, the planner and the benchmarks know it."""
+
+    name: str
+    target: str
+    """Its class, as module:name within this package."""
+    options: tuple[str, ...]
+    """What its class takes beside the model, the loss and what every method takes (see `build`)."""
+    delay: int | None
+    """Steps between generating a twin and learning from it; None: the user chooses."""
+    default_delay: int
+    passes: Mapping[Role, int]
+    """Its duties, and how many passes over the batch each one costs: a forward pass is 1, a backward pass is 1 for the
+    gradients of the activations and 1 for those of the weights."""
+    maker: Role | None
+    """The duty that generates twins; None: it has none."""
+    layouts: tuple[str, ...]
+    """How a lane can be split into ranks, from one rank to as many as possible."""
+    overlapped: str
+    """The layout with the shortest step on the fewest ranks."""
+
+    @property
+    def duties(self) -> Role:
+        """Everything that the ranks of a lane do between them."""
+        return reduce(or_, self.passes)
+
+    @property
+    def work(self) -> int:
+        """Passes over the batch in one step, added up over the ranks of a lane; vanilla has 3."""
+        return sum(self.passes.values())
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """The branches of BatchNorm that it learns through."""
+        return ("main", "adv") if Role.ADV in self.passes else ("main",)
+
+    def build(self, model: Any, loss: Any, options: Mapping[str, Any], **common: Any) -> Any:
+        """Make the method around a model. This imports torch.
+
+        Args:
+            model: a network with the branches that the method needs.
+            loss: from outputs and labels to the mean loss.
+            options: by name; those that this method does not take are left out.
+            common: what every method takes, such as `chunk_size` and `seed`.
+        """
+        module, _, name = self.target.partition(":")
+        method = getattr(import_module(f"conadv.{module}"), name)
+        return method(model, loss, **{name: options[name] for name in self.options if name in options}, **common)
+
+
+_LEARN, _ATTACK = 3, 2
+_ATTACKED = {Role.CLEAN: _LEARN, Role.ADV: _LEARN, Role.ATTACK: _ATTACK}
+_ATTACKED_OPTIONS = ("attack", "delay", "adv_weight", "handoff", "stale_weights")
+_ATTACKED_LAYOUTS = ("clean+adv+attack", "clean | adv+attack", "clean+adv | attack", "clean | adv | attack")
+
+_ROWS = (
+    MethodInfo(
+        name="vanilla",
+        target="core.methods:Vanilla",
+        options=(),
+        delay=0,
+        default_delay=0,
+        passes={Role.CLEAN: _LEARN},
+        maker=None,
+        layouts=("clean",),
+        overlapped="clean",
+    ),
+    MethodInfo(
+        name="disadv",
+        target="core.methods:ConAdv",
+        options=_ATTACKED_OPTIONS,
+        delay=0,
+        default_delay=0,
+        passes=_ATTACKED,
+        maker=Role.ATTACK,
+        layouts=_ATTACKED_LAYOUTS,
+        overlapped="clean | adv+attack",
+    ),
+    MethodInfo(
+        name="conadv",
+        target="core.methods:ConAdv",
+        options=_ATTACKED_OPTIONS,
+        delay=None,
+        default_delay=1,
+        passes=_ATTACKED,
+        maker=Role.ATTACK,
+        layouts=_ATTACKED_LAYOUTS,
+        overlapped="clean | adv | attack",
+    ),
+    MethodInfo(
+        name="recycled",
+        target="core.recycled:Recycled",
+        options=("attack", "adv_weight", "handoff"),
+        delay=1,
+        default_delay=1,
+        passes={Role.CLEAN: _LEARN, Role.ADV: _LEARN},
+        maker=Role.CLEAN,
+        layouts=("clean+adv", "clean | adv"),
+        overlapped="clean | adv",
+    ),
+)
+METHODS = {row.name: row for row in _ROWS}
