@@ -288,7 +288,7 @@ def _resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
 
 def _add_pictures(folder: Path) -> None:
     """Make the pictures that a study lacks, while the checkpoints are there; only then is PyTorch needed."""
-    from conadv.study.showcase import without_pictures
+    from conadv.study.results import without_pictures
 
     results = without_pictures(folder)
     if results:

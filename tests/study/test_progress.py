@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conadv.study.progress import SweepWatch, duration
+from conadv.study.progress import SweepProgress, duration
 from conadv.study.results import Result, read_results
+from conadv.train.progress import ProgressBar
 from study.studies import make_study
 
 
@@ -24,8 +25,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def watch(results: list[Result], stream: io.StringIO, jobs: int = 1, quiet: bool = False) -> SweepWatch:
-    told = SweepWatch(len(results), jobs, quiet, stream)
+def watch(
+    results: list[Result], stream: io.StringIO, jobs: int = 1, quiet: bool = False, seconds: float = 60.0
+) -> SweepProgress:
+    told = SweepProgress(ProgressBar(0, len(results), quiet, stream, seconds, estimates=False), len(results), jobs)
     told.begin(results)
     return told
 
@@ -37,7 +40,7 @@ def finished(result: Result, like: Result) -> Result:
 def test_the_time_left_is_by_the_means_of_the_arms(results: list[Result]) -> None:
     out = io.StringIO()
     told = watch(results, out)
-    assert out.getvalue() == "2 of 6 cells are done already\n"
+    assert out.getvalue() == "2 of 6 cells are already done\n"
     told.ended(finished(results[1], results[0]), 50.0)
     # Left: one vanilla at (30 + 50) / 2 = 40 s and two conadv at 80 s.
     assert out.getvalue().splitlines()[-1] == "[3/6] vanilla · seed 1: 50.00 % (50 s), about 3 min left"
@@ -77,8 +80,8 @@ def test_a_terminal_has_a_bar_below_the_lines(results: list[Result], monkeypatch
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     out = Terminal()
-    told = SweepWatch(len(results), 2, False, out)
-    with told:
+    with ProgressBar(0, len(results), False, out, estimates=False) as bar:
+        told = SweepProgress(bar, len(results), 2)
         told.begin(results)
         told.show([("one", 3.0), ("two", 4.0)], 2)
     assert "2/6" in out.getvalue() and "2 running, 2 waiting, about 2 min left" in out.getvalue()
@@ -90,3 +93,31 @@ def test_a_terminal_has_a_bar_below_the_lines(results: list[Result], monkeypatch
 )
 def test_durations_are_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_line_says_that_a_cell_has_started_also_before_any_has_ended(results: list[Result]) -> None:
+    out = io.StringIO()
+    fresh = [Result(**{**vars(result), "summary": None}) for result in results]
+    watch(fresh, out).started("vanilla · seed 0")
+    assert out.getvalue() == "[0/6] vanilla · seed 0: started\n"
+    watch(results, out).started("vanilla · seed 1")
+    # Two vanilla at 30 s and two conadv at 80 s.
+    assert out.getvalue().splitlines()[-1] == "[2/6] vanilla · seed 1: started, about 4 min left"
+
+
+def test_without_a_terminal_a_long_cell_prints_a_line_now_and_then(
+    results: list[Result],
+) -> None:
+    out = io.StringIO()
+    told = watch(results, out)
+    told.show([("one", 3.0)], 3)
+    assert len(out.getvalue().splitlines()) == 1
+    watch(results, out, seconds=-1.0).show([("one", 3.0)], 3)
+    assert out.getvalue().splitlines()[-1] == "[2/6]  1 running, 3 waiting, about 4 min left"
+
+
+def test_a_run_without_a_finite_accuracy_is_done(results: list[Result]) -> None:
+    out = io.StringIO()
+    odd = Result(**{**vars(results[1]), "summary": {"test_top1": None, "seconds": 3.0}})
+    watch(results, out).ended(odd, 3.0)
+    assert "[3/6] vanilla · seed 1: done (3 s)" in out.getvalue()

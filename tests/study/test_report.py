@@ -366,11 +366,11 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("results", "words", "told"),
     [
-        (None, [], "is no study"),
+        (None, [], "is not a study"),
         ("", [], "has no cells"),
-        ("{]\n", [], "not what conadv sweep writes"),
-        ('{"cell": 3}\n', [], "not what conadv sweep writes"),
-        ("[]\n", [], "not what conadv sweep writes"),
+        ("{]\n", [], "is damaged"),
+        ('{"cell": 3}\n', [], "is damaged"),
+        ("[]\n", [], "is damaged"),
         ("good", ["-o", "page.pdf"], "ends in .html"),
     ],
 )

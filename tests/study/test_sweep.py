@@ -232,7 +232,7 @@ def test_two_sweeps_do_not_share_a_folder(
     with (out / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert cli.main(["sweep", str(seeds(tmp_path, 1)), "--out", str(out)]) == 2
-    assert "another sweep is at work" in capsys.readouterr().err
+    assert "another sweep is running" in capsys.readouterr().err
 
 
 def test_json_alone_on_standard_output(fake_train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +255,7 @@ def test_bad_flags_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert cli.main(["sweep", str(seeds(tmp_path, 1)), "--out", str(tmp_path / "file")]) == 2
-    assert "name another folder" in capsys.readouterr().err
+    assert "choose another" in capsys.readouterr().err
 
 
 def test_threads_of_a_cell_get_as_many_cores(fake_train: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The cells of a study: every combination of an arm and a point of a grid, each one run."""
+"""The cells of a study: every combination of an arm and a point of a grid. Each cell is one run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 
 Overrides = Mapping[str, str]
 Resolve = Callable[[str, Overrides], Mapping[str, Any]]
-"""From a recipe's name and changes by dotted key, as texts, to all values of the recipe; ValueError if one is wrong."""
+"""Maps a recipe's name and overrides (strings by dotted key) to all values; ValueError if one is wrong."""
 
-# Fields that change no number of a run: cells that differ in nothing else are the same cell.
+# Fields that do not affect the results of a run: cells that differ only in these are the same cell.
 NUMBERLESS = frozenset({
     "layout", "threads", "timeout", "eval_every", "data.workers",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
@@ -32,27 +32,27 @@ class Cell:
     """One run of a study."""
 
     slug: str
-    """The name of its folder: readable, and unlike that of any cell with other numbers."""
+    """Name of its folder; unique among cells with different results."""
     arm: str
     grids: tuple[str, ...]
-    """The grids that it belongs to; the one of a study with a single grid is called "main"."""
+    """The grids that it belongs to; an only grid is called "main"."""
     axes: dict[str, str]
-    """What the grids vary, by dotted key."""
+    """The values that the grids vary, by dotted key."""
     recipe: str
     overrides: dict[str, str]
-    """All that differs from the recipe, by dotted key, as the flags of conadv train write it."""
+    """Everything that differs from the recipe, by dotted key, as strings for the flags of conadv train."""
     values: Mapping[str, Any]
     """The whole recipe, by dotted key."""
 
     @property
     def name(self) -> str:
-        """For people: the arm and what the grids vary."""
+        """A readable name: the arm and what the grids vary."""
         return " · ".join([self.arm, *(f"{short(key)} {value}" for key, value in self.axes.items())])
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Lists of values by dotted key, whose every combination is a point."""
+    """Lists of values by dotted key; every combination of values is a point of the grid."""
 
     name: str
     axes: dict[str, list[str]]
@@ -60,10 +60,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class Arm:
-    """What is compared: some values, and axes of its own."""
+    """One of the things that a study compares: overrides, and axes of its own."""
 
     name: str
-    """Empty: that of the method."""
+    """Empty: the name of the method."""
     overrides: dict[str, str]
     axes: dict[str, list[str]]
     grids: tuple[str, ...]
@@ -71,19 +71,19 @@ class Arm:
 
 
 def flags(overrides: Overrides) -> list[str]:
-    """Changes to a recipe as words of a command line."""
+    """Overrides as command-line arguments."""
     return [word for key, text in overrides.items() for word in ("--" + key.replace("_", "-"), text)]
 
 
 def short(key: str) -> str:
-    """The last part of a dotted key: what people call it."""
+    """The last part of a dotted key."""
     return key.rpartition(".")[2]
 
 
 def expand(
     recipe: str, base: dict[str, str], arms: Sequence[Arm], grids: Sequence[Grid], resolve: Resolve
 ) -> tuple[Cell, ...]:
-    """All cells; one that several grids ask for is run once, and belongs to all of them."""
+    """All cells of a study. A cell that several grids contain is listed once, with all its grids."""
     cells = tuple(_unique(_cells(recipe, base, arms, grids, resolve)))
     (slug, count), *_ = Counter(cell.slug for cell in cells).most_common(1)
     if count > 1:
@@ -94,7 +94,7 @@ def expand(
 def _cells(
     recipe: str, base: dict[str, str], arms: Sequence[Arm], grids: Sequence[Grid], resolve: Resolve
 ) -> Iterator[Cell]:
-    """Grid by grid, arm by arm: what is tuned comes first, and the seeds of an arm stand together."""
+    """Yield the cells grid by grid and arm by arm."""
     parts = [(grid, arm, {**grid.axes, **arm.axes}) for grid in grids for arm in arms if _takes_part(arm, grid)]
     count = sum(math.prod(len(values) for values in axes.values()) for _, _, axes in parts)
     if not 0 < count <= _MOST_CELLS:
@@ -111,7 +111,9 @@ def _takes_part(arm: Arm, grid: Grid) -> bool:
 
 def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str, grid: str, resolve: Resolve) -> Cell:
     if ":" in overrides.get("model", ""):
-        raise ValueError(f"model {overrides['model']!r} names code to import, which a file may not: name a network")
+        raise ValueError(
+            f"model {overrides['model']!r} would import code, which a study file may not do: use a built-in model"
+        )
     overrides.setdefault("threads", "1")
     values = resolve(recipe, overrides)
     arm = arm or str(values["method"])
@@ -122,7 +124,7 @@ def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str
 
 
 def _digest(recipe: str, overrides: Overrides) -> str:
-    """So that a study whose base was changed does not take the cells of the old one for its own."""
+    """A hash of the overrides, so that a changed study does not reuse cells of the old one."""
     numbers = {key: text for key, text in overrides.items() if key not in NUMBERLESS}
     return hashlib.sha256(json.dumps([Path(recipe).name, numbers], sort_keys=True).encode()).hexdigest()[:6]
 
@@ -138,5 +140,5 @@ def _unique(cells: Iterator[Cell]) -> Iterator[Cell]:
 
 
 def slugged(text: str) -> str:
-    """Safe as the name of a file anywhere: 4/255 becomes 4-255."""
+    """Turn a text into a safe file name: 4/255 becomes 4-255."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")

@@ -1,6 +1,6 @@
-"""Pictures for a report: images, the twins that a trained network's attack makes of them, and the difference.
+"""Pictures for a report: images, the adversarial twins that a trained network's attack makes, and the difference.
 
-Reports do without PyTorch, so pictures are made here, once, and lie as gallery.json in the folder of the run.
+Reports are written without PyTorch, so the pictures are made here, once, and saved as gallery.json in the run folder.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from conadv.train.checkpoint import newest_whole
 from conadv.train.files import write_atomically
 from conadv.train.state import load_model
 
-from .results import Result
-from .showcase import GALLERY
+from .results import GALLERY, Result
 
 _IMAGES = 6
-_LARGEST_SIDE = 96  # pixels: enough for a page, and small enough to lie in it
+_LARGEST_SIDE = 96  # pixels: enough for a page, and small enough to embed
 
 
 def add_galleries(
     folder: Path, results: Iterable[Result], load: Callable[[Path], Task], tell: Callable[[str], None]
 ) -> None:
-    """Write the pictures of these runs of a study. What prevents some is told, and does not prevent the others."""
+    """Write gallery.json for these runs of a study. A run that fails is reported to `tell` and skipped."""
     for result in results:
         run = folder / "runs" / result.cell
         try:
@@ -49,7 +48,7 @@ def add_galleries(
 
 
 def attack_of(values: Mapping[str, Any]) -> PGD:
-    """The attack of a run. That of recycled goes through the main branch and starts at the image."""
+    """The attack of a run. Recycled attacks through the main branch and starts at the image."""
     settings = {key.removeprefix("attack."): value for key, value in values.items() if key.startswith("attack.")}
     if values["method"] == "recycled":
         return PGD(**{**settings, "random_start": 0.0}, branch="main")
@@ -57,13 +56,13 @@ def attack_of(values: Mapping[str, Any]) -> PGD:
 
 
 def make_gallery(task: Task, attack: PGD, chunk_size: int) -> dict[str, Any]:
-    """Images, twins and differences as PNG in base64, and what the network takes images and twins for."""
+    """Images, twins and differences as base64 PNG, with the predictions for images and twins."""
     source = task.data.train
     size = min(chunk_size, len(source))
     raw, labels = next(iter(evaluation_batches(source, size, task.augment.fit, indices=range(size))))
     dtype = next(task.model.parameters()).dtype
     images, labels = to_pixels(raw, task.device, dtype), labels.to(task.device)
-    # The whole chunk, as in training: the attack goes by the statistics of its chunk.
+    # The whole chunk, as in training: the attack uses the BatchNorm statistics of its chunk.
     twins = attack(task.model, task.loss, images, labels, torch.Generator().manual_seed(0))
     chosen = _of_different_classes(labels)
     images, twins, labels = images[chosen], twins[chosen], labels[chosen]
@@ -90,7 +89,7 @@ def make_gallery(task: Task, attack: PGD, chunk_size: int) -> dict[str, Any]:
 
 
 def _of_different_classes(labels: Tensor) -> list[int]:
-    """The first image of each class, then others, as many as are shown."""
+    """Indices of the images to show: the first of each class, then others."""
     classes = labels.tolist()
     first = [number for number, label in enumerate(classes) if label not in classes[:number]]
     rest = [number for number in range(len(classes)) if number not in first]
@@ -98,7 +97,7 @@ def _of_different_classes(labels: Tensor) -> list[int]:
 
 
 def _answers(task: Task, images: Tensor) -> list[int]:
-    """What the network takes images for, as in evaluation."""
+    """Predicted classes in evaluation mode."""
     with evaluating(task.model), torch.no_grad():
         answers: list[int] = task.model(images).argmax(1).tolist()
     return answers
@@ -112,7 +111,7 @@ def _png(image: Tensor) -> str:
     if max(picture.size) > _LARGEST_SIDE:
         scale = _LARGEST_SIDE / max(picture.size)
         size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-        picture = picture.resize(size, Image.Resampling.NEAREST)  # a mean of pixels would blur the difference away
+        picture = picture.resize(size, Image.Resampling.NEAREST)  # averaging would blur the difference
     with io.BytesIO() as file:
         picture.save(file, "PNG", optimize=True)
         return base64.b64encode(file.getvalue()).decode("ascii")

@@ -1,4 +1,4 @@
-"""Where results come from: the machine, the versions, the commit and the day."""
+"""origin.json: the machines, versions, commits and days that the results of a study come from."""
 
 from __future__ import annotations
 
@@ -14,23 +14,42 @@ from typing import Any
 
 from conadv.train.files import write_atomically
 
+from .results import is_scalar, is_text, parse_json
+
 FILE = "origin.json"
+_KEYS = {"date", "processor", "cores", "memory_gb", "system", "versions", "commit"}
 
 
 def record_origin(folder: Path) -> None:
-    """Note where a study is being run, once for each machine, version and commit that it was run with."""
-    origin, known = _origin(), read_origins(folder)
+    """Add this machine, its versions and our commit to the list, unless they are in it already."""
+    try:
+        known = read_origins(folder)
+    except ValueError:
+        known = []  # a damaged file is replaced
+    origin = _origin()
     if not any({**earlier, "date": None} == {**origin, "date": None} for earlier in known):
         write_atomically(folder / FILE, json.dumps([*known, origin], indent=1) + "\n")
 
 
 def read_origins(folder: Path) -> list[dict[str, Any]]:
-    """Oldest first; empty where none was noted."""
+    """Read origin.json, oldest first; empty if there is no such file, and ValueError if it is damaged."""
+    path = folder / FILE
     try:
-        origins: list[dict[str, Any]] = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        origins = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(origins, list) or not all(map(_is_origin, origins)):
+            raise ValueError("not a list of origins")
+    except FileNotFoundError:
         return []
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} is damaged ({error}): remove it; a report works without it") from None
     return origins
+
+
+def _is_origin(entry: object) -> bool:
+    if not isinstance(entry, dict) or not entry.keys() >= _KEYS or not isinstance(entry["versions"], dict):
+        return False
+    facts = [entry[key] for key in _KEYS - {"versions"}] + list(entry["versions"].values())
+    return all(map(is_scalar, facts)) and all(map(is_text, entry["versions"]))
 
 
 def _origin() -> dict[str, Any]:
@@ -57,12 +76,12 @@ def _processor() -> str:
 def _memory_gb() -> float | None:
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
-    except (ValueError, OSError, AttributeError):  # a system that does not say
+    except (ValueError, OSError, AttributeError):  # unknown on this system
         return None
 
 
 def _commit() -> str | None:
-    """The commit of the clone that we run from, marked where its sources were changed since; None: no clone."""
+    """The commit of the clone that this code runs from, marked if its sources have changed; None: not a clone."""
     here = Path(__file__).parent
     commit = _git(here, "rev-parse", "--short=12", "HEAD")
     changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", str(here.parent))

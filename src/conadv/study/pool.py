@@ -1,4 +1,4 @@
-"""Processes side by side that do not disturb one another: each on cores of its own, none outliving its parent."""
+"""A pool of processes, each pinned to its own cores, which end when their parent ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that has come to its end."""
+    """A process that has ended."""
 
     key: Any
     status: int
-    """As subprocess has it: negative for a signal."""
+    """Exit status; negative: the signal that killed it."""
     seconds: float
 
 
@@ -36,7 +36,7 @@ class _Running:
 
 
 class Pool:
-    """At most `size` processes at once, each pinned to `threads` cores while there are enough."""
+    """At most `size` processes at a time, each pinned to `threads` cores, which they share if there are too few."""
 
     def __init__(self, size: int, threads: int, nice: int) -> None:
         cores = usable_cores()
@@ -50,11 +50,11 @@ class Pool:
         return bool(self._free)
 
     def running(self) -> list[tuple[Any, float]]:
-        """The keys of the processes at work, and for how many seconds they have been."""
+        """The keys of the running processes, and their seconds so far."""
         return [(one.key, time.monotonic() - one.began) for one in self._running]
 
     def start(self, key: Any, command: Sequence[str], log: Path, keep_open: int, threads: int) -> None:
-        """Start a command whose output goes to a file. `keep_open` is a file descriptor that it inherits."""
+        """Start a command with its output in a file. It inherits the file descriptor `keep_open`."""
         slot = self._free.pop(0)
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -66,13 +66,13 @@ class Pool:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 pass_fds=(keep_open,),
-                process_group=0,  # an interrupt from the terminal reaches the parent alone, which passes it on once
-                preexec_fn=_update_stats(self._slots[slot], self._nice, os.getpid()),
+                process_group=0,  # Ctrl-C reaches only the parent, which passes it on
+                preexec_fn=_in_child(self._slots[slot], self._nice, os.getpid()),
             )
         self._running.append(_Running(key, process, slot, time.monotonic()))
 
     def wait(self) -> Iterator[Ended]:
-        """Those that have ended; after a short while without any, nothing."""
+        """Yield the processes that have ended; if none has, sleep a moment and yield nothing."""
         if all(one.process.poll() is None for one in self._running):
             time.sleep(_POLL_SECONDS)
         for one in list(self._running):
@@ -83,7 +83,7 @@ class Pool:
                 yield Ended(one.key, status, time.monotonic() - one.began)
 
     def stop(self) -> None:
-        """Ask every process to stop, and wait until they have."""
+        """Send SIGTERM to all processes and wait for them."""
         for one in self._running:
             one.process.send_signal(signal.SIGTERM)
         for one in self._running:
@@ -91,7 +91,7 @@ class Pool:
 
 
 def usable_cores() -> list[int]:
-    """The cores that this process may use; where the system does not say which, as many as there are."""
+    """Numbers of the cores that this process may use."""
     if sys.platform == "linux":
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -101,17 +101,17 @@ def _share(cores: Sequence[int], slot: int, threads: int) -> set[int]:
     return {cores[(slot * threads + number) % len(cores)] for number in range(threads)}
 
 
-def _update_stats(cores: set[int], nice: int, parent: int) -> Callable[[], None]:
-    """What a child does before it becomes its command."""
+def _in_child(cores: set[int], nice: int, parent: int) -> Callable[[], None]:
+    """The function that a child calls before it executes its command."""
     library = ctypes.CDLL(None)
 
-    def update_running_stats() -> None:
+    def prepare() -> None:
         os.nice(nice)
         if sys.platform == "linux":
             os.sched_setaffinity(0, cores)
-            # A run left behind by a killed sweep would write to a folder which the next sweep goes on in.
+            # Otherwise a run of a killed sweep would keep writing to a folder that the next sweep resumes.
             library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
 
-    return update_running_stats
+    return prepare

@@ -1,43 +1,51 @@
-"""results.jsonl: one line a cell, in the order of the study."""
+"""results.jsonl: one line per cell, in the order of the study."""
 
 from __future__ import annotations
 
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from conadv.train.files import write_atomically
 
 from .cells import Cell, flags
 
 FILE = "results.jsonl"
+GALLERY = "gallery.json"
+_LARGEST_NUMBER = 1e18
 
 
 @dataclass(frozen=True)
 class Result:
-    """What is known of a cell. Without summary and error it has not been run to its end yet."""
+    """What is known about a cell. Without a summary and an error, it has not finished yet."""
 
     cell: str
-    """The name of its folder below runs/."""
+    """Name of its folder below runs/."""
     name: str
     arm: str
     grids: list[str]
     axes: dict[str, str]
     overrides: dict[str, str]
     values: dict[str, Any]
+    """The whole recipe, by dotted key."""
     summary: dict[str, Any] | None
     error: str | None
     command: str
     """Repeats the cell."""
 
+    def metric(self, name: str) -> float | None:
+        """A number of the summary; None if it is missing or was not finite."""
+        value = (self.summary or {}).get(name)
+        return float(value) if isinstance(value, int | float) else None
+
 
 def result_of(cell: Cell, folder: Path, error: str | None) -> Result:
-    """The result in the folder of a cell; an error counts only where there is none."""
-    summary = read_summary(folder)
+    """The result in a cell's folder; `error` is kept only if the run has no summary."""
+    summary = _read_summary(folder / "summary.json")
     return Result(
         cell=cell.slug,
         name=cell.name,
@@ -52,39 +60,147 @@ def result_of(cell: Cell, folder: Path, error: str | None) -> Result:
     )
 
 
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The figures of a run that has come to its end."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    # JSON has no word for numbers that are not finite.
-    return {key: None if _is_odd(value) else value for key, value in summary.items()}
-
-
 def write_results(folder: Path, results: Iterable[Result]) -> None:
+    """Replace results.jsonl."""
     write_atomically(folder / FILE, "".join(json.dumps(asdict(result)) + "\n" for result in results))
 
 
 def read_results(folder: Path) -> list[Result]:
-    """The results of a study; ValueError where the file is not what a sweep writes."""
+    """Read and check results.jsonl; anything wrong with it is a ValueError of one line."""
     path = folder / FILE
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        return [_parse(json.loads(line)) for line in lines]
     except FileNotFoundError:
-        raise ValueError(
-            f"{str(folder)!r} is no study: it has no {FILE}; name a folder that conadv sweep wrote"
-        ) from None
-    except OSError as error:
-        raise ValueError(f"{str(path)!r}: {error.strerror or error}; name a folder that conadv sweep wrote") from None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{str(path)!r} is not what conadv sweep writes ({error}): run the sweep again") from None
+        raise ValueError(f"{str(folder)!r} is not a study (no {FILE}): pass a folder written by conadv sweep") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {str(path)!r} ({error}): pass a folder written by conadv sweep") from None
+    return [_parse(line, f"line {number} of {str(path)!r}") for number, line in enumerate(lines, 1)]
 
 
-def _parse(line: Mapping[str, Any]) -> Result:
-    return Result(**line)
+def parse_json(text: str) -> Any:
+    """Parse JSON from a file that may be damaged: NaN, infinity and deep nesting are a ValueError too."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("brackets nested too deeply") from None
+
+
+def is_text(value: object) -> bool:
+    """Whether a parsed value is a string that can be written as UTF-8."""
+    return isinstance(value, str) and value == value.encode("utf-8", "replace").decode("utf-8")
+
+
+def is_number(value: object) -> bool:
+    """Whether a parsed value is a finite number of a sensible size."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
+
+
+def is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, bool) or is_number(value) or is_text(value)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+def _mapping_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, dict) and all(map(is_text, value)) and all(map(check, value.values()))
+
+
+def _is_values(value: object) -> bool:
+    """A flat recipe with at least the settings that a report computes with."""
+    if not isinstance(value, dict) or not _mapping_of(is_scalar)(value):
+        return False
+    whole = all(type(value.get(key)) is int for key in ("seed", "batch_size", "chunk_size", "delay"))
+    numbers = all(is_number(value.get(key)) for key in ("optimizer.lr", "attack.epsilon"))
+    return whole and numbers and isinstance(value.get("method"), str)
+
+
+_CHECKS: dict[str, Callable[[object], bool]] = {
+    "cell": lambda value: is_text(value) and Path(str(value)).name == value and "\0" not in str(value),
+    "name": is_text,
+    "arm": is_text,
+    "grids": lambda value: isinstance(value, list) and all(map(is_text, value)),
+    "axes": _mapping_of(is_text),
+    "overrides": _mapping_of(is_text),
+    "values": _is_values,
+    "summary": lambda value: value is None or _mapping_of(is_scalar)(value),
+    "error": lambda value: value is None or is_text(value),
+    "command": is_text,
+}
+assert list(_CHECKS) == [field.name for field in fields(Result)]
+
+
+def _parse(line: str, place: str) -> Result:
+    try:
+        entry = parse_json(line)
+        if not isinstance(entry, dict) or entry.keys() != _CHECKS.keys():
+            raise ValueError("not the fields of a cell")
+        wrong = [name for name, check in _CHECKS.items() if not check(entry[name])]
+        if wrong:
+            raise ValueError(f"bad value of {wrong[0]!r}")
+    except ValueError as error:
+        raise ValueError(f"{place} is damaged ({error}): run conadv sweep again, which rewrites the file") from None
+    return Result(**entry)
+
+
+def _read_summary(path: Path) -> dict[str, Any] | None:
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        # JSON has no infinity and no NaN.
+        return {key: None if _is_odd(value) else value for key, value in summary.items()}
+    except FileNotFoundError:
+        return None
+    except (ValueError, AttributeError, RecursionError):
+        raise ValueError(f"{str(path)!r} is damaged: remove the folder {path.parent.name!r} to run it again") from None
 
 
 def _is_odd(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
+
+
+# Which run represents an arm in pictures.
+
+
+class Member(Protocol):
+    """A cell, or its result."""
+
+    @property
+    def arm(self) -> str: ...
+
+    @property
+    def grids(self) -> Sequence[str]: ...
+
+
+M = TypeVar("M", bound=Member)
+
+
+def is_tuning(member: Member) -> bool:
+    """Whether a cell is only used to choose a learning rate: the names of all its grids start with "tun"."""
+    return all(map(is_tuning_grid, member.grids))
+
+
+def is_tuning_grid(name: str) -> bool:
+    return name.lower().startswith("tun")
+
+
+def showcase(members: Iterable[M]) -> dict[str, M]:
+    """The cell that represents each arm: the first one that is not for tuning, else the first one."""
+    chosen: dict[str, M] = {}
+    for member in members:
+        if member.arm not in chosen or (is_tuning(chosen[member.arm]) and not is_tuning(member)):
+            chosen[member.arm] = member
+    return chosen
+
+
+def without_pictures(folder: Path) -> list[Result]:
+    """The runs that should have a gallery, have none, and still have a checkpoint to make it from."""
+    return [
+        result
+        for result in showcase(read_results(folder)).values()
+        if result.summary is not None
+        and result.values["method"] != "vanilla"
+        and result.values["attack.epsilon"] > 0
+        and not (folder / "runs" / result.cell / GALLERY).exists()
+        and any((folder / "runs" / result.cell / "checkpoints").glob("step-*"))
+    ]

@@ -1,12 +1,13 @@
-"""A study file: TOML that names many runs.
+"""Study files: TOML that describes many runs.
 
-    title, about, conclusions the texts of the report; keep_checkpoints: true keeps them all
-    [base]                    recipe = "digits", and values for every cell
-    [[arm]]                   name = "delay 2", and values for the cells of this arm; none: one arm for each method
-    [arm.grid]                further axes of this arm alone, or other values on a common axis
-    [grid] or [[grid]]        common axes: a list for each key, and every combination is a cell; several have a name
+    title, about, conclusions texts for the report
+    keep_checkpoints          true: keep the checkpoints of all cells
+    [base]                    recipe = "digits", and values for all cells
+    [[arm]]                   name = "delay 2", and values for the cells of this arm; without arms: one per method
+    [arm.grid]                more axes for this arm only, or other values on a common axis
+    [grid] or [[grid]]        common axes: one list per key; every combination is a cell; several grids need names
 
-A later one wins: base, arm, grid, arm.grid. An arm with `grids = ["final"]` takes part in those grids alone.
+Later ones override earlier ones: base, arm, grid, arm.grid. An arm with `grids = ["final"]` is only in those grids.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class Study:
     text: str
     title: str
     about: str
-    """What the study asks: paragraphs at the head of its report."""
+    """The question: paragraphs at the top of the report."""
     conclusions: str
     keep_checkpoints: bool
     cells: tuple[Cell, ...]
 
 
 def read_study(path: Path, resolve: Resolve) -> Study:
-    """The study in a file; whatever is wrong with it is a ValueError of one line."""
+    """Read and check a study file; anything wrong with it is a ValueError of one line."""
     text = _text(path)
     try:
         tables = tomllib.loads(text)
@@ -57,7 +58,7 @@ def read_study(path: Path, resolve: Resolve) -> Study:
             expand(recipe, base, arms, grids, resolve),
         )
     except RecursionError:
-        raise ValueError(f"study {str(path)!r}: brackets in brackets without end") from None
+        raise ValueError(f"study {str(path)!r}: brackets nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"study {str(path)!r}: {' '.join(str(error).split())}") from None
 
@@ -67,16 +68,16 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(_LARGEST_FILE + 1)
         if len(content) > _LARGEST_FILE:
-            raise ValueError(f"study {str(path)!r}: larger than {_LARGEST_FILE} bytes, so no study; name a TOML file")
+            raise ValueError(f"study {str(path)!r}: larger than {_LARGEST_FILE} bytes; pass a TOML file")
         return content.decode("utf-8-sig")
     except OSError as error:
-        raise ValueError(f"study {str(path)!r}: {error.strerror or error}; name a TOML file") from None
+        raise ValueError(f"study {str(path)!r}: {error.strerror or error}; pass a TOML file") from None
     except UnicodeDecodeError:
-        raise ValueError(f"study {str(path)!r}: not a text in UTF-8, so no study; name a TOML file") from None
+        raise ValueError(f"study {str(path)!r}: not UTF-8 text; pass a TOML file") from None
 
 
 def _base(table: object, folder: Path) -> tuple[str, dict[str, str]]:
-    """The recipe, by name or by its path beside the study, and the values for every cell."""
+    """The recipe, by name or by its path relative to the study file, and the values for all cells."""
     overrides = _flat(table, "base")
     recipe = overrides.pop("recipe", "digits")
     beside = folder / recipe
@@ -95,12 +96,12 @@ def _grids(tables: object) -> list[Grid]:
         grids.append(Grid(name, _axes(axes, f"grid {name}")))
     names = [grid.name for grid in grids]
     if len(set(names)) < len(names):
-        raise ValueError(f"two grids have one name among {', '.join(names)}: rename one")
+        raise ValueError(f"two grids have the same name ({', '.join(names)}): rename one")
     return grids or [Grid("main", {})]
 
 
 def _arms(tables: object) -> list[Arm]:
-    """Two arms may share a name, so that an arm can have another grid in one part of a study."""
+    """Parse the arms. Two may have the same name, so that an arm can have different grids."""
     arms = []
     for number, table in enumerate(_list_of_tables(tables, "arm"), 1):
         entries = dict(table)
@@ -135,7 +136,7 @@ def _flat(table: object, place: str) -> dict[str, str]:
 
 
 def _leaves(table: object, place: str) -> Iterator[tuple[str, object]]:
-    """Values by dotted key: optimizer.lr = 1, "optimizer.lr" = 1 and a table [base.optimizer] mean the same."""
+    """Yield values by dotted key: optimizer.lr = 1, "optimizer.lr" = 1 and a table [base.optimizer] are the same."""
     if not isinstance(table, dict):
         raise ValueError(f"{place} is {_shown(table)} but must be a table: write [{place}] and its keys below it")
     for key, value in table.items():
@@ -146,7 +147,7 @@ def _leaves(table: object, place: str) -> Iterator[tuple[str, object]]:
 
 
 def _as_text(value: object, place: str) -> str:
-    """The value as a flag writes it."""
+    """The value as the string of a flag."""
     match value:
         case bool():
             return "true" if value else "false"

@@ -1,6 +1,6 @@
-"""Run the cells of a study side by side, each an ordinary run in a process of its own; what is done stays done.
+"""Run the cells of a study in parallel, each as an ordinary run in its own process. Finished cells are never repeated.
 
-DIR/  study.toml   results.jsonl   origin.json   runs/SLUG/ (the folder of a run)   logs/SLUG.txt
+DIR/  study.toml   results.jsonl   origin.json   runs/SLUG/ (run folders)   logs/SLUG.txt
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from types import FrameType
 from typing import Any
 
 from conadv.train.files import write_atomically
+from conadv.train.progress import ProgressBar
 from conadv.train.signals import Interrupted
 
 from .cells import NUMBERLESS, Cell, Resolve, flags
 from .origin import record_origin
 from .pool import Ended, Pool, usable_cores
-from .progress import SweepWatch
-from .results import FILE, Result, read_results, result_of, write_results
-from .showcase import showcase
+from .progress import SweepProgress
+from .results import FILE, Result, read_results, result_of, showcase, write_results
 from .study_file import Study
 
-# By the clock instead of by the epoch, which at full batch is a step; none of it changes a number.
+# Checkpoint by time, because an epoch may be a single step. This does not change any result.
 _CHECKPOINTS = {"checkpoint.every": "1000000000", "checkpoint.minutes": "2", "checkpoint.keep": "1"}
 
-# Cells of a sweep that was killed die with it, but not in the same instant.
+# Seconds to wait for the lock: the cells of a killed sweep need a moment to die.
 _PATIENCE = 5.0
 
 
 class Sweep:
-    """A study on its way through the cells that are missing."""
+    """Runs the missing cells of a study."""
 
-    def __init__(self, study: Study, folder: Path, pool: Pool, watch: SweepWatch, lock: int) -> None:
+    def __init__(self, study: Study, folder: Path, pool: Pool, progress: SweepProgress, lock: int) -> None:
         self._study = study
         self._folder = folder
         self._pool = pool
-        self._watch = watch
+        self._progress = progress
         self._lock = lock
         self._shown = {cell.slug for cell in showcase(study.cells).values()}
         errors = _earlier_errors(folder)
         self._results = {cell.slug: result_of(cell, self._home(cell), errors.get(cell.slug)) for cell in study.cells}
 
     def run(self) -> list[Result]:
-        """Every cell to its end; Interrupted where somebody asks to stop, after the cells have saved their state."""
+        """Run all missing cells. On SIGTERM or SIGINT, let the cells save their state, then raise Interrupted."""
         waiting = deque(cell for cell in self._study.cells if self._results[cell.slug].summary is None)
         for cell in self._study.cells:
             self._tidy(cell)
-        self._watch.begin(self._write())
+        self._progress.begin(self._write())
         with _noted_signals() as signals:
             while waiting or self._pool.running():
                 if signals:
@@ -64,7 +64,7 @@ class Sweep:
                     self._start(waiting.popleft())
                 for ended in self._pool.wait():
                     self._finish(ended)
-                self._watch.show(self._pool.running(), len(waiting))
+                self._progress.show(self._pool.running(), len(waiting))
         return self._write()
 
     def _home(self, cell: Cell) -> Path:
@@ -76,6 +76,7 @@ class Sweep:
     def _start(self, cell: Cell) -> None:
         threads = int(cell.values["threads"] or 1)
         words = train_words(cell, self._home(cell))
+        self._progress.started(cell.name)
         self._pool.start(cell, [sys.executable, "-m", "conadv", *words], self._log(cell), self._lock, threads)
 
     def _finish(self, ended: Ended) -> None:
@@ -84,10 +85,10 @@ class Sweep:
         self._results[cell.slug] = result_of(cell, self._home(cell), error)
         self._tidy(cell)
         self._write()
-        self._watch.ended(self._results[cell.slug], ended.seconds)
+        self._progress.ended(self._results[cell.slug], ended.seconds)
 
     def _tidy(self, cell: Cell) -> None:
-        """The state of a finished run is not needed any more, but for pictures of one run an arm."""
+        """Remove the checkpoints of a finished run, except for one run per arm, from which pictures are made."""
         kept = self._study.keep_checkpoints or cell.slug in self._shown
         if not kept and self._results[cell.slug].summary is not None:
             shutil.rmtree(self._home(cell) / "checkpoints", ignore_errors=True)
@@ -99,7 +100,19 @@ class Sweep:
 
 
 def sweep(study: Study, folder: Path, resolve: Resolve, jobs: int | None, nice: int, quiet: bool) -> dict[str, Any]:
-    """Run what is missing of a study, and return how many cells there are, how many are done and how many failed."""
+    """Run the missing cells of a study.
+
+    Args:
+        study: The study, read and checked.
+        folder: Where to write; it is created if needed.
+        resolve: Turns a recipe and overrides into all values of the recipe.
+        jobs: Number of cells at a time; None: as many as the cores allow.
+        nice: Niceness of the cells, from 0 to 19.
+        quiet: Print no progress.
+
+    Returns:
+        The title, the number of cells, how many are done and failed, and the path of results.jsonl.
+    """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs} but must be 1 or more: change --jobs")
     if not 0 <= nice <= 19:
@@ -107,25 +120,27 @@ def sweep(study: Study, folder: Path, resolve: Resolve, jobs: int | None, nice: 
     threads = max(int(cell.values["threads"] or 1) for cell in study.cells)
     size = jobs or max(1, len(usable_cores()) // threads)
     _check_runs(study, folder, resolve)
-    with _claimed(folder) as lock, SweepWatch(len(study.cells), size, quiet) as watch:
+    bar = ProgressBar(0, len(study.cells), quiet, seconds=60, estimates=False)
+    with _claimed(folder) as lock, bar:
         write_atomically(folder / "study.toml", study.text)
         record_origin(folder)
-        results = Sweep(study, folder, Pool(size, threads, nice), watch, lock).run()
+        progress = SweepProgress(bar, len(study.cells), size)
+        results = Sweep(study, folder, Pool(size, threads, nice), progress, lock).run()
     done = sum(result.summary is not None for result in results)
     failed = sum(result.error is not None for result in results)
     return {"study": study.title, "cells": len(results), "done": done, "failed": failed, "results": str(folder / FILE)}
 
 
 def train_words(cell: Cell, home: Path) -> list[str]:
-    """What follows `conadv` on the command line of a cell: a new run, or the rest of one that was stopped."""
+    """Arguments of `conadv` for a cell: start a run, or resume one that was stopped."""
     if (home / "config.toml").exists():
         return ["train", "--quiet", "--resume", str(home)]
-    (home / ".config.toml.partial").unlink(missing_ok=True)  # of a run that was killed as it began
+    (home / ".config.toml.partial").unlink(missing_ok=True)  # left by a run that was killed while starting
     return ["train", cell.recipe, *flags({**_CHECKPOINTS, **cell.overrides}), "--quiet", "--run", str(home)]
 
 
 def _check_runs(study: Study, folder: Path, resolve: Resolve) -> None:
-    """The runs that are there must be those that the study means: its recipe may have changed since."""
+    """Refuse run folders whose recipe differs from the study's: the study or its recipe may have changed."""
     for cell in study.cells:
         home = folder / "runs" / cell.slug
         if (home / "config.toml").exists():
@@ -133,21 +148,19 @@ def _check_runs(study: Study, folder: Path, resolve: Resolve) -> None:
             changed = [key for key, value in cell.values.items() if key not in NUMBERLESS and there[key] != value]
             if changed:
                 raise ValueError(
-                    f"{str(home)!r} was run with {changed[0]} {there[changed[0]]}, and the recipe now says "
-                    f"{cell.values[changed[0]]}: remove that folder, or name another with --out"
+                    f"{str(home)!r} was run with {changed[0]} {there[changed[0]]}, but the study now has "
+                    f"{cell.values[changed[0]]}: remove that folder, or choose another one with --out"
                 )
 
 
 @contextmanager
 def _claimed(folder: Path) -> Iterator[int]:
-    """One sweep at a time in a folder. The cells inherit the lock, so none of an earlier sweep is at work either."""
+    """Lock the folder for this sweep. Cells inherit the lock, so it also waits for cells of an earlier sweep."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     except OSError as error:
-        raise ValueError(
-            f"cannot write to {str(folder)!r} ({error.strerror}): name another folder with --out"
-        ) from None
+        raise ValueError(f"cannot write to {str(folder)!r} ({error.strerror}): choose another with --out") from None
     try:
         _take(lock, folder)
         yield lock
@@ -162,15 +175,15 @@ def _take(lock: int, folder: Path) -> None:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise ValueError(f"another sweep is at work in {str(folder)!r}: wait for it, or stop it") from None
+                raise ValueError(f"another sweep is running in {str(folder)!r}: wait for it, or stop it") from None
             time.sleep(0.1)
 
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Within, the first SIGTERM or SIGINT is only noted, and a second one has its usual effect.
+    """Collect the first SIGTERM or SIGINT in a list; a second one has its usual effect.
 
-    No thread listens, as it does in a run: processes are forked here, and nothing that one waits for can hang.
+    There is no listener thread as in a run, because processes are forked here.
     """
     signals: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -190,7 +203,7 @@ def _noted_signals() -> Iterator[list[int]]:
 
 
 def _earlier_errors(folder: Path) -> dict[str, str]:
-    """Of cells that failed before: they are tried again, and until then their error stands."""
+    """Errors of cells that failed in an earlier sweep: kept until the cells have run again."""
     try:
         return {result.cell: result.error for result in read_results(folder) if result.error is not None}
     except ValueError:
@@ -198,9 +211,9 @@ def _earlier_errors(folder: Path) -> dict[str, str]:
 
 
 def _error_line(log: Path, status: int) -> str:
-    """What a failed cell said last."""
+    """The last error message of a failed cell."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (told or lines or [f"exit status {status}"])[-1]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [f"exit status {status}"])[-1]

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Progress of a run or a sweep: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
@@ -7,22 +7,46 @@ import time
 from types import TracebackType
 from typing import TextIO
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 class ProgressBar:
-    """Progress: a bar on a terminal, a plain line now and then elsewhere, nothing when quiet."""
+    """A count out of a total, with a text beside it.
 
-    def __init__(self, start: int, stop: int, quiet: bool, stream: TextIO | None = None) -> None:
+    Args:
+        start: What has been done already.
+        stop: The total.
+        quiet: Print nothing.
+        stream: Where to print; None: standard error.
+        seconds: Without a terminal, the least time between two lines.
+        estimates: Show the remaining time, estimated from the pace, and refresh the bar in a thread. Without, the
+            caller puts an estimate into the text; a process that forks must not have that thread.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        stop: int,
+        quiet: bool,
+        stream: TextIO | None = None,
+        seconds: float = 5.0,
+        estimates: bool = True,
+    ) -> None:
         self._stop = stop
         self._stream = stream = stream or sys.stderr
         self._bar: Progress | None = None
         self._quiet = quiet
+        self._seconds = seconds
+        self._estimates = estimates
         self._last_line = time.monotonic()
         if not quiet and stream.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns)
-            self._task = self._bar.add_task("training", total=stop, completed=start)
+            columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()]
+            console = Console(file=stream)
+            self._bar = Progress(
+                *columns, *[TimeRemainingColumn()] * estimates, console=console, auto_refresh=estimates
+            )
+            self._task = self._bar.add_task("", total=stop, completed=start)
 
     def __enter__(self) -> ProgressBar:
         if self._bar:
@@ -36,17 +60,20 @@ class ProgressBar:
             self._bar.stop()
 
     def step(self, step: int, loss: float, rate: float) -> None:
-        """A step was taken; `step` counts from 1."""
-        text = f"loss {loss:.4f}  lr {rate:.4g}"
+        """A training step was taken; `step` counts from 1."""
+        self.show(step, f"loss {loss:.4f}  lr {rate:.4g}", f"step {step}/{self._stop}", last=step == self._stop)
+
+    def show(self, done: int, text: str, count: str, last: bool = False) -> None:
+        """Move the bar; without a terminal, print `count` and `text` if the last line is old or this is the end."""
         if self._bar:
-            self._bar.update(self._task, completed=step, description=text)
-        elif not self._quiet and (step == self._stop or time.monotonic() - self._last_line > 5):
-            self._last_line = time.monotonic()
-            self.say(f"step {step}/{self._stop}  {text}")
+            self._bar.update(self._task, completed=done, description=text, refresh=not self._estimates)
+        elif last or time.monotonic() - self._last_line > self._seconds:
+            self.say(f"{count}  {text}")
 
     def say(self, text: str) -> None:
-        """A line that is told once."""
+        """Print a line above the bar."""
+        self._last_line = time.monotonic()
         if self._bar:
-            self._bar.console.print(text, highlight=False)
+            self._bar.console.print(text, highlight=False, markup=False)
         elif not self._quiet:
             print(text, file=self._stream, flush=True)

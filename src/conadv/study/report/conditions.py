@@ -11,8 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from conadv.study.cells import NUMBERLESS, short
-from conadv.study.results import Result
-from conadv.study.showcase import is_tuning
+from conadv.study.results import Result, is_tuning
 
 from .spread import Spread, spread
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from conadv.study.origin import read_origins
-from conadv.study.results import Result, read_results
-from conadv.study.showcase import GALLERY
+from conadv.study.results import GALLERY, Result, read_results
 from conadv.train.metrics import read_metrics
 
 from .conditions import Condition, best_rates, conditions, labels, main_results, representatives

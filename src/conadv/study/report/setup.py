@@ -89,7 +89,9 @@ def _seeds(seeds: set[int]) -> str:
 
 
 def _data(results: Sequence[Result]) -> str:
-    sources = ", ".join(dict.fromkeys(str(one.values["data.name"] or one.values["data.path"]) for one in results))
+    sources = ", ".join(
+        dict.fromkeys(str(one.values.get("data.name") or one.values.get("data.path")) for one in results)
+    )
     sides = _several(results, "data.image_size")
     size = _several(results, "data.train_size", "{} training images")
     return ", ".join(part for part in (sources, size, f"{sides} × {sides} pixels" * bool(sides)) if part)
@@ -102,7 +104,7 @@ def _training(results: Sequence[Result]) -> str:
 
 def _several(results: Sequence[Result], key: str, form: str = "{}") -> str:
     """The values of a setting, put into a form; empty where it is none for all."""
-    values = list(dict.fromkeys(result.values[key] for result in results if result.values[key] is not None))
+    values = list(dict.fromkeys(result.values[key] for result in results if result.values.get(key) is not None))
     if all(isinstance(value, int) for value in values):
         values.sort()
     return form.format(" or ".join(show(key, value) for value in values)) if values else ""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conadv.study.results import Result
-from conadv.study.showcase import is_tuning, is_tuning_grid
+from conadv.study.results import Result, is_tuning, is_tuning_grid
 
 from .blocks import Block, Figure, Paragraph, Section, Table
 from .conditions import RATE, Condition, conditions, labels, show
