@@ -285,6 +285,7 @@ def test_an_installed_package_carries_its_recipes_and_config_needs_the_table_of_
     (package / "core").mkdir()
     for module in ("__init__", "catalog", "roles"):
         shutil.copy(core / f"{module}.py", package / "core")
+    shutil.copy(core.parent / "setting.py", package)
     (package / "__init__.py").touch()
     (package / "recipes").mkdir()
     (package / "recipes" / "only.toml").write_text("seed = 7")

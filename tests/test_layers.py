@@ -18,12 +18,14 @@ ROOT = Path(__file__).parents[1] / "src" / "conadv"
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "optim": set(),
-    "config": {"core"},
+    "setting": set(),
+    "flags": {"setting"},
+    "config": {"core", "setting"},
     "task": {"core"},
     "parallel": {"core"},
     "train": {"core", "optim", "task", "parallel"},
-    "study": {"core", "optim", "task", "parallel", "train"},
-    "cli": {"core", "optim", "task", "parallel", "train", "study", "config"},
+    "study": {"core", "optim", "task", "parallel", "train", "setting", "flags"},
+    "cli": {"core", "optim", "task", "parallel", "train", "study", "config", "setting", "flags"},
     "__main__": {"cli"},
     "__init__": {"core", "optim", "parallel"},
 }

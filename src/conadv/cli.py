@@ -6,7 +6,6 @@ PyTorch is imported only by commands that compute.
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
@@ -22,13 +21,11 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from conadv import config
+from conadv.flags import flag, with_flags
 from conadv.train.signals import Interrupted
 
 # What `eval` may change of a run: where things lie on this machine, and code to import, which only a flag may name.
 _EVAL_FIELDS = ("model", "threads", "data.path", "data.workers")
-
-_METAVARS = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
-
 
 # Seconds that a rank leaves to those before it to say what is wrong.
 _TURN = 5.0
@@ -239,33 +236,13 @@ def _app() -> App:
 
 def _with_fields(command: Callable[..., None], defaults: Mapping[str, str]) -> Callable[..., None]:
     """The command, whose `**fields` are now a flag for each of these fields of a recipe, by dotted key."""
-
-    def with_fields(*arguments: Any, **flags: Any) -> None:
-        command(*arguments, **flags)
-
-    signature = inspect.signature(command, eval_str=True)
-    own = [parameter for parameter in signature.parameters.values() if parameter.kind != parameter.VAR_KEYWORD]
-    flags = [_flag(key, default) for key, default in defaults.items()]
-    with_fields.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
-    with_fields.__name__, with_fields.__doc__ = command.__name__, command.__doc__
-    return with_fields
-
-
-def _flag(key: str, default: str) -> inspect.Parameter:
-    """A keyword for a field, absent unless it is given. Its value stays a text: config knows what may stand there."""
-    setting = config.settings()[key]
-    limits = ", ".join(setting.choices) or setting.rule.text
-    option = Parameter(
-        name=setting.flag,
-        help=config.description(key) + (f" ({limits})" if limits else ""),
-        metavar="NAME" if setting.choices else _METAVARS[setting.kind],
-        show_default=default,
-        group=_group(key.rpartition(".")[0]),
-        allow_leading_hyphen=True,
-    )
-    name = key.replace(".", "__")
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    settings = config.settings()
+    return with_flags(
+        command,
+        (
+            flag(settings[key], config.description(key), default, _group(key.rpartition(".")[0]))
+            for key, default in defaults.items()
+        ),
     )
 
 

@@ -1,5 +1,7 @@
 """What a run is, in frozen dataclasses: from a TOML file, then from flags."""
 
+from conadv.setting import Setting
+
 from .files import (
     RESUMABLE,
     TABLES,
@@ -15,7 +17,6 @@ from .files import (
     toml_value,
 )
 from .recipe import Attack, Checkpoint, Data, Optimizer, Recipe, Schedule
-from .setting import Setting
 
 __all__ = [
     "RESUMABLE",

@@ -13,8 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from conadv.setting import Setting, Value, descriptions, did_you_mean, settings_of, show
+
 from .recipe import Attack, Checkpoint, Data, Optimizer, Recipe, Schedule
-from .setting import Setting, Value, descriptions, did_you_mean, settings_of, show
 
 TABLES = {"attack": Attack, "optimizer": Optimizer, "schedule": Schedule, "data": Data, "checkpoint": Checkpoint}
 
@@ -124,6 +125,8 @@ def toml_value(value: Value) -> str:
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case int():
             return str(value)
+        case tuple():
+            return f"[{', '.join(map(toml_value, value))}]"
 
 
 def _folder() -> Path:

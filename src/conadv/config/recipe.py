@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from conadv.core.catalog import METHODS
-
-from .setting import BelowOne, Count, NotNegative, OneOf, Positive, Share, Whole, normalise, show
+from conadv.setting import BelowOne, Count, NotNegative, OneOf, Positive, Share, Whole, normalise, show
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One field of a configuration: what may stand there, in Python, in TOML and as a flag, and what to say otherwise."""
+"""One field of a dataclass as users set it, in Python, TOML or a flag: what is allowed, its help, and its errors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import difflib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
-Value = int | float | str | bool | None
+Scalar = int | float | str | bool | None
+Value = Scalar | tuple[Scalar, ...]
 
 
 class Rule(NamedTuple):
@@ -37,6 +38,12 @@ NotNegative = Annotated[float, Rule("0 or more", lambda value: value >= 0)]
 Share = Annotated[float, Rule("from 0 to 1", lambda value: 0 <= value <= 1)]
 BelowOne = Annotated[float, Rule("0 or more and below 1", lambda value: 0 <= value < 1)]
 
+
+def within(low: float, high: float) -> Rule:
+    """The rule of a number from `low` to `high`, both included."""
+    return Rule(f"from {low:g} to {high:g}", lambda value: low <= value <= high)
+
+
 _ANYTHING = Rule("", lambda value: True)
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
@@ -53,6 +60,8 @@ class Setting:
     rule: Rule
     optional: bool
     """None may stand here, which TOML and flags write as none."""
+    length: int | None = None
+    """Of a tuple, of whose items the rest speaks, how many it has, 0 for any number; None: it is no tuple."""
 
     @property
     def flag(self) -> str:
@@ -64,19 +73,28 @@ class Setting:
         words = f"one of {', '.join(self.choices)}" if self.choices else f"{_KINDS[self.kind]}, {self.rule.text}"
         return words.removesuffix(", ") + (", or none" if self.optional else "")
 
-    def parse(self, text: str) -> Value:
-        """The value that a flag writes as text."""
-        return self.check(self._read(text))
+    def parse(self, text: str | Sequence[str]) -> Value:
+        """The value that a flag writes as text; for a tuple, one text per item."""
+        return self.check(self._read(text) if isinstance(text, str) else [self._read(item) for item in text])
 
     def check(self, value: Any) -> Value:
         """The value in its one form (a float field holds a float), or a ValueError that names the flag."""
         if self.optional and (value is None or value == "none"):
             return None
+        if self.length is not None:
+            return self._check_items(value)
         form = _number(value) if self.kind is float else value
         if type(form) is not self.kind or not self._allows(form):
             wrong = f"{self.key} is {show(value)} but must be {self.wanted}: change {self.flag}"
             raise ValueError(wrong + did_you_mean(value, self.choices))
         return cast(Value, form)
+
+    def _check_items(self, value: Any) -> Value:
+        items = value if isinstance(value, list | tuple) else (value,)
+        if self.length and len(items) != self.length:
+            raise ValueError(f"{self.key} is {show(value)} but must be {self.length} values: change {self.flag}")
+        item = replace(self, length=None, optional=False)
+        return cast(Value, tuple(item.check(part) for part in items))
 
     def _read(self, text: str) -> object:
         if self.kind is bool:
@@ -144,6 +162,10 @@ def _setting(key: str, hint: Any) -> Setting:
     optional = NoneType in parts
     if optional:
         (hint,) = (part for part in parts if part is not NoneType)
+    if get_origin(hint) is tuple:
+        items = get_args(hint)
+        length = 0 if items[-1] is Ellipsis else len(items)
+        return replace(_setting(key, items[0]), optional=optional, length=length)
     if get_origin(hint) is Literal:
         return Setting(key, str, get_args(hint), _ANYTHING, optional)
     if get_origin(hint) is Annotated:
