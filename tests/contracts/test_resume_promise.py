@@ -52,7 +52,9 @@ def trace(folder: Path) -> Trace:
         for path in (folder / "checkpoints").glob("step-*")
     }
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return Trace(states, [{key: value for key, value in line.items() if key != "seconds"} for line in lines])
+    return Trace(
+        states, [{key: value for key, value in line.items() if key not in ("seconds", "crc")} for line in lines]
+    )
 
 
 @pytest.fixture(scope="module")

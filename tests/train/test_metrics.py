@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -30,7 +32,8 @@ def write(path: Path, start: int, stop: int) -> Metrics:
 def test_a_line_a_step_at_once(tmp_path):
     metrics = Metrics(tmp_path / "metrics.jsonl", 0)
     metrics.write(step=0, loss=0.1)
-    assert lines(tmp_path / "metrics.jsonl") == ['{"step": 0, "loss": 0.1}']
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert re.fullmatch(r'\{"step": 0, "loss": 0.1, "crc": "[0-9a-f]{8}"\}', line)
     metrics.close()
 
 
@@ -44,7 +47,8 @@ def test_every_line_is_json_also_when_a_number_is_none(number, tmp_path):
         raise AssertionError(f"{constant} is no JSON")
 
     text = (tmp_path / "metrics.jsonl").read_text()
-    assert json.loads(text, parse_constant=refuse) == {"step": 0, "loss": None}
+    line = json.loads(text, parse_constant=refuse)
+    assert (line["step"], line["loss"]) == (0, None)
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.binary(max_size=20))
@@ -81,6 +85,32 @@ def test_a_damaged_line_is_left_out_and_counted(damage, tmp_path):
     path.write_bytes(whole[0] + damage + b"".join(whole[2:]))
     assert write(path, 4, 6).missing == 1
     assert [line["step"] for line in read_metrics(path)] == [0, 2, 3, 4, 5]
+
+
+def test_every_flipped_bit_of_a_line_is_noticed(tmp_path):
+    """Also one that makes another number of a number, which JSON cannot tell."""
+    path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(path, 0)
+    for step in range(3):
+        metrics.write(step=step, epoch=0.25, lr=1e-05, loss=None, skipped=False, seconds=12.5)
+    metrics.close()
+    first, middle, last = path.read_bytes().splitlines(keepends=True)
+    for bit in range(8 * len(middle)):
+        flipped = bytearray(middle)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(first + flipped + last)
+        assert len(read_metrics(path)) < 3, bytes(flipped)
+        resumed = Metrics(path, 3)
+        resumed.close()
+        assert resumed.missing >= 1, bytes(flipped)
+
+
+def test_the_checksum_is_the_crc32_of_the_line_without_it(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(path, 0, 1)
+    line = json.loads(path.read_text())
+    assert line.pop("crc") == f"{crc32(json.dumps(line).encode()):08x}"
+    assert read_metrics(path) == [line]
 
 
 def test_a_lost_file_is_begun_again_and_its_steps_are_missing(tmp_path):
@@ -121,7 +151,7 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"metrics.jsonl \(No space left on device\): make room"):
         metrics.write(step=1, loss=1.0)
     metrics.close()
-    assert path.read_text() == '{"step": 0, "loss": 1.0}\n'
+    assert [json.loads(line)["step"] for line in lines(path)] == [0]
 
 
 def test_reading_ends_where_a_line_is_torn(tmp_path):

@@ -1,18 +1,24 @@
-"""metrics.jsonl: one line per step, written so that a resumed run has no gap and no duplicate."""
+"""metrics.jsonl: one line per step, written so that a resumed run has no gap and no duplicate.
+
+A line ends with a checksum of itself, `"crc": "1c291ca3"`: a flipped bit is noticed even where it is still JSON.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from .files import write_atomically, writing
 
 # A line has a few hundred bytes; more than this was not written by us.
 _LONGEST_LINE = 2**16
+_CHECKSUM = re.compile(rb', "crc": "([0-9a-f]{8})"}\n$')
 
 
 class Metrics:
@@ -27,7 +33,7 @@ class Metrics:
         self._file = path.open("ab", buffering=0)
 
     def write(self, **line: Any) -> None:
-        data = (json.dumps({key: _or_null(value) for key, value in line.items()}) + "\n").encode()
+        data = _sealed({key: _or_null(value) for key, value in line.items()})
         before = self._file.tell()
         with writing(self._path):
             try:
@@ -47,13 +53,21 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file; a line that a killed run left half written ends them."""
+    """Read the whole lines of a metrics file, up to the first that is damaged or was left half written.
+
+    Args:
+        path: The file; a missing one has no lines.
+
+    Returns:
+        One dictionary per line, without its checksum. Lines of versions that wrote none are read too.
+    """
     lines: list[dict[str, Any]] = []
     if path.exists():
-        for line in path.read_bytes().splitlines(keepends=True):
-            if _step_of(line) is None:
+        for data in path.read_bytes().splitlines(keepends=True):
+            line = _unsealed(data)
+            if line is None:
                 break
-            lines.append(json.loads(line))
+            lines.append(line)
     return lines
 
 
@@ -71,18 +85,29 @@ def _kept_lines(path: Path, start: int) -> Iterator[str]:
     last = -1
     with path.open("rb") as file:
         while line := file.readline(_LONGEST_LINE):
-            step = _step_of(line)
-            if step is not None and last < step < start:
-                last = step
+            fields = _unsealed(line)
+            if fields is not None and last < fields["step"] < start:
+                last = fields["step"]
                 yield line.decode()
 
 
-def _step_of(line: bytes) -> int | None:
-    """The step that a line is about; None: it is damaged."""
+def _sealed(line: dict[str, Any]) -> bytes:
+    """One line of JSON whose last field is the CRC-32 of the line without it."""
+    body = json.dumps(line).encode()
+    return body[:-1] + b', "crc": "%08x"}\n' % crc32(body)
+
+
+def _unsealed(data: bytes) -> dict[str, Any] | None:
+    """The fields of a line without its checksum; None: it is damaged."""
+    checksum = _CHECKSUM.search(data)
+    body = data[: checksum.start()] + b"}" if checksum else data
+    if not data.endswith(b"\n") or (checksum and int(checksum[1], 16) != crc32(body)):
+        return None
     try:
-        match json.loads(line):
-            case {"step": int(step)} if line.endswith(b"\n"):
-                return step
+        line = json.loads(body)
     except (ValueError, RecursionError):
-        pass
-    return None
+        return None
+    # Without a checksum it is a line of an earlier version, which held numbers alone: a text is what is left of one.
+    if not isinstance(line, dict) or (not checksum and any(isinstance(value, str) for value in line.values())):
+        return None
+    return line if isinstance(line.get("step"), int) else None
