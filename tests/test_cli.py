@@ -351,7 +351,8 @@ def test_cli_and_config_do_without_torch():
     )
     ours = ["conadv", "conadv.cli", "conadv.config"]
     ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog", "conadv.core.roles"]
-    ours += ["conadv.flags", "conadv.setting", "conadv.train", "conadv.train.signals"]
+    ours += ["conadv.flags", "conadv.optim", "conadv.optim.catalog", "conadv.setting"]
+    ours += ["conadv.train", "conadv.train.signals"]
     assert done.stdout.splitlines()[-1] == str(ours)
 
 

@@ -278,14 +278,14 @@ def test_built_in_recipes_load_and_open_with_a_title(name):
     assert len(title) > 10
 
 
-def test_an_installed_package_carries_its_recipes_and_config_needs_the_table_of_methods_alone(tmp_path):
+def test_an_installed_package_carries_its_recipes_and_config_needs_only_the_catalogs(tmp_path):
     package = tmp_path / "conadv"
     shutil.copytree(Path(config.__file__).parent, package / "config")
-    core = Path(config.__file__).parents[1] / "core"
-    (package / "core").mkdir()
-    for module in ("__init__", "catalog", "roles"):
-        shutil.copy(core / f"{module}.py", package / "core")
-    shutil.copy(core.parent / "setting.py", package)
+    source = Path(config.__file__).parents[1]
+    for module in ("setting", "core/__init__", "core/catalog", "core/roles", "optim/__init__", "optim/catalog"):
+        target = package / f"{module}.py"
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(source / f"{module}.py", target)
     (package / "__init__.py").touch()
     (package / "recipes").mkdir()
     (package / "recipes" / "only.toml").write_text("seed = 7")

@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optim": set(),
     "setting": set(),
     "flags": {"setting"},
-    "config": {"core", "setting"},
+    "config": {"core", "optim", "setting"},
     "task": {"core"},
     "parallel": {"core"},
     "train": {"core", "optim", "task", "parallel"},
@@ -88,7 +88,8 @@ def load_no_torch(names: list[str]) -> None:
 
 
 def test_the_package_itself_loads_no_torch() -> None:
-    load_no_torch(["conadv", "conadv.cli", "conadv.config", "conadv.core.catalog", "conadv.parallel.layout"])
+    catalogs = ["conadv.core.catalog", "conadv.optim.catalog"]
+    load_no_torch(["conadv", "conadv.cli", "conadv.config", *catalogs, "conadv.parallel.layout"])
 
 
 @pytest.mark.parametrize("name", ["plan", "report"])

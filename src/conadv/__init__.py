@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from .core.recycled import Recycled
     from .core.roles import Place, Role
     from .core.splitbn import plain_state_dict, route, split_batchnorm
-    from .optim.lars import Lars, parameter_groups
+    from .optim.groups import parameter_groups
+    from .optim.lamb import Lamb
+    from .optim.lars import Lars
     from .optim.schedule import warmup_constant, warmup_cosine, warmup_poly
     from .parallel.layout import Layout
 
 __all__ = [
     "PGD",
     "ConAdv",
+    "Lamb",
     "Lars",
     "Layout",
     "Losses",
@@ -46,7 +49,9 @@ _HOMES = {
     "core.recycled": ("Recycled",),
     "core.roles": ("Place", "Role"),
     "core.splitbn": ("plain_state_dict", "route", "split_batchnorm"),
-    "optim.lars": ("Lars", "parameter_groups"),
+    "optim.groups": ("parameter_groups",),
+    "optim.lamb": ("Lamb",),
+    "optim.lars": ("Lars",),
     "optim.schedule": ("warmup_constant", "warmup_cosine", "warmup_poly"),
     "parallel.layout": ("Layout",),
 }

@@ -89,11 +89,13 @@ def test_four_lanes_take_the_steps_of_one_process(method, alone, pool, tmp_path)
         {"attack__targeted": True},
         {"attack__direction": "noise"},
         {"optimizer__name": "sgd", "optimizer__lr": 0.1},
+        {"optimizer__name": "adamw", "optimizer__lr": 0.01},
+        {"optimizer__name": "lamb", "optimizer__lr": 0.05},
         {"data__workers": 2},
         {"eval_every": 1},
         {"adv_weight": 0.25, "label_smoothing": 0.0},
     ],
-    ids=lambda changes: ",".join(changes),
+    ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
 )
 def test_every_option_takes_the_steps_of_one_process(changes, alone, pool, tmp_path):
     one = alone(**changes)

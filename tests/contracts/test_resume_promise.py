@@ -14,6 +14,7 @@ from torch import Tensor
 
 import tasks
 import tiny
+from conadv.optim.catalog import OPTIMIZERS
 from ranks import Pool
 
 # 3 epochs of 2 steps.
@@ -24,6 +25,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "conadv": {"method": "conadv", "delay": 1},
     "conadv-2": {"method": "conadv", "delay": 2},
     "recycled": {"method": "recycled"},
+}
+# Each optimizer with a learning rate at which the tiny net learns.
+OPTIMIZER_SETTINGS = {
+    name: {"optimizer__name": name, "optimizer__lr": lr}
+    for name, lr in {"lars": 10, "sgd": 0.1, "adamw": 0.01, "lamb": 0.05}.items()
 }
 LAYOUTS = {
     "vanilla": [(2, "clean")],
@@ -144,7 +150,6 @@ def test_a_checkpoint_resumes_in_another_layout(name, undisturbed, pool, tmp_pat
     [
         {"eval_every": 1},
         {"data__augment": "autoaugment-cifar10", "data__views": "three"},
-        {"optimizer__name": "sgd", "optimizer__lr": 0.1},
         {"optimizer__momentum": 0},
         {"attack__steps": 2, "attack__targeted": True},
         {"method": "recycled", "attack__direction": "noise"},
@@ -158,6 +163,25 @@ def test_a_checkpoint_resumes_in_another_layout(name, undisturbed, pool, tmp_pat
 def test_with_any_option_a_stopped_run_ends_as_if_it_had_not(changes, undisturbed, pool, tmp_path):
     parts = in_parts(pool, tmp_path / "run", [1, 4], **changes)
     assert_same(parts, undisturbed(1, **{**changes, "checkpoint__every": 1}))
+
+
+def test_every_optimizer_is_in_the_table():
+    assert OPTIMIZER_SETTINGS.keys() == OPTIMIZERS.keys()
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_SETTINGS)
+def test_with_any_optimizer_a_run_stopped_at_every_step_ends_as_if_it_had_not(name, undisturbed, pool, tmp_path):
+    parts = in_parts(pool, tmp_path / "run", list(range(1, STEPS)), **OPTIMIZER_SETTINGS[name])
+    assert_same(parts, undisturbed(1, **OPTIMIZER_SETTINGS[name]))
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_SETTINGS)
+def test_with_any_optimizer_a_checkpoint_resumes_in_another_layout(name, undisturbed, pool, tmp_path):
+    changes = OPTIMIZER_SETTINGS[name]
+    layouts = ["none", "clean | adv | attack", "clean+adv | attack"]
+    train_in_parts(pool, tmp_path / "run", [2, 4], [1, 3, 2], layouts, **changes)
+    moved, whole = trace(tmp_path / "run"), undisturbed(1, **changes)
+    assert tiny.distance(moved.states[STEPS], whole.states[STEPS]) <= 1e-12
 
 
 @pytest.mark.parametrize("name", SETTINGS)

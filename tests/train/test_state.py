@@ -3,33 +3,76 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from conadv.core.splitbn import split_batchnorm
 from conadv.core.stale import StaleWeights
-from conadv.optim.lars import Lars, parameter_groups
-from conadv.train.state import check_tensors, gather, largest_size, restore, stale_versions
+from conadv.optim.catalog import OPTIMIZERS
+from conadv.train.state import check_tensors, fill_state, gather, largest_size, restore, stale_versions
+
+SETTINGS = {
+    "lr": 0.1,
+    "weight_decay": 0.1,
+    "momentum": 0.9,
+    "trust_coefficient": 0.001,
+    "beta1": 0.9,
+    "beta2": 0.99,
+    "eps": None,
+}
 
 
-def make(seed: int = 0) -> tuple[nn.Module, Lars]:
+class Odd(Optimizer):
+    """An optimizer that remembers all kinds of things: rows of a matrix, Python numbers, None, a short dtype."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            state = self.state[parameter]
+            if not state:
+                rows = torch.zeros(parameter.shape[:1], dtype=torch.float64)
+                state.update(rows=rows, count=0, mean=0.0, warm=False, extra=None, half=parameter.half())
+            state["count"] += 1
+            state["mean"] += float(parameter.grad.mean()) / 3
+            state["warm"] = state["count"] > 1
+            state["rows"] += parameter.grad.flatten(1).sum(1) if parameter.ndim > 1 else parameter.grad
+            state["half"].add_(parameter.grad)
+            parameter.sub_(state["mean"] * parameter.grad)
+
+
+EVERY = [*OPTIMIZERS, "odd"]
+
+
+def make(seed: int = 0, name: str = "lars") -> tuple[nn.Module, Optimizer]:
     torch.manual_seed(seed)
     model = split_batchnorm(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), ("main", "adv"))
     model = model.to(memory_format=torch.channels_last)
-    return model, Lars(parameter_groups(model, 0.1), lr=1.0)
+    return model, Odd(model.parameters()) if name == "odd" else OPTIMIZERS[name].build(model, SETTINGS)
 
 
-def take_step(model: nn.Module, optimizer: Lars, stale: StaleWeights) -> None:
+def check(tensors: dict[str, Tensor], delay: int, name: str = "lars") -> None:
+    model, optimizer = make(seed=7, name=name)
+    fill_state(optimizer)
+    check_tensors(tensors, model, optimizer, delay)
+
+
+def take_step(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.rand_like(parameter)
     stale.keep()
     optimizer.step()
 
 
-def trained(steps: int, delay: int) -> tuple[nn.Module, Lars, StaleWeights]:
-    model, optimizer = make()
+def trained(steps: int, delay: int, name: str = "lars") -> tuple[nn.Module, Optimizer, StaleWeights]:
+    model, optimizer = make(name=name)
     stale = StaleWeights(model, delay)
     for _ in range(steps):
         take_step(model, optimizer, stale)
@@ -37,19 +80,72 @@ def trained(steps: int, delay: int) -> tuple[nn.Module, Lars, StaleWeights]:
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
-def test_everything_comes_back_as_it_was(delay):
-    model, optimizer, stale = trained(4, delay)
-    tensors = gather(model, optimizer, stale)
-    check_tensors(tensors, model, delay)
-    other, other_optimizer = make(seed=1)
+@pytest.mark.parametrize("name", EVERY)
+def test_everything_comes_back_as_it_was(name, delay):
+    model, optimizer, stale = trained(4, delay, name)
+    # As a file has it, so that nothing comes back that was not written.
+    tensors = safetensors.torch.load(safetensors.torch.save(gather(model, optimizer, stale)))
+    check(tensors, delay, name)
+    other, other_optimizer = make(seed=1, name=name)
     other_stale = StaleWeights(other, delay)
     restore(tensors, other, other_optimizer, other_stale)
-    again = gather(other, other_optimizer, other_stale)
-    assert again.keys() == tensors.keys()
-    assert all(torch.equal(again[name], tensors[name]) for name in tensors)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        momentum = optimizer.state[mine]["momentum_buffer"], other_optimizer.state[theirs]["momentum_buffer"]
-        assert momentum[0].stride() == momentum[1].stride()
+        assert torch.equal(mine, theirs)
+        assert_same_state(optimizer.state[mine], other_optimizer.state[theirs])
+    for one, two in zip(stale.versions(), other_stale.versions(), strict=True):
+        assert all(torch.equal(one[key], two[key]) for key in one)
+    for trainee in ((model, optimizer, stale), (other, other_optimizer, other_stale)):
+        torch.manual_seed(9)
+        take_step(*trainee)
+    after = [gather(model, optimizer, stale), gather(other, other_optimizer, other_stale)]
+    assert all(torch.equal(after[0][key], after[1][key]) for key in after[0])
+
+
+def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert type(value) is type(other[key]), key
+        if isinstance(value, Tensor):
+            assert torch.equal(value, other[key]), key
+            assert (value.dtype, value.stride()) == (other[key].dtype, other[key].stride()), key
+        else:
+            assert value == other[key], key
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_filling_the_state_of_an_optimizer_moves_nothing(name):
+    model, optimizer = make(name=name)
+    bias = model[0].bias
+    bias.grad = torch.ones(4)
+    before = copy.deepcopy(model.state_dict())
+    gradient = bias.grad
+    fill_state(optimizer)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+    assert bias.grad is gradient
+    assert torch.equal(gradient, torch.ones(4))
+    assert model[0].weight.grad is None
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_parameter_that_has_had_no_gradient_starts_afresh(name):
+    model, optimizer = make(name=name)
+    stale = StaleWeights(model, 0)
+    torch.manual_seed(3)
+    model[0].weight.grad = torch.rand_like(model[0].weight)
+    optimizer.step()
+    tensors = gather(model, optimizer, stale)
+    assert {key.partition(":")[0] for key in tensors if key.startswith("optimizer.")} == {"optimizer.0.weight"}
+    check(tensors, 0, name)
+    other, other_optimizer = make(seed=1, name=name)
+    restore(tensors, other, other_optimizer, StaleWeights(other, 0))
+    assert [parameter for parameter, state in other_optimizer.state.items() if state] == [other[0].weight]
+
+
+def test_what_no_file_can_hold_is_refused():
+    model, optimizer, stale = trained(1, 0)
+    optimizer.state[model[0].weight]["names"] = ["a"]
+    with pytest.raises(TypeError, match="tensors, numbers and None of an optimizer, not list"):
+        gather(model, optimizer, stale)
 
 
 def test_a_gathered_state_does_not_move_with_the_training():
@@ -100,7 +196,7 @@ def test_before_the_first_update_there_is_nothing_of_the_optimizer():
     model, optimizer, stale = trained(0, 1)
     tensors = gather(model, optimizer, stale)
     assert not any(name.startswith("optimizer.") for name in tensors)
-    check_tensors(tensors, model, 1)
+    check(tensors, 1)
 
 
 CHANGES = {
@@ -110,7 +206,13 @@ CHANGES = {
     "a tensor too many": lambda tensors: tensors.update(other=torch.zeros(1)),
     "another shape": lambda tensors: tensors.update({"model.0.bias": torch.zeros(5)}),
     "another type": lambda tensors: tensors.update({"model.0.bias": torch.zeros(4, dtype=torch.float64)}),
-    "an optimizer of another shape": lambda tensors: tensors.update({"optimizer.0.bias:x": torch.zeros(5)}),
+    "an optimizer of another shape": lambda tensors: tensors.update(
+        {"optimizer.0.bias:momentum_buffer": torch.zeros(5)}
+    ),
+    "an optimizer of another type": lambda tensors: tensors.update(
+        {"optimizer.0.bias:momentum_buffer": torch.zeros(4, dtype=torch.float64)}
+    ),
+    "an optimizer of another kind": lambda tensors: tensors.update({"optimizer.0.bias:exp_avg": torch.zeros(4)}),
     "an optimizer of another model": lambda tensors: tensors.update({"optimizer.9.bias:x": torch.zeros(4)}),
     "an optimizer of a buffer": lambda tensors: tensors.update({"optimizer.1.running_mean:x": torch.zeros(4)}),
     "an optimizer of nothing": lambda tensors: tensors.update({"optimizer.0.bias": torch.zeros(4)}),
@@ -119,18 +221,33 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_state_of_another_model_is_refused(change):
-    model, optimizer, stale = trained(2, 2)
-    tensors = gather(model, optimizer, stale)
-    check_tensors(tensors, model, 2)
+    tensors = gather(*trained(2, 2))
+    check(tensors, 2)
     change(tensors)
-    with pytest.raises(ValueError, match="is of another model: tensor"):
-        check_tensors(tensors, model, 2)
+    with pytest.raises(ValueError, match="is of another model or optimizer: tensor"):
+        check(tensors, 2)
+
+
+@pytest.mark.parametrize(("name", "key"), [("adamw", "step"), ("lamb", "exp_avg_sq"), ("odd", "count")])
+def test_half_of_what_an_optimizer_remembers_of_a_parameter_is_refused(name, key):
+    tensors = gather(*trained(2, 1, name))
+    check(tensors, 1, name)
+    del tensors[f"optimizer.0.bias:{key}"]
+    with pytest.raises(ValueError, match=f"tensor optimizer.0.bias:{key} is missing"):
+        check(tensors, 1, name)
+
+
+@pytest.mark.parametrize(("name", "other"), [("lars", "adamw"), ("adamw", "lamb"), ("lamb", "adamw"), ("odd", "sgd")])
+def test_the_state_of_another_optimizer_is_refused(name, other):
+    with pytest.raises(ValueError, match="is of another model or optimizer: tensor optimizer"):
+        check(gather(*trained(2, 1, name)), 1, other)
 
 
 @pytest.mark.parametrize("delay", [0, 2])
-def test_a_file_of_the_state_is_not_larger_than_the_largest(delay):
-    import safetensors.torch
-
-    model, optimizer, stale = trained(2, delay)
+@pytest.mark.parametrize("name", EVERY)
+def test_a_file_of_the_state_is_not_larger_than_the_largest(name, delay):
+    model, optimizer, stale = trained(2, delay, name)
     size = len(safetensors.torch.save(gather(model, optimizer, stale)))
-    assert size <= largest_size(model, delay) <= 20 * size + 2**17
+    other, filled = make(name=name)
+    fill_state(filled)
+    assert size <= largest_size(other, filled, delay) <= 20 * size + 2**17

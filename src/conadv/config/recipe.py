@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from conadv.core.catalog import METHODS
+from conadv.optim.catalog import OPTIMIZERS
 from conadv.setting import BelowOne, Count, NotNegative, OneOf, Positive, Share, Whole, normalise, show
 
 
@@ -37,16 +38,22 @@ class Attack:
 class Optimizer:
     """What turns gradients into an update."""
 
-    name: Literal["lars", "sgd"] = "lars"
-    """LARS, or SGD with momentum."""
+    name: Annotated[str, OneOf(tuple(OPTIMIZERS))] = "lars"
+    """LARS, SGD with momentum, AdamW, or LAMB."""
     lr: NotNegative = 10.0
     """Learning rate at its peak, after the warm-up."""
     momentum: BelowOne = 0.9
-    """Share of the last update that is kept."""
+    """lars and sgd alone: share of the last update that is kept."""
     weight_decay: NotNegative = 5e-4
     """Pull of the weights towards 0; biases and BatchNorm parameters are left out."""
     trust_coefficient: Positive = 0.001
-    """LARS alone: length of an update relative to the length of the weights, at learning rate 1."""
+    """lars alone: length of an update relative to the length of the weights, at learning rate 1."""
+    beta1: BelowOne = 0.9
+    """adamw and lamb alone: share of the mean of the gradients that is kept in each step."""
+    beta2: BelowOne = 0.999
+    """adamw and lamb alone: share of the mean of the squared gradients that is kept in each step."""
+    eps: Positive | None = None
+    """adamw and lamb alone: added to the root of the mean square. none: 1e-8 for adamw, 1e-6 for lamb."""
 
     def __post_init__(self) -> None:
         normalise(self, "optimizer.")

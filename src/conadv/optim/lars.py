@@ -11,13 +11,14 @@ after the momentum, which is the same at a constant lr and another method at a c
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
+
+from .groups import norm_dtype, with_gradients
 
 
 class Lars(Optimizer):
@@ -71,7 +72,7 @@ class Lars(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for weights, gradients in _with_gradients(group["params"]):
+            for weights, gradients in with_gradients(group["params"]):
                 velocities = [self._velocity(weight, group["momentum"]) for weight in weights]
                 together = weights[0].is_cuda if group["foreach"] is None else group["foreach"]
                 (_update_together if together else _update_each)(weights, gradients, velocities, group)
@@ -88,28 +89,6 @@ class Lars(Optimizer):
         return velocity
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups for `Lars`: parameters that are adapted and decayed, and those that are neither.
-
-    Neither are biases, and the parameters of normalization layers (in every branch of a split one): vectors,
-    anything named bias, and what belongs to a LayerNorm or RMSNorm over several dimensions.
-    A shared parameter appears once, a frozen one not at all.
-    """
-    plain = {
-        parameter
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-        if parameter.ndim <= 1 or "bias" in name or isinstance(module, nn.LayerNorm | nn.RMSNorm)
-    }
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trained:
-        raise ValueError("the model has no parameter to train: leave requires_grad on for some of them")
-    return [
-        {"params": [p for p in trained if p not in plain], "weight_decay": weight_decay, "adapt": True},
-        {"params": [p for p in trained if p in plain], "weight_decay": 0.0, "adapt": False},
-    ]
-
-
 def _update_each(
     weights: list[Tensor], gradients: list[Tensor], velocities: list[Tensor], group: dict[str, Any]
 ) -> None:
@@ -123,7 +102,7 @@ def _update_each(
 
 
 def _trust(weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> float:
-    dtype = _norm_dtype(weight)
+    dtype = norm_dtype(weight)
     weight_norm = torch.linalg.vector_norm(weight, dtype=dtype).item()
     gradient_norm = torch.linalg.vector_norm(gradient, dtype=dtype).item()
     if not (weight_norm > 0 and gradient_norm > 0):
@@ -146,32 +125,12 @@ def _update_together(
 
 def _trusts(weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
     """The trust ratios as tensors without dimensions, so that nobody waits for their values."""
-    dtype = _norm_dtype(weights[0])
+    dtype = norm_dtype(weights[0])
     weight_norms = torch.stack(torch._foreach_norm(weights, 2, dtype=dtype))
     gradient_norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype))
     sizes = gradient_norms + group["weight_decay"] * weight_norms + group["eps"]
     ratios = group["trust_coefficient"] * weight_norms / sizes
     return list(torch.where((weight_norms > 0) & (gradient_norms > 0), ratios, 1.0).unbind())
-
-
-def _norm_dtype(weight: Tensor) -> torch.dtype:
-    """A sum of squares needs more digits and range than a 16-bit number has."""
-    return torch.promote_types(weight.dtype, torch.float32)
-
-
-def _with_gradients(parameters: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Weights and their gradients, for each device and dtype: multi-tensor operations take them apart."""
-    alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]]
-    alike = defaultdict(lambda: ([], []))
-    for weight in parameters:
-        if weight.grad is None:
-            continue
-        if weight.grad.layout != torch.strided:
-            raise ValueError(f"a {weight.grad.layout} gradient: Lars takes dense ones (Embedding: sparse=False)")
-        weights, gradients = alike[weight.device, weight.dtype]
-        weights.append(weight)
-        gradients.append(weight.grad)
-    return list(alike.values())
 
 
 def _check(group: dict[str, Any]) -> None:

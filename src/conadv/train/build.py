@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import repeat
 from typing import Literal
@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from conadv.config import Recipe
 from conadv.core.attack import PGD, Loss
@@ -24,7 +24,7 @@ from conadv.core.roles import Place, Role
 from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm
 from conadv.core.stale import StaleWeights
-from conadv.optim.lars import Lars, parameter_groups
+from conadv.optim.catalog import OPTIMIZERS
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
 from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange
@@ -143,13 +143,18 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         stream=stream,
         method=_method(recipe, task, attack, place, handoff, stale if looks_back else None),
         handoff=handoff,
-        optimizer=_optimizer(recipe, task.model),
+        optimizer=build_optimizer(recipe, task.model),
         rate=_rate(recipe, steps, stream.steps_per_epoch),
         exchange=Exchange(task.model, world, place.share),
         stale=stale,
         adv_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
         stop=stop,
     )
+
+
+def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
+    optimizer: Optimizer = OPTIMIZERS[recipe.optimizer.name].build(model, asdict(recipe.optimizer))
+    return optimizer
 
 
 def build_policy(recipe: Recipe, stream: Stream) -> Policy:
@@ -237,16 +242,6 @@ def _wire(recipe: Recipe, task: Task, attack: PGD) -> Wire:
 
 def _is_whole(number: float) -> bool:
     return math.isclose(number, round(number), abs_tol=1e-9)
-
-
-def _optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
-    settings = recipe.optimizer
-    groups = parameter_groups(model, settings.weight_decay)
-    if settings.name == "lars":
-        return Lars(groups, settings.lr, settings.momentum, trust_coefficient=settings.trust_coefficient)
-    return SGD(
-        [{key: group[key] for key in ("params", "weight_decay")} for group in groups], settings.lr, settings.momentum
-    )
 
 
 def _rate(recipe: Recipe, steps: int, steps_per_epoch: int) -> Schedule:

@@ -18,7 +18,7 @@ from conadv.core.splitbn import plain_state_dict
 from conadv.parallel.collectives import World, joined, own_device, own_rank, world_size
 from conadv.parallel.watch import watched
 
-from .build import Job, Task, build_job, build_policy, build_stream, build_task, check_fit
+from .build import Job, Task, build_job, build_optimizer, build_policy, build_stream, build_task, check_fit
 from .checkpoint import Checkpoint, newest_whole
 from .evaluation import evaluate_task
 from .files import replace_file
@@ -28,7 +28,7 @@ from .progress import ProgressBar
 from .record import FolderRecorder, NullRecorder, Recorder
 from .resume import Expected, find_checkpoint, restore_job
 from .signals import Interrupted, listening
-from .state import load_model
+from .state import fill_state, load_model
 
 
 def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool) -> dict[str, Any]:
@@ -107,7 +107,9 @@ def _open_folder(
 
 def _expected(recipe: Recipe, task: Task) -> Expected:
     decisive = {key: value for key, value in flatten(recipe).items() if key not in RESUMABLE}
-    return Expected(task.model, recipe.delay, decisive)
+    optimizer = build_optimizer(recipe, task.model)
+    fill_state(optimizer)
+    return Expected(task.model, optimizer, recipe.delay, decisive)
 
 
 def _command(recipe: Recipe, folder: Path) -> str:

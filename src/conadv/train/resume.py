@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from .build import Job
 from .checkpoint import Checkpoint, checkpoints, newest_whole
@@ -21,6 +22,8 @@ class Expected:
     """What a run knows of its own checkpoints; anything else is passed over."""
 
     model: nn.Module
+    optimizer: Optimizer
+    """One of the run's kind whose state is filled, for its names, shapes and dtypes."""
     delay: int
     recipe: dict[str, Any]
     """The values that decide the numbers of the run, by dotted key."""
@@ -31,14 +34,14 @@ class Expected:
         other = [key for key, value in self.recipe.items() if theirs.get(key) != value]
         if other:
             raise ValueError(f"is of another run: its recipe differs in {', '.join(other)}")
-        check_tensors(checkpoint.tensors, self.model, self.delay)
+        check_tensors(checkpoint.tensors, self.model, self.optimizer, self.delay)
 
 
 def find_checkpoint(folder: Path, expected: Expected, tell: Callable[[str], None]) -> Checkpoint | None:
     """The newest whole checkpoint of a run; None where a run was ended before it wrote one."""
     if not checkpoints(folder / "checkpoints"):
         return None
-    largest = largest_size(expected.model, expected.delay)
+    largest = largest_size(expected.model, expected.optimizer, expected.delay)
     return newest_whole(folder / "checkpoints", tell, expected.check, largest)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,48 +11,69 @@ from torch.optim import Optimizer
 
 from conadv.core.stale import StaleWeights
 
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
+
 
 def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> dict[str, Tensor]:
     """A copy of everything, so that training can go on while it is written."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"optimizer.{name}:{key}"] = value
+    for state in _optimizer_state(model, optimizer):
+        tensors.update(state)
     for number, version in enumerate(stale.versions()):
         tensors.update({f"stale.{number}.{name}": tensor for name, tensor in version.items()})
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
-def check_tensors(tensors: Mapping[str, Tensor], model: nn.Module, delay: int) -> None:
-    """Refuse tensors that are not, name by name, the state of this model with as many stale weights."""
-    own = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
-    parts = ["model.", *(f"stale.{number}." for number in range(delay))]
-    wanted = {prefix + name: form for prefix in parts for name, form in own.items()}
-    # What an optimizer remembers has the form of its parameter, and there may be none of it yet.
-    parameters = dict(model.named_parameters())
-    wanted |= {name: own[parameter] for name in tensors if (parameter := _parameter(name, parameters))}
-    found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise ValueError(f"is of another model: tensor {name} is missing, too much or of another shape or type")
+def fill_state(optimizer: Optimizer) -> None:
+    """Make the optimizer create its state, by a step with zero gradients; weights and gradients stay as they are.
+
+    Only the optimizer knows the names, shapes, dtypes, devices and memory layouts of what it remembers.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kept = [(parameter.detach().clone(), parameter.grad) for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    with torch.no_grad():
+        for parameter, (weight, gradient) in zip(parameters, kept, strict=True):
+            parameter.copy_(weight)
+            parameter.grad = gradient
 
 
-def largest_size(model: nn.Module, delay: int) -> int:
-    """More bytes than the state of this model can have in a file."""
-    state = model.state_dict().values()
-    tensors: int = sum(tensor.numel() * tensor.element_size() for tensor in state)
-    header = 1000 * len(state)  # a name, a shape and two offsets each
-    return (2 + delay) * (tensors + header) + 2**16
+def check_tensors(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, delay: int) -> None:
+    """Refuse tensors that are not, name by name, the state of this model with as many stale weights.
+
+    The state of `optimizer` must be filled. Of a parameter that has had no gradient yet there may be none of it.
+    """
+    own = model.state_dict()
+    wanted = {prefix + name: tensor for prefix in _prefixes(delay) for name, tensor in own.items()}
+    for state in _optimizer_state(model, optimizer):
+        if not state.keys().isdisjoint(tensors):
+            wanted |= state
+    for name in sorted(wanted.keys() | tensors.keys()):
+        if _form(wanted.get(name)) != _form(tensors.get(name)):
+            wrong = "is missing, unexpected, or has the wrong shape or dtype"
+            raise ValueError(f"is of another model or optimizer: tensor {name} {wrong}")
+
+
+def largest_size(model: nn.Module, optimizer: Optimizer, delay: int) -> int:
+    """More bytes than the state of this model, and of this optimizer whose state is filled, can have in a file."""
+    own = [*model.state_dict().values()] * len(_prefixes(delay))
+    remembered = [tensor for state in _optimizer_state(model, optimizer) for tensor in state.values()]
+    # In the header of the file, each tensor has a name, a shape and two offsets.
+    size: int = sum(1000 + tensor.numel() * tensor.element_size() for tensor in [*own, *remembered])
+    return size + 2**16
 
 
 def restore(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
     """Put the state of a checkpoint back, whose tensors were checked."""
     load_model(model, tensors)
-    parameters = dict(model.named_parameters())
-    for name, value in _below("optimizer.", tensors).items():
-        parameter, _, key = name.rpartition(":")
-        # In the layout of memory that the optimizer gives it, on which last digits may depend.
-        optimizer.state[parameters[parameter]][key] = torch.empty_like(parameters[parameter]).copy_(value)
+    fill_state(optimizer)
+    for name, parameter in model.named_parameters():
+        state = optimizer.state.pop(parameter, {})
+        saved = {key: tensors[label] for key in state if (label := _label(name, key)) in tensors}
+        if saved:
+            optimizer.state[parameter] = {key: _like(state[key], saved.get(key)) for key in state}
     if stale.versions():
         stale.load(stale_versions(tensors))
 
@@ -70,10 +92,39 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         raise ValueError(f"the checkpoint is of another model: {' '.join(str(error).split())}") from None
 
 
-def _parameter(name: str, parameters: Collection[str]) -> str | None:
-    """The parameter whose state of the optimizer has this name; None: it is no such name."""
-    parameter, _, key = name.removeprefix("optimizer.").rpartition(":")
-    return parameter if name.startswith("optimizer.") and key and parameter in parameters else None
+def _prefixes(delay: int) -> list[str]:
+    """What the names of the model's tensors begin with: the model's own, and each version of the stale ones."""
+    return ["model.", *(f"stale.{number}." for number in range(delay))]
+
+
+def _label(parameter: str, key: str) -> str:
+    return f"optimizer.{parameter}:{key}"
+
+
+def _optimizer_state(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Tensor]]:
+    """What the optimizer remembers of each parameter, by the names in a checkpoint; None is not written."""
+    return [
+        {_label(name, key): _as_tensor(value) for key, value in state.items() if value is not None}
+        for name, parameter in model.named_parameters()
+        if (state := optimizer.state.get(parameter))
+    ]
+
+
+def _as_tensor(value: Any) -> Tensor:
+    if not isinstance(value, Tensor | bool | int | float):
+        raise TypeError(f"a checkpoint holds tensors, numbers and None of an optimizer, not {type(value).__name__}")
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=_DTYPES[type(value)])
+
+
+def _like(own: Any, saved: Tensor | None) -> Any:
+    """A saved value as the optimizer has it: its tensor's device and memory layout, on which last digits may depend."""
+    if saved is None:
+        return own
+    return own.copy_(saved) if isinstance(own, Tensor) else type(own)(saved.item())
+
+
+def _form(tensor: Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
+    return None if tensor is None else (tensor.shape, tensor.dtype)
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from conadv.core.handoff import Handoff, Twin
 from conadv.core.roles import Place, Role
 from conadv.core.splitbn import update_running_stats
-from conadv.optim.lars import Lars, parameter_groups
+from conadv.optim.groups import parameter_groups
+from conadv.optim.lars import Lars
 from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire, between_ranks

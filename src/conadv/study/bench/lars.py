@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from conadv.optim.lars import Lars, parameter_groups
+from conadv.optim.groups import parameter_groups
+from conadv.optim.lars import Lars
 
 from .alternate import Tell, alternate
 from .extra import absence, load

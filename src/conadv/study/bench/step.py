@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conadv.core.batch import Chunk
 from conadv.core.splitbn import update_running_stats
-from conadv.optim.lars import Lars, parameter_groups
+from conadv.optim.groups import parameter_groups
+from conadv.optim.lars import Lars
 from conadv.parallel.collectives import World, own_device
 from conadv.parallel.gradients import Exchange
 from conadv.parallel.layout import Layout

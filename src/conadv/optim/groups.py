@@ -1,0 +1,60 @@
+"""Which parameters an optimizer adapts and decays, and tensors in groups for multi-tensor operations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups for an optimizer: parameters that are adapted and decayed, and those that are neither.
+
+    Neither are biases, and the parameters of normalization layers (in every branch of a split one): vectors,
+    anything named bias, and what belongs to a LayerNorm or RMSNorm over several dimensions.
+    A shared parameter appears once, a frozen one not at all.
+
+    Args:
+        model: the network; split it first (`split_batchnorm`), so that every branch is in a group.
+        weight_decay: of the first group; the second has none.
+
+    Returns:
+        Two groups with `params`, `weight_decay` and `adapt`, for `Lars` and `Lamb`; those of PyTorch ignore `adapt`.
+    """
+    plain = {
+        parameter
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim <= 1 or "bias" in name or isinstance(module, nn.LayerNorm | nn.RMSNorm)
+    }
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise ValueError("the model has no parameter to train: leave requires_grad on for some of them")
+    return [
+        {"params": [p for p in trained if p not in plain], "weight_decay": weight_decay, "adapt": True},
+        {"params": [p for p in trained if p in plain], "weight_decay": 0.0, "adapt": False},
+    ]
+
+
+def with_gradients(parameters: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Weights and their gradients, one pair of lists per device and dtype, as multi-tensor operations need them."""
+    alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]]
+    alike = defaultdict(lambda: ([], []))
+    for weight in parameters:
+        if weight.grad is None:
+            continue
+        if weight.grad.layout != torch.strided:
+            raise ValueError(
+                f"a {weight.grad.layout} gradient: this optimizer needs dense ones (Embedding: sparse=False)"
+            )
+        weights, gradients = alike[weight.device, weight.dtype]
+        weights.append(weight)
+        gradients.append(weight.grad)
+    return list(alike.values())
+
+
+def norm_dtype(weight: Tensor) -> torch.dtype:
+    """A sum of squares needs more digits and range than a 16-bit number has."""
+    return torch.promote_types(weight.dtype, torch.float32)

@@ -1,0 +1,137 @@
+"""LAMB: Adam in which the length of each tensor's update is that of its weights, times the learning rate.
+
+    m     = beta1 · m + (1 - beta1) · g          v = beta2 · v + (1 - beta2) · g²
+    u     = m / (1 - beta1^t) / (√(v / (1 - beta2^t)) + eps) + decay · w
+    trust = |w| / |u|                            1 where |w| or |u| is 0, or without adapt
+    w     = w - lr · trust · u
+
+Algorithm 2 of You et al. (2020), with φ(z) = z. Without adapt it is AdamW. Some libraries leave out the bias
+correction, clip |w| at 10 or scale the gradients by their global norm first; this one does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from .groups import norm_dtype, with_gradients
+
+
+class Lamb(Optimizer):
+    """LAMB, for example `Lamb(parameter_groups(model, weight_decay=0.01), lr=0.01)`.
+
+    Every argument but `params` can also be set for one group, and `lr` may change before each step
+    (`group["lr"] = ...`).
+
+    Args:
+        params: parameters, or groups of them as `parameter_groups` makes them.
+        lr: length of an update relative to the length of the weights.
+        betas: shares of the mean of the gradients and of the mean of their squares that are kept from step to step.
+        eps: added to the root of the mean square, in the unit of a gradient.
+        weight_decay: pull of the weights towards 0, inside the update whose length is normalized.
+        adapt: False: a trust ratio of 1, which makes it AdamW.
+        foreach: work on all tensors of a group at once, and never wait for the device, instead of on one tensor after
+            the other. None: on CUDA only.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        adapt: bool = True,
+        foreach: bool | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "adapt": adapt,
+            "foreach": foreach,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        _check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient, and return the closure's loss if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weights, gradients in with_gradients(group["params"]):
+                states = [self._advanced(weight) for weight in weights]
+                together = weights[0].is_cuda if group["foreach"] is None else group["foreach"]
+                size = len(weights) if together else 1
+                for start in range(0, len(weights), size):
+                    part = slice(start, start + size)
+                    _update(weights[part], gradients[part], states[part], group)
+        return loss
+
+    def _advanced(self, weight: Tensor) -> dict[str, Any]:
+        """What is remembered of a weight, with its count of steps one further."""
+        state: dict[str, Any] = self.state[weight]
+        if not state:
+            state.update(step=0, exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
+        state["step"] += 1
+        return state
+
+
+def _update(
+    weights: list[Tensor], gradients: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
+) -> None:
+    beta1, beta2 = group["betas"]
+    averages = [state["exp_avg"] for state in states]
+    squares = [state["exp_avg_sq"] for state in states]
+    torch._foreach_lerp_(averages, gradients, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+    sizes = torch._foreach_div(squares, [1 - beta2 ** state["step"] for state in states])
+    torch._foreach_sqrt_(sizes)
+    torch._foreach_add_(sizes, group["eps"])
+    updates = list(torch._foreach_div(averages, [1 - beta1 ** state["step"] for state in states]))
+    torch._foreach_div_(updates, sizes)
+    if group["weight_decay"] != 0:
+        torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+    if group["adapt"]:
+        torch._foreach_mul_(updates, _trusts(weights, updates))
+    torch._foreach_add_(weights, updates, alpha=-group["lr"])
+
+
+def _trusts(weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
+    """The trust ratios as tensors without dimensions, so that nothing waits for the device."""
+    dtype = norm_dtype(weights[0])
+    weight_norms = torch.stack(torch._foreach_norm(weights, 2, dtype=dtype))
+    update_norms = torch.stack(torch._foreach_norm(updates, 2, dtype=dtype))
+    ratios = weight_norms / update_norms
+    return list(torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0).unbind())
+
+
+def _check(group: dict[str, Any]) -> None:
+    for name in ("lr", "eps", "weight_decay"):
+        value = group[name]
+        if not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} {value!r}: take a number from 0 up")
+    if group["eps"] == 0:
+        raise ValueError("eps 0 divides by 0 where a gradient is 0: take a small number such as 1e-6")
+    if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
+        raise ValueError(f"betas {group['betas']!r}: take two numbers from 0 to below 1, such as (0.9, 0.999)")

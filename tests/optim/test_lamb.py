@@ -1,0 +1,233 @@
+"""LAMB against a reference written apart, against AdamW, against another library, and at its edges."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from typing import Any
+
+import pytest
+import pytorch_optimizer
+import torch
+from torch import Tensor, nn
+
+from conadv.optim.lamb import Lamb
+
+BOTH_WAYS = pytest.mark.parametrize("foreach", [False, True], ids=["each", "together"])
+SHAPES = [(4, 3, 3, 3), (5, 4), (7,), ()]
+
+
+class Reference:
+    """Algorithm 2 of the paper on plain Python lists: one tensor, its numbers in a row."""
+
+    def __init__(self, weights: list[float]) -> None:
+        self.weights = list(weights)
+        self.means = [0.0] * len(weights)
+        self.squares = [0.0] * len(weights)
+        self.steps = 0
+
+    def step(
+        self, gradients: list[float], lr: float, betas: tuple[float, float], eps: float, decay: float, adapt: bool
+    ) -> None:
+        self.steps += 1
+        first, second = betas
+        updates = []
+        for i, gradient in enumerate(gradients):
+            self.means[i] = first * self.means[i] + (1 - first) * gradient
+            self.squares[i] = second * self.squares[i] + (1 - second) * gradient**2
+            mean = self.means[i] / (1 - first**self.steps)
+            square = self.squares[i] / (1 - second**self.steps)
+            updates.append(mean / (math.sqrt(square) + eps) + decay * self.weights[i])
+        weight_norm = math.sqrt(math.fsum(w * w for w in self.weights))
+        update_norm = math.sqrt(math.fsum(u * u for u in updates))
+        trust = weight_norm / update_norm if adapt and weight_norm > 0 and update_norm > 0 else 1.0
+        self.weights = [w - lr * trust * u for w, u in zip(self.weights, updates, strict=True)]
+
+
+def make_parameters(dtype: torch.dtype = torch.float64, shapes: list[tuple[int, ...]] = SHAPES) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(5)
+    return [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)) for shape in shapes]
+
+
+def give_gradients(parameters: list[nn.Parameter], seed: int) -> None:
+    generator = torch.Generator().manual_seed(100 + seed)
+    for parameter in parameters:
+        gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.grad = gradient.to(parameter.dtype)
+
+
+def flat(x: Tensor) -> list[float]:
+    return [float(value) for value in x.detach().double().reshape(-1)]
+
+
+def assert_same_steps(ours: Any, theirs: Any, lrs: list[float]) -> None:
+    """Two optimizers of equal parameters, given the same gradients, move them alike."""
+    our_parameters, their_parameters = (optimizer.param_groups[0]["params"] for optimizer in (ours, theirs))
+    for step, lr in enumerate(lrs):
+        for optimizer in (ours, theirs):
+            optimizer.param_groups[0]["lr"] = lr
+            give_gradients(optimizer.param_groups[0]["params"], step)
+            optimizer.step()
+        for our, their in zip(our_parameters, their_parameters, strict=True):
+            torch.testing.assert_close(our, their, rtol=1e-12, atol=1e-14)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5), (0.8, 0.0)])
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+@pytest.mark.parametrize("adapt", [True, False])
+def test_follows_the_reference_step_by_step(foreach, betas, decay, adapt):
+    parameters = make_parameters()
+    references = [Reference(flat(parameter)) for parameter in parameters]
+    optimizer = Lamb(parameters, 1.0, betas, 1e-3, decay, adapt=adapt, foreach=foreach)
+    lrs = random.Random(0)
+    for step in range(8):
+        lr = lrs.uniform(0, 0.3) if step != 5 else 0.0
+        optimizer.param_groups[0]["lr"] = lr
+        give_gradients(parameters, step)
+        optimizer.step()
+        for parameter, reference in zip(parameters, references, strict=True):
+            assert parameter.grad is not None
+            reference.step(flat(parameter.grad), lr, betas, 1e-3, decay, adapt)
+            assert flat(parameter) == pytest.approx(reference.weights, rel=1e-11, abs=1e-13)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_without_the_trust_ratio_it_is_adamw(foreach, decay):
+    settings: dict[str, Any] = {"betas": (0.8, 0.95), "eps": 1e-4, "weight_decay": decay}
+    ours = Lamb(make_parameters(), 0.1, **settings, adapt=False, foreach=foreach)
+    theirs = torch.optim.AdamW(make_parameters(), 0.1, **settings)
+    assert_same_steps(ours, theirs, [0.1, 0.02, 0.3, 0.0, 0.1, 0.1])
+
+
+# The other library's Lamb does not correct the bias of the means (it divides lr by 1 - beta1^t instead, unless
+# adam_debias is set), adds eps to |u| and clips |w| at 10. Bias correction scales the whole update, which the trust
+# ratio undoes where eps and decay are 0; and with betas of 0 there is nothing to correct. Weights are shorter than 10
+# here, and an eps of 1e-100 vanishes in every sum.
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("betas", "decay"), [((0.9, 0.999), 0.0), ((0.5, 0.6), 0.0), ((0.0, 0.0), 0.1), ((0.0, 0.0), 3.0)]
+)
+def test_agrees_with_another_library_where_the_definitions_agree(foreach, betas, decay):
+    settings: dict[str, Any] = {"betas": betas, "eps": 1e-100, "weight_decay": decay}
+    shapes = [(4, 3), (5, 4), (7,)]
+    ours = Lamb(make_parameters(shapes=shapes), 0.1, **settings, foreach=foreach)
+    settings |= {"weight_decouple": False, "adam_debias": True}
+    theirs = pytorch_optimizer.Lamb(make_parameters(shapes=shapes), 0.1, **settings)
+    assert_same_steps(ours, theirs, [0.1, 0.02, 0.2, 0.1, 0.05])
+
+
+@BOTH_WAYS
+def test_a_tensor_without_norm_takes_a_plain_step(foreach):
+    zero_weight = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64))
+    zero_weight.grad = torch.full_like(zero_weight, 2.0)
+    nothing = nn.Parameter(torch.full((3, 2), 2.0, dtype=torch.float64))
+    nothing.grad = torch.zeros_like(nothing)
+    empty = nn.Parameter(torch.empty(0, 4, dtype=torch.float64))
+    empty.grad = torch.zeros_like(empty)
+    Lamb([zero_weight, nothing, empty], lr=0.5, foreach=foreach).step()
+    assert flat(zero_weight) == pytest.approx([-0.5] * 6, rel=1e-5)  # Adam's first step: lr against the sign
+    assert flat(nothing) == [2.0] * 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@BOTH_WAYS
+def test_norms_of_many_short_numbers_neither_overflow_nor_stall(dtype, foreach):
+    """100,000 times 300 squared is far above the largest float16, and a bfloat16 sum of ones stalls at 256."""
+    weight = nn.Parameter(torch.full((1000, 100), 300.0, dtype=dtype))
+    weight.grad = torch.ones_like(weight)
+    Lamb([weight], lr=0.5, betas=(0.0, 0.0), foreach=foreach).step()  # u = 1 everywhere, so trust = 300
+    assert weight[0, 0].item() == weight[-1, -1].item() == 150.0
+
+
+@BOTH_WAYS
+def test_never_writes_to_the_gradient_and_skips_a_parameter_without_one(foreach):
+    parameters = make_parameters()
+    optimizer = Lamb(parameters, lr=0.1, weight_decay=0.1, foreach=foreach)
+    for step in range(2):
+        before = copy.deepcopy(parameters)
+        give_gradients(parameters, step)
+        parameters[1].grad = None
+        gradients = [copy.deepcopy(parameter.grad) for parameter in parameters]
+        optimizer.step()
+        assert [torch.equal(p, old) for p, old in zip(parameters, before, strict=True)] == [False, True, False, False]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            assert gradient is None if parameter.grad is None else torch.equal(parameter.grad, gradient)
+    assert parameters[1] not in optimizer.state
+    # Steps are counted for each parameter: the late one begins at 1, as it would alone.
+    late = Reference(flat(parameters[1]))
+    give_gradients(parameters, 2)
+    optimizer.step()
+    assert parameters[1].grad is not None
+    late.step(flat(parameters[1].grad), 0.1, (0.9, 0.999), 1e-6, 0.1, True)
+    assert flat(parameters[1]) == pytest.approx(late.weights, rel=1e-12)
+
+
+def test_together_never_asks_for_a_value():
+    """On the meta device tensors have no values: whatever would wait for a device raises an error there."""
+    parameters = [nn.Parameter(torch.empty(shape, device="meta")) for shape in SHAPES]
+    optimizer = Lamb(parameters, lr=1.0, weight_decay=0.1, foreach=True)
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+
+
+@BOTH_WAYS
+def test_continues_bitwise_from_its_state(foreach):
+    parameters = make_parameters(torch.float32)
+    optimizer = Lamb(parameters, lr=0.1, weight_decay=0.01, foreach=foreach)
+    for step in range(3):
+        give_gradients(parameters, step)
+        optimizer.step()
+    resumed = copy.deepcopy(parameters)
+    resumed_optimizer = Lamb(resumed, lr=9.0, betas=(0.1, 0.1))
+    resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for step in range(3, 6):
+        give_gradients(parameters, step)
+        give_gradients(resumed, step)
+        optimizer.step()
+        resumed_optimizer.step()
+    for parameter, other in zip(parameters, resumed, strict=True):
+        assert torch.equal(parameter, other)
+
+
+def test_returns_the_loss_of_a_closure_that_needs_gradients():
+    weight = nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    optimizer = Lamb([weight], lr=0.1)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 25.0
+    assert (weight - torch.tensor([[3.0, 4.0]])).norm().item() == pytest.approx(0.5)  # a tenth of |w|
+    assert optimizer.step() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -1.0}, "lr -1.0: take"),
+        ({"lr": math.nan}, "lr nan: take"),
+        ({"lr": 1.0, "eps": 0.0}, "eps 0 divides by 0"),
+        ({"lr": 1.0, "weight_decay": -0.1}, "weight_decay -0.1: take"),
+        ({"lr": 1.0, "betas": (0.9, 1.0)}, "take two numbers from 0 to below 1"),
+        ({"lr": 1.0, "betas": (0.9,)}, "take two numbers from 0 to below 1"),
+    ],
+)
+def test_refuses_what_cannot_be(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Lamb(make_parameters(), **settings)
+    with pytest.raises(ValueError, match=message):
+        Lamb([{"params": make_parameters(), **settings}], lr=1.0)
+
+
+def test_refuses_a_sparse_gradient():
+    embedding = nn.Embedding(5, 3, sparse=True)
+    embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(ValueError, match="dense"):
+        Lamb(embedding.parameters(), lr=1.0).step()
