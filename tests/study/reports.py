@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-_EMPTY = {"meta", "link", "br", "rect", "path", "circle", "image", "img", "input"}
+_EMPTY = {"meta", "link", "br", "img", "input"}
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Page(HTMLParser):
         self.tags.append(tag)
         self.ids += [value for name, value in attrs if name == "id" and value is not None]
         self.addresses += [
-            value or "" for name, value in attrs if name in ("href", "src", "action", "data", "xlink:href")
+            value or "" for name, value in attrs if name in ("href", "src", "action", "data", "xlink:href", "srcset")
         ]
         if tag == "table":
             self.tables.append(Table())
@@ -58,7 +58,9 @@ class Page(HTMLParser):
             self._texts.append([])
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
+        self.handle_starttag(tag, attrs)
+        if tag not in _EMPTY or self._is_in_svg():
+            self.handle_endtag(tag)
 
     def handle_data(self, data: str) -> None:
         for text in self._texts:

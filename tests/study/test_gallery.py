@@ -116,13 +116,21 @@ def test_what_prevents_one_gallery_is_told_and_prevents_no_other(tmp_path: Path)
     assert not any(folder.glob("runs/*/gallery.json"))
 
 
-@pytest.mark.parametrize("damage", ["", "[", "null"])
-def test_a_damaged_gallery_is_left_out_of_the_report(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    ["", "[", "[]", "3", "{}", "NaN", "[" * 100_000, '{"epsilon": 0.1, "magnified": "x", "images": []}',
+     '{"epsilon": 0.1, "magnified": 2, "images": [{"label": 1}]}', '{"epsilon": 0.1, "magnified": 2, "images": [3]}',
+     '{"epsilon": 0.1, "magnified": 2, "images": [{"label": "a", "answer": "a", "twin_answer": "a", "image": "AAAA", '
+     '"twin": "AAAA", "perturbation": "AAAA"}]}'],
+)  # fmt: skip
+def test_a_damaged_gallery_is_left_out_of_the_report_which_says_so(tmp_path: Path, damage: str) -> None:
     folder = make_study(tmp_path, "[grid]\nseed = [0]\n")
     (result,) = read_results(folder)
     (folder / "runs" / result.cell / "gallery.json").write_text(damage, encoding="utf-8")
     write_report(folder)
-    assert "Images and their twins" not in Page((folder / "report.html").read_text(encoding="utf-8")).titles
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert Page(text).tags.count("image") == 0
+    assert "gallery.json is damaged" in text
 
 
 def test_from_the_report_alone_a_cell_can_be_repeated_and_gives_its_figure(

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeGuard, TypeVar
 
 from conadv.train.files import write_atomically
 
@@ -90,7 +90,7 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) and value == value.encode("utf-8", "replace").decode("utf-8")
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a parsed value is a finite number of a sensible size."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
 

@@ -1,9 +1,8 @@
-"""The report of a study: one page of HTML and a Markdown text, from what a sweep wrote. No torch, no network.
+"""The report of a study as one HTML page and as Markdown, from the files that a sweep wrote. Loads no torch.
 
-evidence    the folder, read             conditions  runs that differ in the seed alone   spread   means and intervals
-accuracy    settings  tuning  cost  curves  pictures   against_paper  setup                 sections, as blocks
-page        blocks as HTML               markdown    blocks as Markdown                   style    how both look
-drawing     charts as SVG                axes        their scales
+write      files of the report         evidence  the folder, read    conditions     runs that differ only in the seed
+accuracy   training   setup            sections of the report        against_paper  the paper's numbers beside ours
+document   blocks, HTML and Markdown   figures   SVG by matplotlib   templates/     the page and its style sheets
 """
 
 from .write import write_report

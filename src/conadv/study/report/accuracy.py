@@ -1,114 +1,197 @@
-"""The section on accuracy by method, and what the spread allows one to say of it."""
+"""Sections on accuracy: by method, and by each setting in which otherwise equal conditions differ."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
-from .blocks import Figure, Items, Paragraph, Section, Table
-from .conditions import RATE, Condition, baseline, show, varying, varying_within_arms, word
-from .drawing import Axis, Point, dot_plot
+from conadv.study import paper
+from conadv.study.cells import slugged
+
+from .conditions import RATE, TOP1, Condition, compared_settings, described, show, varying_within_arms, word
+from .document import Block, Figure, Items, Paragraph, Section, Table
 from .evidence import Evidence
-from .spread import Spread
-
-TOP1 = "test_top1"
+from .figures import Line, dot_plot, line_chart
 
 _VERDICTS = ("More accurate than vanilla", "Less accurate than vanilla", "Not told from vanilla", "On one seed alone")
+
+_TITLES = {
+    "batch_size": ("batch-size", "Accuracy by batch size"),
+    "data.augment": ("augmentation", "With and without AutoAugment"),
+    "attack.epsilon": ("epsilon", "Accuracy by ε"),
+    "delay": ("delay", "Accuracy by delay"),
+}
+_GAIN = "Minus vanilla: difference in points from vanilla with the same data, model, batch and seed."
+# Up to so many arms, accuracies and differences share one table.
+_FEW = 2
+
+Family = Sequence[Condition]
 
 
 def accuracy_section(evidence: Evidence) -> Section:
     """Every arm: its accuracy, and its difference from vanilla on the same seeds."""
-    columns = _columns(evidence)
+    shown = evidence.shown
+    columns = [key for key in varying_within_arms(shown) if key != "chunk_size"]
+    columns += [RATE] * (len({condition.settings.get(RATE) for condition in shown}) > 1)
     head = ["arm", *map(word, columns), "n", "test accuracy, %", "minus vanilla, points", "95 % interval"]
-    rows = [_row(evidence, condition, columns) for condition in evidence.shown]
     caption = (
         "Test accuracy (top-1): mean ± sample standard deviation over n seeds. The difference is taken seed by seed "
         "from the vanilla runs with the same data, model and batch, with its 95 % interval by Student's t."
-        + _spread_caveat(evidence.shown)
     )
-    verdicts = _verdicts(evidence)
-    return Section(
-        "results",
-        "Accuracy by method",
-        [Table("accuracy", caption, head, rows), *_told(verdicts), _dots(evidence)],
-    )
-
-
-def difference(evidence: Evidence, condition: Condition) -> Spread | None:
-    """Of the test accuracy from vanilla's; None for vanilla itself, or without it."""
-    plain = baseline(evidence.main, condition)
-    return None if plain is None or plain is condition else condition.minus(plain, TOP1)
+    if any(len(condition.runs) == 1 for condition in shown):
+        caption += " Where n is 1 there is no spread to give, and nothing can be concluded."
+    table = Table("accuracy", caption, head, [_row(evidence, condition, columns) for condition in shown])
+    return Section("results", "Accuracy by method", [table, *_verdicts(evidence), _dots(evidence)])
 
 
 def _row(evidence: Evidence, condition: Condition, columns: Sequence[str]) -> list[str]:
-    top1, of = condition.figure(TOP1), difference(evidence, condition)
+    top1, gain = condition.metric(TOP1), evidence.gain(condition)
     settings = [show(key, condition.settings[key]) if key in condition.settings else "–" for key in columns]
-    if baseline(evidence.main, condition) is condition:
-        told = ["baseline", ""]
-    else:
-        told = [of.text(signed=True), of.interval_text()] if of else ["–", "–"]
-    return [condition.arm, *settings, _n(condition), top1.text() if top1 else "–", *told]
-
-
-def _columns(evidence: Evidence) -> list[str]:
-    rate = [RATE] if varying(evidence.shown, RATE) else []
-    return [*(key for key in varying_within_arms(evidence.shown) if key != "chunk_size"), *rate]
+    difference = [gain.text(signed=True), gain.interval_text()] if gain else ["–", "–"]
+    if evidence.is_baseline(condition):
+        difference = ["baseline", ""]
+    return [condition.arm, *settings, _n(condition), top1.text() if top1 else "–", *difference]
 
 
 def _n(condition: Condition) -> str:
-    """How many runs, and how many of those that were asked for are not there."""
+    """The number of runs, and of those that failed or have not run."""
     counts = {"failed": condition.failed, "to do": condition.missing}
     lost = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     return f"{len(condition.runs)} ({lost})" if lost else str(len(condition.runs))
 
 
-def _spread_caveat(several: Sequence[Condition]) -> str:
-    single = any(len(condition.runs) == 1 for condition in several)
-    return " Where n is 1 there is no spread to give, and nothing can be concluded." if single else ""
-
-
-def _verdicts(evidence: Evidence) -> dict[str, list[str]]:
-    """What the interval of each difference says: names of conditions by verdict."""
+def _verdicts(evidence: Evidence) -> list[Items | Paragraph]:
+    """Which intervals exclude 0, and how often that happens by chance."""
     verdicts: dict[str, list[str]] = {verdict: [] for verdict in _VERDICTS}
-    more, less, unclear, single = verdicts.values()
     for condition in evidence.shown:
-        of = difference(evidence, condition)
-        if of is None:
-            continue
-        if of.interval is None:
-            single.append(evidence.name(condition))
-        else:
-            low, high = of.interval
-            (more if low > 0 else less if high < 0 else unclear).append(evidence.name(condition))
-    return verdicts
-
-
-def _told(verdicts: dict[str, list[str]]) -> list[Items | Paragraph]:
-    told: list[Items | Paragraph] = []
-    pairs = [(verdict, "; ".join(names)) for verdict, names in verdicts.items() if names]
-    if pairs:
-        told.append(Items(pairs))
-    compared = sum(len(names) for names in list(verdicts.values())[:3])
+        if gain := evidence.gain(condition):
+            low, high = gain.interval or (0.0, 0.0)
+            place = 3 if gain.interval is None else 0 if low > 0 else 1 if high < 0 else 2
+            verdicts[_VERDICTS[place]].append(evidence.name(condition))
+    blocks: list[Items | Paragraph] = []
+    if pairs := [(verdict, "; ".join(names)) for verdict, names in verdicts.items() if names]:
+        blocks.append(Items(pairs))
+    compared = sum(len(verdicts[verdict]) for verdict in _VERDICTS[:3])
     if compared > 1:
-        chance = 100 * (1 - 0.95**compared)
-        told.append(
+        chance = f"{100 * (1 - 0.95**compared):.0f} %"
+        blocks.append(
             Paragraph(
                 "By whether the 95 % interval of the difference excludes 0. Each interval is for one comparison: of "
                 f"{compared} independent ones without any effect, at least one would exclude 0 with a probability of "
-                f"{chance:.0f} %."
+                f"{chance}."
             )
         )
-    return told
+    return blocks
 
 
 def _dots(evidence: Evidence) -> Figure:
-    rows = []
-    for condition in evidence.shown:
-        of = condition.figure(TOP1)
-        points = [
-            Point(figure, 0, text=f"seed {seed}: {figure:.2f} %") for seed, figure in condition.by_seed(TOP1).items()
-        ]
-        if of:
-            rows.append((evidence.name(condition), points, of))
-    drawing = dot_plot("accuracy-by-arm", "Test accuracy of every arm", rows, Axis("test accuracy, %"))
+    known = [(one, top1) for one in evidence.shown if (top1 := one.metric(TOP1))]
+    rows = [(evidence.name(one), list(one.by_seed(TOP1).values()), top1) for one, top1 in known]
+    drawing = dot_plot("accuracy-by-arm", "Test accuracy of every arm", rows, "test accuracy, %")
     caption = "Test accuracy of each run (hollow), their mean (filled) and one sample standard deviation (bar)."
-    return Figure("figure-accuracy", caption, [drawing])
+    return Figure("figure-accuracy", caption, [drawing] if rows else [])
+
+
+# By setting
+
+
+def setting_sections(evidence: Evidence) -> list[Section]:
+    """One section per setting that the study compares, in the order of the paper, then the others."""
+    found = compared_settings(evidence.main)
+    keys = [*(key for key in _TITLES if key in found), *(key for key in found if key not in _TITLES)]
+    return [_section(evidence, key, found[key]) for key in keys]
+
+
+def _section(evidence: Evidence, key: str, rows: Sequence[Family]) -> Section:
+    slug, title = _TITLES.get(key, (f"by-{slugged(key.replace('.', '-'))}", f"Accuracy by {word(key)}"))
+    names = _family_names(rows, key)
+    blocks: list[Block] = [*_tables(evidence, slug, key, rows, names)]
+    if _is_numeric(_values(key, rows)) and max(map(len, rows)) > 2:
+        blocks.append(_figure(slug, key, rows, names))
+    return Section(slug, title, blocks)
+
+
+def _family_names(rows: Sequence[Family], key: str) -> list[str]:
+    """The arm that most conditions of a row have, and the settings that tell it from other rows of that arm."""
+    heads = [_head(row) for row in rows]
+    names = []
+    for head in heads:
+        alike = [other.settings for other in heads if other.arm == head.arm]
+        keys = [other for other in head.settings if other not in (key, "chunk_size")]
+        names.append(described(head, [other for other in keys if len({one.get(other) for one in alike}) > 1]))
+    return names
+
+
+def _head(row: Family) -> Condition:
+    """A condition of the most frequent arm; in a tie, of the one with the shorter name, and the last."""
+    counts = Counter(condition.arm for condition in row)
+    return max(enumerate(row), key=lambda pair: (counts[pair[1].arm], -len(pair[1].arm), pair[0]))[1]
+
+
+def _tables(evidence: Evidence, slug: str, key: str, rows: Sequence[Family], names: Sequence[str]) -> list[Table]:
+    """Accuracies, and differences from vanilla if the study has it."""
+    values = _values(key, rows)
+    accuracies, gains = [], []
+    for name, row in zip(names, rows, strict=True):
+        found = [_at(row, key, value) for value in values]
+        top1 = [one.metric(TOP1) if one else None for one in found]
+        accuracies.append([name, *(of.text_n() if of else "–" for of in top1)])
+        gain = [evidence.gain(one) if one else None for one in found]
+        if any(gain):
+            title = f"{name} minus vanilla" if len(rows) > 1 else "minus vanilla"
+            gains.append([title, *(of.text_n(signed=True) if of else "–" for of in gain)])
+    shown = ["no augmentation" if (key, value) == ("data.augment", "none") else show(key, value) for value in values]
+    caption = f"Test accuracy in percent by {word(key)}, everything else equal; mean ± sample standard deviation (n)."
+    if len(values) > len(rows) and len(rows) <= _FEW:  # one row per value: long rather than wide
+        head, *body = zip([word(key), *shown], *accuracies, *gains, strict=True)
+        return [Table(f"table-{slug}", f"{caption} {_GAIN}" if gains else caption, head, body)]
+    head = ("arm", *(value if key == "data.augment" else f"{word(key)} {value}" for value in shown))
+    tables = [Table(f"table-{slug}", caption, head, accuracies)]
+    if gains:
+        tables.append(Table(f"table-{slug}-gain", f"The same as differences, by {word(key)}. {_GAIN}", head, gains))
+    return tables
+
+
+def _values(key: str, rows: Sequence[Family]) -> list[Any]:
+    """Each value once, numbers by size; texts keep the order of the study."""
+    values = list(dict.fromkeys(condition.settings[key] for row in rows for condition in row))
+    return sorted(values) if _is_numeric(values) else values
+
+
+def _is_numeric(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) for value in values)
+
+
+def _at(row: Family, key: str, value: Any) -> Condition | None:
+    return next((condition for condition in row if condition.settings[key] == value), None)
+
+
+def _figure(slug: str, key: str, rows: Sequence[Family], names: Sequence[str]) -> Figure:
+    is_epsilon = key == "attack.epsilon"
+    label = f"{word(key)}, in 255ths" if is_epsilon else word(key)
+    ticks = {value: show(key, value).removesuffix("/255" if is_epsilon else "") for value in _values(key, rows)}
+    lines = [accuracy_line(name, key, row) for name, row in zip(names, rows, strict=True)]
+    drawings = [line_chart(f"{slug}-ours", f"Test accuracy by {word(key)}", lines, label, "test accuracy, %", ticks)]
+    caption = f"Test accuracy by {word(key)}: means, and one sample standard deviation where there are several seeds."
+    if is_epsilon:
+        drawings.append(_paper_by_epsilon())
+        caption += " First this study, then the paper's ConAdv on ImageNet at three batch sizes (its table 5)."
+    return Figure(f"figure-{slug}", caption, drawings)
+
+
+def accuracy_line(name: str, key: str, row: Family) -> Line:
+    """The test accuracy of a family as a line over the setting that it varies."""
+    known = [(condition.settings[key], top1) for condition in row if (top1 := condition.metric(TOP1))]
+    return Line(name, [x for x, _ in known], [top1.mean for _, top1 in known], [top1.deviation for _, top1 in known])
+
+
+def _paper_by_epsilon() -> str:
+    lines = [
+        Line(f"batch {batch}k", paper.EPSILONS, top1)
+        for (method, batch), top1 in paper.TOP1_BY_EPSILON.items()
+        if method == paper.CONADV
+    ]
+    ticks = {float(level): str(level) for level in paper.EPSILONS}
+    label = "ε, in 255ths (the paper)"
+    return line_chart("epsilon-paper", "The paper's test accuracy by ε", lines, label, "test accuracy, %", ticks)

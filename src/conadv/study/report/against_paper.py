@@ -1,160 +1,118 @@
-"""The section that puts the paper's figures beside ours: differences and ratios, since data and network are others."""
+"""The section that compares the paper's numbers with ours: differences and ratios, since data and network differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from conadv.study import paper
 
-from .accuracy import TOP1
-from .blocks import Paragraph, Section, Table
-from .conditions import Condition
-from .cost import step_ratio
+from .conditions import TOP1, Condition, Spread, number
+from .document import Paragraph, Section, Table
 from .evidence import Evidence
-from .spread import Spread, number
 
-Settings = Any
 _BATCHES = (32, 64, 96)
+_NO_ADVERSARY = {paper.CONADV: "ConAdv, ε = 0", paper.CONADV_AUTOAUGMENT: "ConAdv + AutoAugment, ε = 0"}
+# A method, and the one that it is compared with.
+_GAINS = (
+    (paper.DISADV, paper.VANILLA),
+    (paper.CONADV, paper.VANILLA),
+    (_NO_ADVERSARY[paper.CONADV], paper.VANILLA),
+    (paper.AUTOAUGMENT, paper.VANILLA),
+    (paper.CONADV_AUTOAUGMENT, paper.AUTOAUGMENT),
+    (_NO_ADVERSARY[paper.CONADV_AUTOAUGMENT], paper.AUTOAUGMENT),
+)
+
+Found = Mapping[str, Condition]
 
 
 def paper_section(evidence: Evidence) -> Section | None:
-    """None where a study has nothing that the paper has."""
-    found = {name: _find(evidence, fits) for name, fits in _ARMS.items()}
-    gains = _gains(found)
+    """None if the study has nothing that the paper has."""
+    found: dict[str, Condition] = {}
+    for condition in evidence.main:
+        found.setdefault(_paper_name(condition.settings), condition)
+    gains = [
+        (method, reference, gain)
+        for method, reference in _GAINS
+        if method in found and reference in found and (gain := found[method].minus(found[reference], TOP1))
+    ]
     if not gains:
         return None
-    tables = [_gain_table(gains), *_gap_table(found), *_time_table(evidence, found), _accuracy_table()]
     note = (
         f"Source: {paper.SOURCE}. Data, network and batch differ from ours, so only differences and ratios are "
         "comparable, and those in sign and order rather than in size."
     )
+    tables = [_gain_table(gains), _gap_table(found), _time_table(evidence, found), _accuracy_table()]
     return Section("paper", "Beside the paper", [Paragraph(note), *tables])
 
 
-def _augmented(settings: Settings) -> bool:
-    return str(settings.get("data.augment", "")).startswith("autoaugment")
+def _paper_name(settings: Mapping[str, Any]) -> str:
+    """The paper's name for a condition, from its settings alone, since an arm may have any name; empty: none."""
+    augmented = str(settings.get("data.augment", "")).startswith("autoaugment")
+    method, epsilon = settings["method"], settings.get("attack.epsilon")
+    if method == "vanilla":
+        return paper.AUTOAUGMENT if augmented else paper.VANILLA
+    if method == "conadv" and not epsilon:
+        return _NO_ADVERSARY[paper.CONADV_AUTOAUGMENT if augmented else paper.CONADV]
+    if not epsilon or settings.get("attack.direction") == "noise":
+        return ""
+    if method == "conadv" and settings["delay"] == 1:
+        return paper.CONADV_AUTOAUGMENT if augmented else paper.CONADV
+    return paper.DISADV if method == "disadv" and not augmented else ""
 
 
-def _adversarial(settings: Settings) -> bool:
-    return bool(settings.get("attack.epsilon")) and settings.get("attack.direction") != "noise"
+def _published(method: str, batch: int) -> float:
+    for name, without in _NO_ADVERSARY.items():
+        if method == without:
+            return paper.top1_without_adversary(name, batch)
+    return paper.top1(method, batch)
 
 
-# What the paper has, told from the settings alone, since an arm may have any name.
-_ARMS: dict[str, Callable[[Settings], bool]] = {
-    paper.VANILLA: lambda of: of["method"] == "vanilla" and not _augmented(of),
-    paper.AUTOAUGMENT: lambda of: of["method"] == "vanilla" and _augmented(of),
-    paper.DISADV: lambda of: of["method"] == "disadv" and _adversarial(of) and not _augmented(of),
-    paper.CONADV: lambda of: of["method"] == "conadv" and of["delay"] == 1 and _adversarial(of) and not _augmented(of),
-    paper.CONADV_AUTOAUGMENT: lambda of: (
-        of["method"] == "conadv" and of["delay"] == 1 and _adversarial(of) and _augmented(of)
-    ),
-    "ConAdv, ε = 0": lambda of: of["method"] == "conadv" and of["attack.epsilon"] == 0 and not _augmented(of),
-    "ConAdv + AutoAugment, ε = 0": lambda of: of["method"] == "conadv" and of["attack.epsilon"] == 0 and _augmented(of),
-}
-
-# A method, what it is compared with, and the paper's difference at a batch.
-_GAINS: tuple[tuple[str, str, Callable[[int], float]], ...] = (
-    (paper.DISADV, paper.VANILLA, lambda batch: paper.top1(paper.DISADV, batch) - paper.top1(paper.VANILLA, batch)),
-    (paper.CONADV, paper.VANILLA, lambda batch: paper.top1(paper.CONADV, batch) - paper.top1(paper.VANILLA, batch)),
-    (
-        "ConAdv, ε = 0",
-        paper.VANILLA,
-        lambda batch: paper.top1_without_adversary(paper.CONADV, batch) - paper.top1(paper.VANILLA, batch),
-    ),
-    (
-        paper.AUTOAUGMENT,
-        paper.VANILLA,
-        lambda batch: paper.top1(paper.AUTOAUGMENT, batch) - paper.top1(paper.VANILLA, batch),
-    ),
-    (
-        paper.CONADV_AUTOAUGMENT,
-        paper.AUTOAUGMENT,
-        lambda batch: paper.top1(paper.CONADV_AUTOAUGMENT, batch) - paper.top1(paper.AUTOAUGMENT, batch),
-    ),
-    (
-        "ConAdv + AutoAugment, ε = 0",
-        paper.AUTOAUGMENT,
-        lambda batch: (
-            paper.top1_without_adversary(paper.CONADV_AUTOAUGMENT, batch) - paper.top1(paper.AUTOAUGMENT, batch)
-        ),
-    ),
-)
-
-
-def _find(evidence: Evidence, fits: Callable[[Settings], bool]) -> Condition | None:
-    """The first condition that is what the paper has."""
-    return next((condition for condition in evidence.main if fits(condition.settings)), None)
-
-
-def _gains(found: dict[str, Condition | None]) -> list[tuple[str, Callable[[int], float], Spread]]:
-    gains = []
-    for method, reference, published in _GAINS:
-        ours, plain = found[method], found[reference]
-        difference = ours.minus(plain, TOP1) if ours and plain else None
-        if difference:
-            gains.append((f"{method} minus {reference}", published, difference))
-    return gains
-
-
-def _gain_table(gains: list[tuple[str, Callable[[int], float], Spread]]) -> Table:
+def _gain_table(gains: list[tuple[str, str, Spread]]) -> Table:
     rows = [
         [
-            name,
-            *(number(published(batch), 1, signed=True) for batch in _BATCHES),
-            of.text(signed=True),
-            of.interval_text(),
-            str(of.n),
+            f"{method} minus {reference}",
+            *(number(_published(method, at) - _published(reference, at), 1, signed=True) for at in _BATCHES),
+            *(gain.text(signed=True), gain.interval_text(), str(gain.n)),
         ]
-        for name, published, of in gains
+        for method, reference, gain in gains
     ]
-    head = [
-        "difference of test accuracy, points",
-        *(f"paper, {batch}k" for batch in _BATCHES),
-        "ours",
-        "95 % interval",
-        "n",
-    ]
+    published = [f"paper, {batch}k" for batch in _BATCHES]
+    head = ["difference of test accuracy, points", *published, "ours", "95 % interval", "n"]
     caption = (
         "What each method adds, in the paper at three batch sizes and in this study, over n seeds that both arms have."
     )
     return Table("paper-gains", caption, head, rows)
 
 
-def _gap_table(found: dict[str, Condition | None]) -> list[Table]:
+def _gap_table(found: Found) -> Table:
     rows = []
     for name, published in paper.GAP.items():
-        gap = condition.figure("gap") if (condition := found[name]) else None
-        rows.append([name, *(f"{figure:.1f}" for figure in published), f"{gap.text()} ({gap.n})" if gap else "–"])
+        gap = found[name].metric("gap") if name in found else None
+        rows.append([name, *(f"{points:.1f}" for points in published), gap.text_n() if gap else "–"])
     head = ["gap, points", *(f"paper, {batch}k" for batch in paper.GAP_BATCHES), "ours (n)"]
-    caption = "Generalization gap: training minus test accuracy (the paper's table 4)."
-    return [Table("paper-gap", caption, head, rows)]
+    return Table("paper-gap", "Generalization gap: training minus test accuracy (the paper's table 4).", head, rows)
 
 
-def _time_table(evidence: Evidence, found: dict[str, Condition | None]) -> list[Table]:
+def _time_table(evidence: Evidence, found: Found) -> Table:
     rows = []
     for name in (paper.DISADV, paper.CONADV):
-        ratio = step_ratio(evidence, condition) if (condition := found[name]) else None
+        ratio = evidence.step_ratio(found[name]) if name in found else None
         seconds = [
-            _ratio(mine, plain) for mine, plain in zip(paper.SECONDS[name], paper.SECONDS[paper.VANILLA], strict=True)
+            f"{mine / vanilla:.2f}" if mine and vanilla else "–"
+            for mine, vanilla in zip(paper.SECONDS[name], paper.SECONDS[paper.VANILLA], strict=True)
         ]
         limit = paper.LIMIT_THROUGHPUT[paper.VANILLA] / paper.LIMIT_THROUGHPUT[name]
-        rows.append(
-            [f"{name} / vanilla", *seconds[:2], f"{limit:.2f}", f"{ratio.text(2)} ({ratio.n})" if ratio else "–"]
-        )
+        rows.append([f"{name} / vanilla", *seconds[:2], f"{limit:.2f}", ratio.text_n(2) if ratio else "–"])
     head = ["time, relative to vanilla", "paper, 16k", "paper, 32k", "paper, 2k at the limit of workers", "ours (n)"]
     caption = (
         "Time of training relative to vanilla (the paper's table 3 and its throughput at the limit of workers). The "
         "paper spreads a method over as many devices as it can use; here one process does all of its work."
     )
-    return [Table("paper-time", caption, head, rows)]
-
-
-def _ratio(mine: float | None, plain: float | None) -> str:
-    return f"{mine / plain:.2f}" if mine and plain else "–"
+    return Table("paper-time", caption, head, rows)
 
 
 def _accuracy_table() -> Table:
-    rows = [[name, *(f"{figure:.1f}" for figure in figures)] for name, figures in paper.TOP1.items()]
+    rows = [[name, *(f"{top1:.1f}" for top1 in several)] for name, several in paper.TOP1.items()]
     caption = "The paper's own top-1 accuracies on ImageNet, percent, by batch size (its tables 1 and 2)."
     return Table("paper-accuracy", caption, ["method", *(f"{batch}k" for batch in paper.BATCHES)], rows)

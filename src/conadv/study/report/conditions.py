@@ -1,106 +1,178 @@
-"""Conditions: what is compared. A condition has the runs of an arm that differ in nothing but the seed.
+"""What a report compares: conditions, which are the runs of an arm that differ only in the seed, and their means.
 
 results ──► conditions ──► the best learning rate of each ──► families, which differ in one setting
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from statistics import fmean, stdev
 from typing import Any
 
 from conadv.study.cells import NUMBERLESS, short
 from conadv.study.results import Result, is_tuning
 
-from .spread import Spread, spread
-
-RATE = "optimizer.lr"
-_WORDS = {"attack.epsilon": "ε", RATE: "learning rate", "batch_size": "batch", "data.augment": "augmentation"}
+RATE, TOP1 = "optimizer.lr", "test_top1"
 Setting = tuple[tuple[str, Any], ...]
 
-# Chosen for each condition alike rather than compared: they may differ where something else is compared.
+_WORDS = {"attack.epsilon": "ε", RATE: "learning rate", "batch_size": "batch", "data.augment": "augmentation"}
+# Tuned for each condition, so they may differ where something else is compared.
 _TUNED = frozenset({RATE, "schedule.warmup_epochs"})
-# Not compared for their own sake: the method is what the arms are about, and the others follow from something else.
+# Not compared for their own sake: the arms compare the method, and the others follow from other settings.
 _ASIDE = frozenset({*_TUNED, "method", "chunk_size", "max_steps"})
 # Compared wherever they vary, also between arms.
 _ALWAYS = frozenset({"attack.epsilon", "delay", "batch_size", "epochs", "data.augment"})
+# Student's t for a two-sided 95 % interval, by degrees of freedom from 1; beyond the list, the normal value is close.
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation of n numbers; a single number has no deviation."""
+
+    mean: float
+    deviation: float | None
+    n: int
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % interval of the mean, by Student's t; None for a single number."""
+        if self.deviation is None:
+            return None
+        factor = _T95[self.n - 2] if self.n - 2 < len(_T95) else 1.96
+        half = factor * self.deviation / math.sqrt(self.n)
+        return self.mean - half, self.mean + half
+
+    def text(self, digits: int = 1, signed: bool = False) -> str:
+        """Such as 37.1 ± 0.4."""
+        mean = number(self.mean, digits, signed)
+        return mean if self.deviation is None else f"{mean} ± {number(self.deviation, digits)}"
+
+    def text_n(self, digits: int = 1, signed: bool = False) -> str:
+        """Such as 37.1 ± 0.4 (3)."""
+        return f"{self.text(digits, signed)} ({self.n})"
+
+    def interval_text(self, digits: int = 1) -> str:
+        if self.interval is None:
+            return "–"
+        low, high = (number(end, digits, signed=True) for end in self.interval)
+        return f"{low} to {high}"
+
+
+def spread(numbers: Iterable[float | None]) -> Spread | None:
+    """Mean and deviation of the numbers that are not None; None if there are none."""
+    known = [one for one in numbers if one is not None]
+    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known)) if known else None
+
+
+def number(value: float, digits: int, signed: bool = False) -> str:
+    """Format a number with a true minus sign, and without a minus zero."""
+    rounded = round(value, digits) + 0.0
+    return f"{rounded:{'+' if signed and rounded else ''}.{digits}f}".replace("-", "−")
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Runs that differ in nothing but the seed."""
+    """Runs that differ only in the seed."""
 
     arm: str
     settings: Mapping[str, Any]
-    """By dotted key, without the seed and without what has no effect."""
+    """By dotted key, without the seed and without settings that have no effect."""
     runs: tuple[Result, ...]
-    """That have come to their end, one a seed."""
+    """Finished runs, one per seed."""
     failed: int = 0
     missing: int = 0
 
-    def figure(self, name: str) -> Spread | None:
-        """A figure of the summaries over the seeds."""
-        return spread(figure_of(run, name) for run in self.runs)
+    def metric(self, name: str) -> Spread | None:
+        """A metric over the seeds."""
+        return spread(run.metric(name) for run in self.runs)
 
     def by_seed(self, name: str) -> dict[int, float]:
-        figures = {run.values["seed"]: figure_of(run, name) for run in self.runs}
-        return {seed: figure for seed, figure in figures.items() if figure is not None}
+        """A metric by seed."""
+        return {run.values["seed"]: value for run in self.runs if (value := run.metric(name)) is not None}
 
     def minus(self, other: Condition, name: str) -> Spread | None:
-        """The difference of a figure, over the seeds that both have."""
+        """The difference of a metric, over the seeds that both have."""
         mine, theirs = self.by_seed(name), other.by_seed(name)
         return spread(mine[seed] - theirs[seed] for seed in mine if seed in theirs)
 
     def over(self, other: Condition, name: str) -> Spread | None:
-        """The ratio of a figure, over the seeds that both have."""
+        """The ratio of a metric, over the seeds that both have."""
         mine, theirs = self.by_seed(name), other.by_seed(name)
         return spread(mine[seed] / theirs[seed] for seed in mine if theirs.get(seed))
 
 
 def conditions(results: Iterable[Result]) -> list[Condition]:
-    """In the order of the study. Two runs of one seed, which differ in what has no effect, count once."""
+    """Group results, in the order of the study. Runs of one seed that differ in settings without effect count once."""
     grouped: dict[tuple[str, Setting], list[Result]] = {}
     for result in results:
         grouped.setdefault((result.arm, tuple(effective(result.values).items())), []).append(result)
     return [_condition(arm, dict(settings), several) for (arm, settings), several in grouped.items()]
 
 
+def _condition(arm: str, settings: dict[str, Any], results: Sequence[Result]) -> Condition:
+    seeds: dict[int, Result] = {}
+    for result in results:
+        if result.summary is not None:
+            seeds.setdefault(result.values["seed"], result)
+    rest = [result for result in results if result.summary is None]
+    failed = sum(result.error is not None for result in rest)
+    return Condition(arm, settings, tuple(seeds[seed] for seed in sorted(seeds)), failed, len(rest) - failed)
+
+
 def effective(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that decide a run's numbers, but for its seed."""
-    plain = values.get("method") == "vanilla"
+    """The settings that determine a run's results, except for its seed."""
+    vanilla = values.get("method") == "vanilla"
     return {
         key: value
         for key, value in values.items()
         if key not in NUMBERLESS
         and key != "seed"
-        and not (plain and (key.startswith("attack.") or key == "adv_weight"))
+        and not (vanilla and (key.startswith("attack.") or key == "adv_weight"))
     }
 
 
-def main_results(results: Sequence[Result]) -> list[Result]:
-    """What is compared: all but the tuning, or the tuning where a study has nothing else yet."""
+def main_conditions(results: Sequence[Result]) -> list[Condition]:
+    """The finished conditions, each at its best learning rate. Tuning counts only if there is nothing else yet."""
     rest = [result for result in results if not is_tuning(result)]
-    return rest if any(result.summary for result in rest) else list(results)
-
-
-def best_rates(several: Iterable[Condition]) -> list[Condition]:
-    """Of conditions that differ in the learning rate alone, the one with the highest mean test accuracy."""
     best: dict[tuple[str, Setting], Condition] = {}
-    for condition in several:
+    for condition in conditions(rest if any(result.summary for result in rest) else results):
         key = (condition.arm, _without(condition.settings, {RATE}))
         if key not in best or _rank(condition) > _rank(best[key]):
             best[key] = condition
-    return list(best.values())
+    return [condition for condition in best.values() if condition.runs]
 
 
-def families(several: Sequence[Condition], key: str, also: Iterable[str] = ()) -> list[list[Condition]]:
-    """Conditions that agree in all but `key` (and what is tuned, and `also`), where it has more than one value."""
+def _rank(condition: Condition) -> tuple[bool, float]:
+    top1 = condition.metric(TOP1)
+    return top1 is not None, top1.mean if top1 else 0.0
+
+
+def compared_settings(several: Sequence[Condition]) -> dict[str, list[list[Condition]]]:
+    """By setting, the families that differ only in it: settings that vary within an arm or that the paper varies."""
+    keys = dict.fromkeys(key for condition in several for key in condition.settings if key not in _ASIDE)
+    chosen = [key for key in keys if key in _ALWAYS or key in varying_within_arms(several)]
+    found = {key: _families(several, key) for key in chosen}
+    return {key: rows for key, rows in found.items() if rows}
+
+
+def _families(several: Sequence[Condition], key: str) -> list[list[Condition]]:
+    """Conditions that agree in all settings but `key` and those that follow from it; each has two values or more."""
     found: dict[Setting, dict[Any, Condition]] = {}
     for condition in several:
-        if key in condition.settings and condition.runs:
-            rest = _without(_as_one_method(condition.settings), {key, *_TUNED, *also})
-            found.setdefault(rest, {}).setdefault(condition.settings[key], condition)
+        settings = dict(condition.settings)
+        if settings["method"] == "disadv":
+            settings["method"] = "conadv"  # disadv is conadv with delay 0
+        if key in settings and condition.runs:
+            rest = _without(settings, {key, "chunk_size", *_TUNED})
+            found.setdefault(rest, {}).setdefault(settings[key], condition)
     return [
         sorted(family.values(), key=lambda condition: _order(condition.settings[key]))
         for family in found.values()
@@ -108,61 +180,47 @@ def families(several: Sequence[Condition], key: str, also: Iterable[str] = ()) -
     ]
 
 
-def compared_settings(several: Sequence[Condition]) -> dict[str, list[list[Condition]]]:
-    """The families by each setting that a study compares: what varies within an arm, and what the paper varies."""
-    keys = dict.fromkeys(key for condition in several for key in condition.settings if key not in _ASIDE)
-    chosen = [key for key in keys if key in _ALWAYS or key in varying_within_arms(several)]
-    found = {key: families(several, key, also=("chunk_size",)) for key in chosen}
-    return {key: rows for key, rows in found.items() if rows}
-
-
 def representatives(several: Sequence[Condition]) -> list[Condition]:
-    """The first condition of each arm, and those that no family of a compared setting has."""
+    """The first condition of each arm, and those that are in no family of a compared setting."""
     elsewhere = {id(one) for rows in compared_settings(several).values() for row in rows for one in row}
     first = {one.arm: id(one) for one in reversed(several)}
     return [one for one in several if first[one.arm] == id(one) or id(one) not in elsewhere]
 
 
 def varying_within_arms(several: Sequence[Condition]) -> list[str]:
-    """The settings, but for the learning rate, that an arm has several values of."""
+    """The settings, except for the learning rate, that have several values within an arm."""
     keys = dict.fromkeys(key for condition in several for key in condition.settings if key != RATE)
-    return [key for key in keys if any(len(_values(several, arm, key)) > 1 for arm in _arms(several))]
-
-
-def varying(several: Sequence[Condition], key: str) -> bool:
-    return len({condition.settings.get(key) for condition in several}) > 1
+    arms = {condition.arm for condition in several}
+    return [key for key in keys if any(len(_values(several, arm, key)) > 1 for arm in arms)]
 
 
 def baseline(several: Sequence[Condition], condition: Condition) -> Condition | None:
-    """The first vanilla condition on the same data, model and batch: what the condition is compared with."""
-    return next(
-        (
-            other
-            for other in several
-            if other.settings.get("method") == "vanilla" and _context(other) == _context(condition) and other.runs
-        ),
-        None,
-    )
+    """The first vanilla condition with the same data, model and batch, which the condition is compared with."""
+    alike = (other for other in several if other.settings["method"] == "vanilla" and other.runs)
+    return next((other for other in alike if _context(other) == _context(condition)), None)
 
 
 def labels(several: Sequence[Condition]) -> list[str]:
-    """A name for each condition that tells it from the others, with no more settings than its arm needs."""
+    """A unique name for each condition: its arm, and the settings that vary within the arm."""
     keys = [key for key in varying_within_arms(several) if key != "chunk_size"]
-    return [", ".join([one.arm, *_details(one, several, keys)]) for one in several]
+    return [
+        described(one, [key for key in keys if key in one.settings and len(_values(several, one.arm, key)) > 1])
+        for one in several
+    ]
 
 
-def _details(condition: Condition, several: Sequence[Condition], keys: Iterable[str]) -> list[str]:
-    mine = [key for key in keys if key in condition.settings and len(_values(several, condition.arm, key)) > 1]
-    return [f"{word(key)} {show(key, condition.settings[key])}" for key in mine]
+def described(condition: Condition, keys: Iterable[str]) -> str:
+    """The arm and some settings."""
+    return ", ".join([condition.arm, *(f"{word(key)} {show(key, condition.settings[key])}" for key in keys)])
 
 
 def word(key: str) -> str:
-    """What people call a setting."""
+    """The common name of a setting."""
     return _WORDS.get(key, short(key).replace("_", " "))
 
 
 def show(key: str, value: Any) -> str:
-    """A value as people write it: a radius in 255ths, numbers without needless digits."""
+    """A value as people write it: an epsilon in 255ths, other numbers without needless digits."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -176,35 +234,8 @@ def show(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def figure_of(run: Result, name: str) -> float | None:
-    """A figure of a run's summary; None where it is missing or was not finite."""
-    value = (run.summary or {}).get(name)
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _condition(arm: str, settings: dict[str, Any], results: Sequence[Result]) -> Condition:
-    seeds: dict[int, Result] = {}
-    for result in results:
-        if result.summary is not None:
-            seeds.setdefault(result.values["seed"], result)
-    rest = [result for result in results if result.summary is None]
-    failed = sum(result.error is not None for result in rest)
-    return Condition(arm, settings, tuple(seeds[seed] for seed in sorted(seeds)), failed, len(rest) - failed)
-
-
-def _without(settings: Mapping[str, Any], keys: Iterable[str]) -> Setting:
-    left_out = set(keys)
-    return tuple((key, value) for key, value in settings.items() if key not in left_out)
-
-
-def _as_one_method(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """disadv is conadv with delay 0."""
-    return {**settings, "method": "conadv" if settings["method"] == "disadv" else settings["method"]}
-
-
-def _rank(condition: Condition) -> tuple[bool, float]:
-    top1 = condition.figure("test_top1")
-    return top1 is not None, top1.mean if top1 else 0.0
+def _without(settings: Mapping[str, Any], keys: set[str]) -> Setting:
+    return tuple((key, value) for key, value in settings.items() if key not in keys)
 
 
 def _context(condition: Condition) -> Setting:
@@ -216,12 +247,8 @@ def _values(several: Iterable[Condition], arm: str, key: str) -> set[Any]:
     return {one.settings.get(key) for one in several if one.arm == arm}
 
 
-def _arms(several: Iterable[Condition]) -> list[str]:
-    return list(dict.fromkeys(condition.arm for condition in several))
-
-
 def _order(value: Any) -> tuple[int, float, str]:
-    """Numbers by size, then texts as they are, "none" first."""
+    """Numbers by size, then texts, "none" first."""
     if isinstance(value, int | float):
         return 0, float(value), ""
     return 1, 0.0, "" if value in (None, "none") else str(value)

@@ -1,8 +1,7 @@
-"""What a report speaks of: the results of a study, sorted into what is compared, and where they come from."""
+"""The data of a report: everything that a sweep left in its folder, read and sorted into conditions."""
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from conadv.study.origin import read_origins
-from conadv.study.results import GALLERY, Result, read_results
+from conadv.study.results import GALLERY, Result, parse_json, read_results
 from conadv.train.metrics import read_metrics
 
-from .conditions import Condition, best_rates, conditions, labels, main_results, representatives
+from .conditions import TOP1, Condition, Spread, baseline, labels, main_conditions, representatives
 
 
 @dataclass(frozen=True)
@@ -31,51 +30,63 @@ class Evidence:
 
     @cached_property
     def main(self) -> list[Condition]:
-        """What is compared, each at its best learning rate."""
-        return [condition for condition in best_rates(conditions(main_results(self.results))) if condition.runs]
-
-    @cached_property
-    def names(self) -> dict[int, str]:
-        return {id(one): name for one, name in zip(self.shown, labels(self.shown), strict=True)}
+        """The conditions to compare, each at its best learning rate."""
+        return main_conditions(self.results)
 
     @cached_property
     def shown(self) -> list[Condition]:
-        """Those of `main` that stand for their arms; the others are shown with the setting in which they differ."""
+        """The conditions of `main` that represent their arms; the others appear only with the setting they vary."""
         return representatives(self.main)
 
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {id(one): name for one, name in zip(self.shown, labels(self.shown), strict=True)}
+
     def name(self, condition: Condition) -> str:
-        """What tells a condition of `shown` from the others."""
-        return self.names[id(condition)]
+        """The name of a condition, unique among `shown`."""
+        return self._names[id(condition)]
+
+    def is_baseline(self, condition: Condition) -> bool:
+        return baseline(self.main, condition) is condition
+
+    def gain(self, condition: Condition) -> Spread | None:
+        """Test accuracy minus vanilla's, in points; None for vanilla itself, or without vanilla."""
+        vanilla = baseline(self.main, condition)
+        return None if vanilla is None or vanilla is condition else condition.minus(vanilla, TOP1)
+
+    def step_ratio(self, condition: Condition) -> Spread | None:
+        """Time per step relative to vanilla's."""
+        vanilla = baseline(self.main, condition)
+        return None if vanilla is None else vanilla.over(condition, "images_per_second")
 
     def metrics(self, run: Result) -> list[dict[str, Any]]:
-        """A line a step; empty where the folder of the run is gone."""
+        """The lines of metrics.jsonl, one per step; empty if the folder of the run is gone."""
         return read_metrics(self.folder / "runs" / run.cell / "metrics.jsonl")
 
-    def gallery(self, run: Result) -> dict[str, Any] | None:
-        """Images with their twins, as conadv.study.gallery writes them; None where it wrote none."""
+    def gallery(self, run: Result) -> Any:
+        """The content of gallery.json, unchecked; None if there is none, ValueError if it is not JSON."""
         try:
-            gallery: dict[str, Any] = json.loads((self.folder / "runs" / run.cell / GALLERY).read_text("utf-8"))
-        except (OSError, ValueError):
+            return parse_json((self.folder / "runs" / run.cell / GALLERY).read_text("utf-8"))
+        except FileNotFoundError:
             return None
-        return gallery
 
 
 def collect(folder: Path) -> Evidence:
-    """Everything that a sweep left in a folder; ValueError where that is no study."""
+    """Read the folder of a study; ValueError if it is not one, or damaged."""
     results = read_results(folder)
     if not results:
         raise ValueError(f"{str(folder)!r} has no cells: run conadv sweep first")
+    text, tables = _study(folder / "study.toml")
+    title, about, conclusions = (str(tables.get(key, "")) for key in ("title", "about", "conclusions"))
+    title = title or folder.resolve().name
+    return Evidence(folder, title, about, conclusions, text, results, read_origins(folder))
+
+
+def _study(path: Path) -> tuple[str, dict[str, Any]]:
     try:
-        text = (folder / "study.toml").read_text(encoding="utf-8")
-        tables = tomllib.loads(text)
-    except (OSError, ValueError):  # the results alone are enough for a report
-        text, tables = "", {}
-    return Evidence(
-        folder,
-        str(tables.get("title", folder.resolve().name)),
-        str(tables.get("about", "")),
-        str(tables.get("conclusions", "")),
-        text,
-        results,
-        read_origins(folder),
-    )
+        text = path.read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except FileNotFoundError:  # the results alone are enough for a report
+        return "", {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{str(path)!r} is damaged ({error}): remove it; a report works without it") from None

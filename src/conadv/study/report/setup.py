@@ -1,4 +1,4 @@
-"""Sections on how the figures came about: what was run, where, and how to repeat it."""
+"""Sections on how the results came about: what was run, where, and how to repeat it."""
 
 from __future__ import annotations
 
@@ -8,67 +8,61 @@ from typing import Any
 from conadv.study.cells import NUMBERLESS
 from conadv.study.results import Result
 
-from .blocks import Block, Items, Listing, Paragraph, Section, Table
-from .conditions import effective, show
+from .conditions import TOP1, effective, show
+from .document import Block, Code, Items, Listing, Paragraph, Section, Table
 from .evidence import Evidence
 
 
 def status(evidence: Evidence) -> Items:
-    """How much of the study is there, for the head of the page."""
+    """How much of the study is done, for the top of the page."""
     results = evidence.results
     done = sum(result.summary is not None for result in results)
     failed = sum(result.error is not None for result in results)
     missing = len(results) - done - failed
     cells = f"{done} of {len(results)} done" if done < len(results) else f"{done}, all done"
     cells += f", {failed} failed" * bool(failed) + f", {missing} not run to their end yet" * bool(missing)
-    seeds = {run.values["seed"] for condition in evidence.main for run in condition.runs}
-    pairs = [("Cells", cells), ("Arms", str(len({result.arm for result in results}))), ("Seeds", _seeds(seeds))]
+    seeds = sorted({run.values["seed"] for condition in evidence.main for run in condition.runs})
+    pairs = [("Cells", cells), ("Arms", str(len({result.arm for result in results})))]
+    pairs += [("Seeds", ", ".join(map(str, seeds)) or "none yet")]
     pairs += [("Data", _data(results)), ("Training", _training(results))]
     if evidence.origins:
-        pairs.append(
-            ("Date and commit", f"{evidence.origins[-1]['date']}, {evidence.origins[-1]['commit'] or 'no clone'}")
-        )
+        last = evidence.origins[-1]
+        pairs.append(("Date and commit", f"{last['date']}, {last['commit'] or 'no clone'}"))
     return Items(pairs)
 
 
 def setup_section(evidence: Evidence) -> Section:
-    blocks: list[Block] = [Items(pair) for pair in map(_origin, evidence.origins)]
-    if len(evidence.origins) > 1:
-        blocks.insert(
-            0, Paragraph("The study was run in parts, on machines or with sources that differ, oldest first:")
-        )
+    """Machines, arms, common settings and the study file."""
+    blocks: list[Block] = [Items(_origin(origin)) for origin in evidence.origins]
+    if len(blocks) > 1:
+        parts = "The study was run in parts, on machines or with sources that differ, oldest first:"
+        blocks.insert(0, Paragraph(parts))
     blocks.append(_arms(evidence.results))
-    common = {
-        key: value
-        for key, value in _common([result.values for result in evidence.results]).items()
-        if key not in NUMBERLESS
-    }
-    told = ", ".join(f"{key} {show(key, value)}" for key, value in common.items() if value is not None)
-    blocks.append(Paragraph(f"Common to all cells: {told}."))
+    common = _common([result.values for result in evidence.results])
+    shared = _listed({key: value for key, value in common.items() if key not in NUMBERLESS})
+    blocks.append(Paragraph(f"Common to all cells: {shared}."))
     if evidence.study_text:
-        blocks += [Paragraph("The study file, for `conadv sweep`:"), Listing(evidence.study_text)]
+        blocks += [Paragraph(("The study file, for ", Code("conadv sweep"), ":")), Listing(evidence.study_text)]
     return Section("setup", "Setup", blocks)
 
 
 def failure_section(evidence: Evidence) -> Section | None:
+    """Cells that failed, and their errors; None if there are none."""
     rows = [[result.name, result.error] for result in evidence.results if result.error is not None]
-    if not rows:
-        return None
-    caption = "Cells that came to no result, and what they said last."
-    return Section(
-        "failures", "Failed cells", [Table("table-failures", caption, ["cell", "error"], rows, frozenset({1}))]
-    )
+    caption = "Cells that failed, and their last error message."
+    table = Table("table-failures", caption, ["cell", "error"], rows, frozenset({1}))
+    return Section("failures", "Failed cells", [table]) if rows else None
 
 
 def command_section(evidence: Evidence) -> Section:
-    """Every cell with its figure and the command that repeats it."""
-    rows = [[result.name, _accuracy(result), _code(result.command)] for result in evidence.results]
+    """Every cell with its accuracy and the command that repeats it."""
+    rows = [[result.name, _accuracy(result), Code(result.command)] for result in evidence.results]
     caption = (
         "Each cell: its test accuracy, and the command that repeats it, from the folder in which the sweep was run."
     )
     table = Table("commands", caption, ["cell", "test accuracy, %", "command"], rows, frozenset({2}))
     note = (
-        "A command gives the same figures again on the same machine and versions; on others they may differ in the "
+        "A command gives the same numbers again on the same machine and versions; on others they may differ in the "
         "last digits, which training magnifies."
     )
     return Section("cells", "Every cell and its command", [Paragraph(note), table])
@@ -77,21 +71,13 @@ def command_section(evidence: Evidence) -> Section:
 def _accuracy(result: Result) -> str:
     if result.summary is None:
         return "failed" if result.error else "to do"
-    return f"{result.summary['test_top1']:.2f}"
-
-
-def _code(text: str) -> str:
-    return text if "`" in text else f"`{text}`"
-
-
-def _seeds(seeds: set[int]) -> str:
-    return ", ".join(map(str, sorted(seeds))) or "none yet"
+    top1 = result.metric(TOP1)
+    return "–" if top1 is None else f"{top1:.2f}"
 
 
 def _data(results: Sequence[Result]) -> str:
-    sources = ", ".join(
-        dict.fromkeys(str(one.values.get("data.name") or one.values.get("data.path")) for one in results)
-    )
+    names = [one.values.get("data.name") or one.values.get("data.path") for one in results]
+    sources = ", ".join(dict.fromkeys(map(str, names)))
     sides = _several(results, "data.image_size")
     size = _several(results, "data.train_size", "{} training images")
     return ", ".join(part for part in (sources, size, f"{sides} × {sides} pixels" * bool(sides)) if part)
@@ -103,8 +89,8 @@ def _training(results: Sequence[Result]) -> str:
 
 
 def _several(results: Sequence[Result], key: str, form: str = "{}") -> str:
-    """The values of a setting, put into a form; empty where it is none for all."""
-    values = list(dict.fromkeys(result.values[key] for result in results if result.values.get(key) is not None))
+    """The values of a setting, formatted; empty if no cell has one."""
+    values = list(dict.fromkeys(one.values[key] for one in results if one.values.get(key) is not None))
     if all(isinstance(value, int) for value in values):
         values.sort()
     return form.format(" or ".join(show(key, value) for value in values)) if values else ""
@@ -112,36 +98,33 @@ def _several(results: Sequence[Result], key: str, form: str = "{}") -> str:
 
 def _origin(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
     memory = f", {origin['memory_gb']} GB" if origin.get("memory_gb") else ""
-    versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items())
     return [
         ("Date", str(origin["date"])),
         ("Machine", f"{origin['processor']}, {origin['cores']} cores{memory}, {origin['system']}"),
-        ("Versions", versions),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in origin["versions"].items())),
         ("Commit", str(origin["commit"] or "not run from a clone")),
     ]
 
 
 def _arms(results: Sequence[Result]) -> Table:
-    """What tells the arms apart: each setting that is the same within an arm and not over all of them."""
-    arms: dict[str, list[Result]] = {}
-    for result in results:
-        arms.setdefault(result.arm, []).append(result)
+    """The settings that tell the arms apart: the same within an arm, but not over all of them."""
     common = _common([result.values for result in results])
     rows = []
-    for arm, several in arms.items():
-        own = {
-            key: value
-            for key, value in _common([effective(result.values) for result in several]).items()
-            if key not in common and value is not None
-        }
+    for arm in dict.fromkeys(result.arm for result in results):
+        several = [result for result in results if result.arm == arm]
+        own = _common([effective(result.values) for result in several])
         grids = ", ".join(dict.fromkeys(grid for result in several for grid in result.grids))
-        told = ", ".join(f"{key} {show(key, value)}" for key, value in own.items())
-        rows.append([arm, told, grids, str(len(several))])
-    caption = "The arms: the settings that tell them apart, the grids that they take part in, and their cells."
+        settings = _listed({key: value for key, value in own.items() if key not in common})
+        rows.append([arm, settings, grids, str(len(several))])
+    caption = "The arms: the settings that tell them apart, their grids, and the number of their cells."
     return Table("arms", caption, ["arm", "settings", "grids", "cells"], rows, frozenset({1, 2}))
 
 
 def _common(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The values that all of these have."""
+    """The values that all of these have in common."""
     first, *rest = several
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in rest)}
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {show(key, value)}" for key, value in settings.items() if value is not None)

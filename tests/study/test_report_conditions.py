@@ -8,7 +8,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.study.report.spread import Spread, number, spread
+from conadv.study.report.conditions import Spread, number, spread
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=60))

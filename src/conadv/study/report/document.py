@@ -1,0 +1,205 @@
+"""A report as blocks, and how they become HTML (templates/page.html.jinja) and Markdown.
+
+A text is a string that is shown literally, `Code`, `Strong`, or a tuple of these. Strings come from study files and
+results, so both formats escape every one of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+
+class Code(str):
+    """A text in a fixed-width font."""
+
+
+class Strong(str):
+    """A text that stands out."""
+
+
+Text = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    kind: ClassVar = "paragraph"
+    text: Text
+
+
+@dataclass(frozen=True)
+class Items:
+    """Facts, each with a name."""
+
+    kind: ClassVar = "items"
+    pairs: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first column names the row."""
+
+    kind: ClassVar = "table"
+    slug: str
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    prose: frozenset[int] = frozenset()
+    """The columns that hold text; the others hold numbers and are aligned right."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    kind: ClassVar = "figure"
+    slug: str
+    caption: str
+    drawings: Sequence[str]
+    """`svg` elements without a namespace, shown side by side if there is room."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Lines to be copied."""
+
+    kind: ClassVar = "listing"
+    text: str
+
+
+Block = Paragraph | Items | Table | Figure | Listing
+
+
+@dataclass(frozen=True)
+class Section:
+    slug: str
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Document:
+    title: str
+    lead: Sequence[Block]
+    """Before the first section."""
+    sections: Sequence[Section]
+
+
+class Numbers:
+    """Numbers tables and figures, in the order in which they are asked for."""
+
+    def __init__(self) -> None:
+        self._counts = {"Table": 0, "Figure": 0}
+
+    def __call__(self, block: Table | Figure) -> str:
+        kind = type(block).__name__
+        self._counts[kind] += 1
+        return f"{kind} {self._counts[kind]}"
+
+
+def plain(text: str) -> str:
+    """Put a text on one line and remove control characters."""
+    return _clean(text).strip()
+
+
+def _clean(text: str) -> str:
+    return re.sub(" +", " ", "".join(letter if letter.isprintable() else " " for letter in text))
+
+
+def _pieces(text: Text) -> Iterator[tuple[str, str]]:
+    """A text as pairs of tag and text."""
+    for part in text if isinstance(text, tuple) else (text,):
+        tag = "code" if isinstance(part, Code) else "strong" if isinstance(part, Strong) else ""
+        yield tag, _clean(part)
+
+
+# HTML
+
+
+def render_page(document: Document) -> str:
+    """The report as one HTML page."""
+    environment = Environment(
+        loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    template = environment.get_template("page.html.jinja")
+    return template.render(document=document, plain=plain, pieces=_pieces, number=Numbers()).lstrip()
+
+
+# Markdown
+
+
+def render_markdown(document: Document, figures: str) -> str:
+    """The report as Markdown; `figures` is the folder of the figures, relative to the text."""
+    number = Numbers()
+    parts = [f"# {_markdown(document.title)}"]
+    parts += [part for block in document.lead for part in _block(block, number, figures)]
+    for section in document.sections:
+        parts.append(f"## {_markdown(section.title)}")
+        parts += [part for block in section.blocks for part in _block(block, number, figures)]
+    return "\n\n".join(parts) + "\n"
+
+
+def figure_files(document: Document) -> dict[str, str]:
+    """The drawings by the file names that the Markdown uses."""
+    blocks = [block for section in document.sections for block in section.blocks]
+    return {
+        _file(block, number): drawing
+        for block in (*document.lead, *blocks)
+        if isinstance(block, Figure)
+        for number, drawing in enumerate(block.drawings)
+    }
+
+
+def escape_markdown(text: str) -> str:
+    """Escape a text so that Markdown, also GitHub's, shows it literally wherever it stands."""
+    escaped = re.sub(r"([\\`*_\[\]#~$@])", r"\\\1", plain(text))
+    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;")):
+        escaped = escaped.replace(character, entity)
+    escaped = escaped.replace("://", ":&#47;/").replace("www.", "www&#46;")  # would become links by themselves
+    # At the start of a line: a list, a rule or an underlined heading.
+    escaped = re.sub(r"^([-+=])(?=[\s=-]|$)", r"\\\1", escaped)
+    return re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", escaped)
+
+
+def _block(block: Block, number: Numbers, figures: str) -> Iterator[str]:
+    match block:
+        case Paragraph(text):
+            yield _markdown(text)
+        case Items(pairs):
+            yield "\n".join(f"- {_markdown(Strong(name))} {_markdown(value)}" for name, value in pairs)
+        case Listing(text):
+            fence = "`" * (max([2, *(len(run) for run in re.findall("`+", text))]) + 1)
+            yield f"{fence}\n{text.rstrip()}\n{fence}"
+        case Table():
+            yield f"**{number(block)}.** {_markdown(block.caption)}"
+            yield _table(block)
+        case Figure():
+            caption, names = _markdown(block.caption), [_file(block, place) for place in range(len(block.drawings))]
+            yield "\n".join(f"![{caption}]({quote(figures)}/{name})" for name in names)
+            yield f"**{number(block)}.** {caption}"
+
+
+def _table(table: Table) -> str:
+    rules = [":--" if place == 0 or place in table.prose else "--:" for place in range(len(table.head))]
+    rows = [[_markdown(cell) for cell in row] for row in (table.head, *table.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], rules, *rows[1:]))
+
+
+def _file(figure: Figure, place: int) -> str:
+    return f"{figure.slug}-{place + 1}.svg" if len(figure.drawings) > 1 else f"{figure.slug}.svg"
+
+
+def _markdown(text: Text) -> str:
+    return "".join(_marked(tag, part) for tag, part in _pieces(text)).strip()
+
+
+def _marked(tag: str, text: str) -> str:
+    if tag == "code" and text.strip() and not re.search(r"[`|\\]", text):
+        return f"`{text.strip()}`"
+    escaped = escape_markdown(text)
+    if tag == "strong" and escaped:
+        return f"**{escaped}**"
+    return f"{' ' * text.startswith(' ')}{escaped}{' ' * text.endswith(' ')}"
