@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import conadv.train
 from conadv import cli, config
 from conadv.config import Data, Recipe, dump_recipe, override
 from conadv.train.signals import Interrupted
+from examples_of_help import examples
 
 SUMMARY = {"method": "conadv", "steps": 120, "test_top1": 93.4375, "layout": None, "test_loss": 0.25}
 
@@ -323,6 +326,21 @@ def test_help_of_train_teaches_every_field(commands, capsys):
         assert " ".join(config.description(key).split()[:3]) in text
     assert "[default: 24/255]" in text
     assert all(f"Recipe: {table}" in text for table in config.TABLES)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [(key, words) for key in config.settings() for words in examples(config.description(key))],
+    ids=str,
+)
+def test_every_example_of_the_help_of_train_is_accepted(key, words):
+    text = " ".join(words)
+    assert config.flatten(override(Recipe(), {key: text}))[key] == config.settings()[key].parse(text)
+
+
+def test_the_command_that_the_help_of_train_shows_is_accepted(commands):
+    (line,) = re.findall("conadv (train .*)", cli.train.__doc__)
+    assert cli.main(shlex.split(line)) == 0
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["eval", "--help"], ["export", "--help"], ["recipes", "--help"]])

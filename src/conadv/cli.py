@@ -222,7 +222,7 @@ def _app() -> App:
     app.command(
         "conadv.study.plan.command:command",
         name="plan",
-        help="Say what a cluster would do before it is rented: ranks by role, hours, and the cost of each method.",
+        help="Estimate time and cost on a cluster: ranks by role, time per step, hours, and the cost of each method.",
     )
     app.command(sweep)
     app.command(report)

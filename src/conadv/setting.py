@@ -6,6 +6,7 @@ import ast
 import difflib
 import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -41,7 +42,8 @@ BelowOne = Annotated[float, Rule("0 or more and below 1", lambda value: 0 <= val
 
 def within(low: float, high: float) -> Rule:
     """The rule of a number from `low` to `high`, both included."""
-    return Rule(f"from {low:g} to {high:g}", lambda value: low <= value <= high)
+    first, last = (re.sub(r"e([+-])0*", lambda sign: f"e{sign[1].strip('+')}", f"{end:g}") for end in (low, high))
+    return Rule(f"from {first} to {last}", lambda value: low <= value <= high)
 
 
 _ANYTHING = Rule("", lambda value: True)

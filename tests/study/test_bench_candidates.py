@@ -13,7 +13,7 @@ from conadv.study.bench.alternate import Lap
 from conadv.study.bench.machine import cores, one_core
 from conadv.study.bench.result import Ratio, Time
 from conadv.study.bench.workload import METHODS, Workload, delay_of, duties_of
-from conadv.study.plan.cost import times_in
+from conadv.study.plan import times_in
 
 TINY = Workload("resnet8", width=4, chunk_size=6, image_size=8)
 

@@ -20,9 +20,8 @@ from conadv.study.bench.ranks import run_ranks
 from conadv.study.bench.reduction import Averaged, SummedAfter
 from conadv.study.bench.together import LAYOUTS, contenders
 from conadv.study.bench.workload import Workload, duties_of
-from conadv.study.plan import Link, Machine, PassTimes, PlanRequest, compare_layouts
-from conadv.study.plan.catalogue import ModelSize
-from conadv.study.plan.measured import _LAYOUTS
+from conadv.study.plan import compare_layouts
+from study.plans import request
 
 TINY = Workload("resnet8", width=4, chunk_size=6, image_size=8)
 CPU = torch.device("cpu")
@@ -102,17 +101,9 @@ def test_goals_stand_beside_what_they_are_for(measure) -> None:
     assert goals == {"recycled/vanilla-2": "≤ 1.03", "recycled/vanilla-1": "≤ 1.06", "disadv/vanilla-2": "≥ 1.5"}
 
 
-def test_the_planner_knows_the_layouts_and_reads_the_names(measure) -> None:
-    assert {name: text for name, text in _LAYOUTS.items() if name != "vanilla"} == LAYOUTS
-    request = PlanRequest(
-        times=PassTimes(1.0, 1.0, 1.0),
-        model=ModelSize(1000, 12),
-        machine=Machine(2, 1, Link(0.0, 1e12), Link(0.0, 1e12)),
-        batch_size=6,
-        chunk_size=6,
-    )
+def test_the_planner_reads_the_names(measure) -> None:
     document = {"results": [result.to_json() for result in measure(2)[0].results]}
-    compared = {row.name for row in compare_layouts(request, document)}
+    compared = {row.name for row in compare_layouts(request(), document)}
     assert compared == {
         *("recycled/vanilla-2", "recycled/vanilla-1", "disadv/vanilla-2", "disadv/vanilla-1", "vanilla-2/vanilla-1"),
         *("conadv/vanilla-3", "conadv/vanilla-1", "vanilla-3/vanilla-1"),

@@ -8,27 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conadv.study.plan import Link, Machine, PassTimes, Plan, PlanRequest, Stragglers, build_request, plan
-from conadv.study.plan.catalogue import MODELS, ModelSize
-from conadv.study.plan.network import all_reduce_seconds
+from conadv.study.plan import Plan, PlanRequest, plan
+from conadv.study.plan.devices import MODELS, ModelSize, PassTimes
+from conadv.study.plan.network import Link, Machine, all_reduce_seconds
 from conadv.study.plan.row import evaluate
-
-FREE = Link(0.0, math.inf)
-STEADY = Stragglers(jitter=0.0)
-
-
-def request(**changes: object) -> PlanRequest:
-    fields = {
-        "times": PassTimes(1.0, 1.0, 1.0),
-        "model": ModelSize(parameters=1000, image_values=12),
-        "machine": Machine(8, 4, FREE, FREE),
-        "batch_size": 96,
-        "chunk_size": 4,
-        "epochs": 2.0,
-        "data_size": 1000,
-        "stragglers": STEADY,
-    }
-    return PlanRequest(**(fields | changes))
+from study.plans import FREE, link, machine, passes, request
 
 
 def times_by_place(answer: Plan) -> dict[tuple[str, str], float]:
@@ -36,7 +20,7 @@ def times_by_place(answer: Plan) -> dict[tuple[str, str], float]:
 
 
 def test_one_device_takes_all_the_work_one_after_the_other() -> None:
-    answer = plan(request(machine=Machine(1, 1, Link(9.0, 1.0), Link(9.0, 1.0))))
+    answer = plan(request(**machine(1, 1, link(9.0, 1.0), link(9.0, 1.0))))
     assert times_by_place(answer) == {
         ("vanilla", "clean"): 96 * 3,
         ("disadv", "clean+adv+attack"): 96 * 8,
@@ -56,7 +40,7 @@ def test_one_device_takes_all_the_work_one_after_the_other() -> None:
 
 def test_a_free_network_and_devices_for_every_role_give_the_paths_of_the_paper() -> None:
     # 24 chunks of 4 images: 72 devices hold a lane of three ranks for each.
-    answer = plan(request(machine=Machine(8, 9, FREE, FREE)))
+    answer = plan(request(**machine(8, 9, FREE, FREE)))
     assert times_by_place(answer) == {
         ("vanilla", "clean"): 4 * 3,
         ("disadv", "clean+adv+attack"): 4 * 8,
@@ -82,9 +66,8 @@ def test_a_free_network_and_devices_for_every_role_give_the_paths_of_the_paper()
 
 
 def test_two_ranks_add_what_shows_of_the_ring() -> None:
-    link = Link(0.25, 1000.0)
     asked = request(
-        machine=Machine(2, 1, link, FREE), batch_size=8, algorithm="ring", overlap=0.25, methods=("vanilla",)
+        **machine(2, 1, link(0.25, 1000.0), FREE), batch_size=8, algorithm="ring", overlap=0.25, methods=("vanilla",)
     )
     (row,) = plan(asked).rows
     ring = 2 * (0.25 + 4000 / 2 / 1000)  # 1000 parameters of 4 bytes
@@ -93,7 +76,7 @@ def test_two_ranks_add_what_shows_of_the_ring() -> None:
 
 
 def test_a_reduction_longer_than_the_backward_pass_shows_beyond_it() -> None:
-    asked = request(machine=Machine(2, 1, Link(100.0, math.inf), FREE), batch_size=8, overlap=1.0, methods=("vanilla",))
+    asked = request(**machine(2, 1, link(100.0, 1e18), FREE), batch_size=8, overlap=1.0, methods=("vanilla",))
     row = evaluate(asked, "vanilla", "clean", lanes=2)
     assert row.reduction_seconds == 200 - 4 * 2
     (alone,) = plan(asked).rows
@@ -114,7 +97,7 @@ def test_hours_and_device_hours_follow_from_the_step() -> None:
 def test_what_the_handoff_needs() -> None:
     # One lane of three: twins of 4 × (12 bytes + 8 of the label) = 80 bytes, or 4 × (48 + 8) = 224. The attack takes
     # 8 s of a step of 12 or a little more, and has the rest for the way, less the latency.
-    asked = request(machine=Machine(3, 1, Link(2.0, 1e6), FREE), batch_size=4, overlap=1.0, gradient_bytes=1)
+    asked = request(**machine(3, 1, link(2.0, 1e6), FREE), batch_size=4, overlap=1.0, gradient_bytes=1)
     row = next(row for row in plan(asked).rows if (row.method, row.layout) == ("conadv", "clean | adv | attack"))
     need = row.handoff
     assert need is not None and not need.crosses_nodes
@@ -127,7 +110,7 @@ def test_what_the_handoff_needs() -> None:
 
 
 def test_no_network_hides_a_handoff_that_the_step_waits_for() -> None:
-    rows = plan(request(machine=Machine(3, 1, Link(0.0, 1e3), FREE), batch_size=4, gradient_bytes=1)).rows
+    rows = plan(request(**machine(3, 1, link(0.0, 1e3), FREE), batch_size=4, gradient_bytes=1)).rows
     row = next(row for row in rows if (row.method, row.layout) == ("disadv", "clean | adv | attack"))
     assert row.handoff is not None and row.handoff.hides_as_bytes is None
     assert row.handoff_seconds == pytest.approx(80 / 1e3)
@@ -141,7 +124,7 @@ def test_the_batch_stops_paying_where_every_device_has_a_chunk() -> None:
 
 
 def test_stragglers_lengthen_a_step_by_their_closed_form() -> None:
-    asked = request(stragglers=Stragglers(jitter=0.01, samples=20_000, seed=2), batch_size=128, methods=("vanilla",))
+    asked = request(jitter=0.01, samples=20_000, seed=2, batch_size=128, methods=("vanilla",))
     (row,) = plan(asked).rows
     assert row.lanes == 32
     expected = 12 * 0.01 * sum(1 / k for k in range(1, 33))
@@ -149,30 +132,27 @@ def test_stragglers_lengthen_a_step_by_their_closed_form() -> None:
 
 
 def test_stragglers_of_three_roles_are_those_of_three_times_the_ranks() -> None:
-    times = PassTimes(1.0, 1.0, 1.0)
-    asked = request(
-        stragglers=Stragglers(0.01, 20_000, 4), machine=Machine(8, 12, FREE, FREE), batch_size=128, times=times
-    )
+    asked = request(jitter=0.01, samples=20_000, seed=4, **machine(8, 12, FREE, FREE), batch_size=128)
     row = evaluate(replace(asked, full_attack=True), "conadv", "clean | adv | attack", lanes=32)
     expected = 12 * 0.01 * sum(1 / k for k in range(1, 3 * 32 + 1))  # all 96 ranks work for 12 s
     assert row.straggler_seconds == pytest.approx(expected, rel=0.02)
 
 
-times = st.builds(
-    PassTimes,
-    st.floats(1e-5, 1e-2),
-    st.floats(1e-5, 1e-2),
-    st.floats(1e-5, 1e-2),
-    overhead=st.floats(0, 1e-2),
-    update=st.floats(0, 1e-2),
-)
-links = st.builds(Link, st.floats(0, 1e-3), st.floats(1e6, 1e12))
-machines = st.builds(Machine, st.integers(1, 9), st.integers(1, 5), links, links)
+seconds = st.floats(1e-5, 1e-2)
+links = st.builds(link, st.floats(0, 1e-3), st.floats(1e6, 1e12))
 requests = st.builds(
     PlanRequest,
-    times=times,
-    model=st.builds(ModelSize, st.integers(1, 10**8), st.integers(1, 150528)),
-    machine=machines,
+    forward=seconds,
+    input_backward=seconds,
+    weight_backward=seconds,
+    overhead=st.floats(0, 1e-2),
+    update=st.floats(0, 1e-2),
+    parameters=st.integers(1, 10**8),
+    image_shape=st.tuples(st.just(1), st.just(1), st.integers(1, 150528)),
+    devices_per_node=st.integers(1, 9),
+    nodes=st.integers(1, 5),
+    inside=links,
+    between=links,
     batch_size=st.sampled_from([64, 192, 384, 448]),
     chunk_size=st.sampled_from([32, 64]),
     data_size=st.just(1000),
@@ -182,7 +162,9 @@ requests = st.builds(
     wire=st.sampled_from(["bytes", "floats"]),
     algorithm=st.sampled_from(["auto", "ring", "tree"]),
     overlap=st.floats(0, 1),
-    stragglers=st.builds(Stragglers, st.sampled_from([0.0, 0.02]), st.just(8), st.integers(0, 9)),
+    jitter=st.sampled_from([0.0, 0.02]),
+    samples=st.just(8),
+    seed=st.integers(0, 9),
     sweep=st.just((64,)),
 )
 
@@ -209,22 +191,24 @@ def test_devices_time_and_images_are_conserved(asked) -> None:
 
 
 def slowed(name: str, asked: PlanRequest) -> PlanRequest:
-    machine, times = asked.machine, asked.times
-    between = Link(machine.between.latency * 2, machine.between.bandwidth / 3)
-    inside = Link(machine.inside.latency * 2, machine.inside.bandwidth / 3)
-    return {
-        "fewer nodes": lambda: replace(asked, machine=replace(machine, nodes=max(1, machine.nodes - 1))),
-        "slower between": lambda: replace(asked, machine=replace(machine, between=between)),
-        "slower inside": lambda: replace(asked, machine=replace(machine, inside=inside)),
-        "slower passes": lambda: replace(asked, times=replace(times, forward=2 * times.forward)),
-        "slower update": lambda: replace(asked, times=replace(times, update=times.update + 1e-3)),
-        "more parameters": lambda: replace(asked, model=replace(asked.model, parameters=2 * asked.model.parameters)),
-        "larger images": lambda: replace(asked, model=replace(asked.model, image_values=2 * asked.model.image_values)),
-        "floats": lambda: replace(replace(asked, wire="bytes"), wire="floats"),
-        "less overlap": lambda: replace(asked, overlap=asked.overlap / 2),
-        "full attack": lambda: replace(asked, full_attack=True),
-        "more jitter": lambda: replace(asked, stragglers=replace(asked.stragglers, jitter=0.05)),
-    }[name]()
+    inside, between = (
+        link(found.latency * 2, found.bandwidth / 3) for found in (asked.machine.inside, asked.machine.between)
+    )
+    _, _, values = asked.image_shape
+    changes = {
+        "fewer nodes": {"nodes": max(1, asked.nodes - 1)},
+        "slower between": {"between": between},
+        "slower inside": {"inside": inside},
+        "slower passes": {"forward": 2 * asked.forward},
+        "slower update": {"update": asked.update + 1e-3},
+        "more parameters": {"parameters": 2 * asked.parameters},
+        "larger images": {"image_shape": (1, 1, 2 * values)},
+        "floats": {"wire": "floats"},
+        "less overlap": {"overlap": asked.overlap / 2},
+        "full attack": {"full_attack": True},
+        "more jitter": {"jitter": 0.05},
+    }
+    return replace(asked, **changes[name])
 
 
 @pytest.mark.parametrize(
@@ -262,19 +246,22 @@ def test_a_longer_delay_is_never_slower(asked) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(asked=requests)
-def test_json_round_trip(asked) -> None:
+def test_json_holds_everything_and_only_finite_numbers(asked) -> None:
     answer = plan(asked)
     document = answer.to_json()
     text = json.dumps(document, allow_nan=False)
     assert json.loads(text) == document
-    assert PlanRequest.from_json(json.loads(text)["inputs"]) == asked
-    assert plan(PlanRequest.from_json(json.loads(text)["inputs"])).to_json() == document
+    assert plan(replace(asked)).to_json() == document
 
 
-def test_an_infinite_bandwidth_survives_json() -> None:
-    asked = request()
-    document = json.loads(json.dumps(plan(asked).to_json(), allow_nan=False))
-    assert PlanRequest.from_json(document["inputs"]) == asked
+def test_the_json_of_the_inputs_shows_what_names_stand_for() -> None:
+    inputs = json.loads(json.dumps(plan(request(between="2us 25GB/s")).to_json(), allow_nan=False))["inputs"]
+    assert inputs["machine"]["inside"] == {"latency": 0.0, "bandwidth": None}, "JSON knows no infinite number"
+    assert inputs["machine"]["between"] == pytest.approx({"latency": 2e-6, "bandwidth": 25e9})
+    assert inputs["model"] == {"parameters": 1000, "image_values": 12, "forward_flops": 0.0, "pixel_flops": 0.0}
+    assert inputs["times"]["forward"] == 1.0
+    assert inputs["stragglers"] == {"jitter": 0.0, "samples": 1000, "seed": 0}
+    assert inputs["batch_size"] == 96
 
 
 def test_larger_machines_are_planned_until_the_batch_has_no_more_work() -> None:
@@ -300,95 +287,96 @@ def test_recycled_takes_one_step_of_attack() -> None:
 
 def test_nothing_fits() -> None:
     with pytest.raises(ValueError, match="needs 3 devices, and the machine has 2"):
-        plan(request(methods=("conadv",), layouts=("clean | adv | attack",), machine=Machine(2, 1, FREE, FREE)))
+        plan(request(methods=("conadv",), layouts=("clean | adv | attack",), **machine(2, 1, FREE, FREE)))
+
+
+INF, NAN = math.inf, math.nan
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"batch_size": 0}, "batch_size 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": 98}, "98 is not a whole number of chunks of 4"),
         ({"batch_size": 1004}, "larger than the data"),
+        ({"batch_size": 2**24, "chunk_size": 1, "data_size": 2**24}, "more than 1048576 chunks"),
         ({"sweep": (6,)}, "6 is not a whole number of chunks"),
-        ({"sweep": (0,)}, "0 is not a whole number of chunks"),
-        ({"sweep": (-4,)}, "-4 is not a whole number of chunks"),
-        ({"chunk_size": 0}, "chunk_size 0"),
-        ({"chunk_size": -4}, "chunk_size -4"),
-        ({"data_size": 0}, "data_size 0"),
-        ({"epochs": 0.0}, "epochs 0"),
-        ({"epochs": math.nan}, "epochs nan"),
-        ({"delay": 0}, "disadv"),
-        ({"attack_steps": 0}, "attack_steps 0"),
-        ({"gradient_bytes": 0}, "gradient_bytes 0"),
-        ({"overlap": 1.5}, "overlap 1.5"),
-        ({"overlap": math.nan}, "overlap nan"),
+        ({"sweep": (0,)}, "sweep is 0"),
+        ({"sweep": (8, -4)}, "sweep is -4"),
+        ({"chunk_size": 0}, "chunk_size is 0"),
+        ({"chunk_size": -4}, "chunk_size is -4"),
+        ({"data_size": 0}, "data_size is 0"),
+        ({"epochs": 0.0}, "epochs is 0"),
+        ({"epochs": NAN}, "epochs is nan"),
+        ({"delay": 0}, "delay is 0"),
+        ({"attack_steps": 0}, "attack_steps is 0"),
+        ({"gradient_bytes": 0}, "gradient_bytes is 0"),
+        ({"overlap": 1.5}, "overlap is 1.5"),
+        ({"overlap": NAN}, "overlap is nan"),
         ({"methods": ()}, "no methods"),
-        ({"methods": ("sam",)}, 'methods "sam": take one of vanilla'),
-        ({"wire": "bits"}, 'wire "bits": take one of bytes, floats'),
-        ({"algorithm": "star"}, 'algorithm "star": take one of auto'),
+        ({"methods": ("sam",)}, "methods is 'sam' but must be one of vanilla"),
+        ({"wire": "bits"}, "wire is 'bits' but must be one of bytes, floats"),
+        ({"algorithm": "star"}, "algorithm is 'star' but must be one of auto"),
         ({"layouts": ("clean", "clean+adv")}, "no layout given fits disadv"),
-        ({"layouts": ("clean", "clean+foo")}, 'layout "clean\\+foo"'),
+        ({"layouts": ("clean", "clean+foo")}, r"layout 'clean\+foo' fits no method"),
+        ({"parameters": 10, "image_shape": None}, "both --parameters and --image-shape"),
+        ({"parameters": None}, "both --parameters and --image-shape"),
+        ({"image_shape": (3, 8)}, "image_shape is .* must be 3 values"),
+        ({"image_shape": (3, 8, 0)}, "image_shape is 0"),
+        ({"forward": None}, "--flops"),
+        ({"parameters": None, "image_shape": None, "model": "alexnet"}, "'alexnet' is not in the table"),
+        ({"device": "abacus"}, "device is 'abacus' but must be one of v100"),
+        ({"inside": "string"}, "inside 'string' is not a link: change --inside"),
+        ({"between": ""}, "between is ''"),
+        ({"between": "2us 0GB/s"}, "between '2us 0GB/s' is not a link"),
+        ({"between": "1e9s 1GB/s"}, "at most 1e6 s"),
+        ({"between": "2us 1e300GB/s"}, "at most 1e6 s"),
+        ({"jitter": 2.0}, "jitter is 2"),
+        ({"jitter": -0.1}, "jitter is -0.1"),
+        ({"jitter": NAN}, "jitter is nan"),
+        ({"samples": 0}, "samples is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"pixel_backward": 2.0}, "pixel_backward 2 is more than the 1 s of input_backward"),
+        ({"nodes": 0}, "nodes is 0"),
+        ({"nodes": 10**30}, "nodes is 1000"),
+        ({"devices_per_node": -8}, "devices_per_node is -8"),
+        ({"flops": 0.0}, "flops is 0"),
+        *(({name: value}, f"{name} is") for name in ("forward", "input_backward", "weight_backward", "pixel_backward",
+          "overhead", "update") for value in (-1.0, INF, NAN, 1e300)),
+        *(({name: 0.0}, f"{name} is 0") for name in ("forward", "input_backward", "weight_backward")),
     ],
-)
+)  # fmt: skip
 def test_bad_requests_get_one_line(changes, words) -> None:
     with pytest.raises(ValueError, match=words) as error:
         request(**changes)
     assert "\n" not in str(error.value)
 
 
-def test_flags_make_a_request() -> None:
-    asked = build_request(nodes=2, devices_per_node=4, inside="1us 10GB/s", between="ethernet-100g", forward=1e-3)
+def test_names_stand_for_their_numbers() -> None:
+    asked = PlanRequest(nodes=2, devices_per_node=4, inside="1us 10GB/s", between="ethernet-100g", forward=1e-3)
     assert asked.machine == Machine(4, 2, Link(1e-6, 10e9), Link(20e-6, 12.5e9))
-    assert asked.model == MODELS["resnet50"]
+    assert asked.network == MODELS["resnet50"]
     assert asked.times.forward == 1e-3
-    assert asked.times.input_backward == build_request().times.input_backward
+    assert asked.times.input_backward == PlanRequest().times.input_backward
 
 
-def test_a_measurement_comes_before_the_table_and_a_flag_before_both(tmp_path) -> None:
-    path = tmp_path / "step.json"
-    names = ("forward", "input_backward", "weight_backward")
-    results = [{"name": name, "seconds_per_image": 0.5} for name in names]
-    path.write_text(json.dumps({"machine": {}, "results": results}))
-    asked = build_request(measured=path, weight_backward=0.25, update=0.125, device="no such device")
-    assert asked.times == PassTimes(0.5, 0.5, 0.25, update=0.125)
-
-
-def test_all_three_times_by_hand_need_no_device_and_no_operations() -> None:
-    asked = build_request(
-        parameters=10, image_shape=(3, 8, 8), forward=1.0, input_backward=2.0, weight_backward=3.0, device="none"
-    )
+def test_three_times_per_image_need_no_device_and_no_operations() -> None:
+    asked = PlanRequest(parameters=10, image_shape=(3, 8, 8), **passes(1.0, 2.0, 3.0))
     assert asked.times == PassTimes(1.0, 2.0, 3.0)
-    assert asked.model == ModelSize(10, 192)
+    assert asked.network == ModelSize(10, 192)
 
 
-def test_a_model_of_ones_own_with_its_operations() -> None:
-    asked = build_request(parameters=10, image_shape=(3, 8, 8), flops=1e9, device="v100")
+def test_a_model_of_your_own_with_its_operations() -> None:
+    asked = PlanRequest(parameters=10, image_shape=(3, 8, 8), flops=1e9, device="v100")
     assert asked.times.forward == pytest.approx(1e9 / (125e12 * 0.25))
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"parameters": 10}, "both --parameters and --image-shape"),
-        ({"image_shape": (3, 8, 8)}, "both --parameters and --image-shape"),
-        ({"parameters": 10, "image_shape": (3, 8, 8)}, "--flops"),
-        ({"model": "alexnet"}, "alexnet"),
-        ({"device": "abacus"}, "abacus"),
-        ({"inside": "string"}, "string"),
-        ({"jitter": 2.0}, "jitter"),
-        ({"seed": -1}, "seed"),
-        ({"forward": -1.0}, "forward"),
-        ({"nodes": 0}, "nodes 0"),
-    ],
-)
-def test_bad_flags_get_one_line(flags, words) -> None:
-    with pytest.raises(ValueError, match=words) as error:
-        build_request(**flags)
-    assert "\n" not in str(error.value)
+def test_what_is_given_twice_is_planned_once() -> None:
+    twice = request(methods=("vanilla", "vanilla"), layouts=("clean", "clean", "clean|adv", "clean | adv"))
+    assert len(plan(twice).rows) == 1
 
 
 def test_the_gradient_is_reduced_over_all_ranks_of_the_layout() -> None:
-    link = Link(1e-5, 1e8)
-    asked = request(machine=Machine(4, 8, link, link), overlap=0.0, batch_size=32, algorithm="ring")
+    asked = request(**machine(4, 8, link(1e-5, 1e8), link(1e-5, 1e8)), overlap=0.0, batch_size=32, algorithm="ring")
     row = evaluate(asked, "conadv", "clean | adv | attack", lanes=8)
     assert row.reduction_seconds == pytest.approx(all_reduce_seconds(4000, 24, asked.machine, "ring"))

@@ -4,24 +4,13 @@ import math
 
 import pytest
 
-from conadv.study.plan import Link, Machine, PassTimes, PlanRequest, Stragglers, compare_layouts, render_comparison
-from conadv.study.plan.catalogue import ModelSize
-
-FREE = Link(0.0, math.inf)
+from conadv.study.plan import PlanRequest, compare_layouts, render_comparison
+from study import plans
 
 
-def request(link: Link = FREE) -> PlanRequest:
-    return PlanRequest(
-        times=PassTimes(1.0, 1.0, 1.0),
-        model=ModelSize(1000, 12),
-        machine=Machine(2, 1, link, link),
-        batch_size=128,
-        chunk_size=128,
-        data_size=200,
-        stragglers=Stragglers(0.0),
-        overlap=0.0,
-        algorithm="ring",
-    )
+def request(link: str = plans.FREE) -> PlanRequest:
+    sizes = {"batch_size": 128, "chunk_size": 128, "data_size": 200}
+    return plans.request(**plans.machine(2, 1, link, link), **sizes, overlap=0.0, algorithm="ring")
 
 
 def document(*entries: dict[str, object]) -> dict[str, object]:
@@ -46,7 +35,7 @@ def test_ratios_of_paths_where_the_network_is_free(name, ratio) -> None:
 
 
 def test_the_network_counts_on_each_side() -> None:
-    (found,) = compare_layouts(request(Link(16.0, math.inf)), document({"name": "vanilla-2/vanilla-1"}))
+    (found,) = compare_layouts(request(plans.link(16.0, 1e18)), document({"name": "vanilla-2/vanilla-1"}))
     assert found.predicted == pytest.approx((384 + 2 * 16) / 384)
 
 
@@ -75,7 +64,17 @@ def test_a_document_without_ratios() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", [{"ratio": "x"}, {"ratio": 0.0}, {"ratio": math.nan}, {"low": None}, {"n": "many"}, {"high": []}]
+    "entry",
+    [
+        {"ratio": "x"},
+        {"ratio": 0.0},
+        {"ratio": math.nan},
+        {"low": None},
+        {"low": math.nan},
+        {"n": math.inf},
+        {"n": "many"},
+        {"high": []},
+    ],
 )
 def test_a_ratio_without_its_numbers_is_named(entry) -> None:
     with pytest.raises(ValueError, match='"recycled/vanilla-2" needs numbers'):

@@ -1,29 +1,21 @@
 """A plan for people: the text and the picture."""
 
 import builtins
-import math
 from pathlib import Path
 
 import pytest
 
-from conadv.study.plan import Link, Machine, PassTimes, Plan, PlanRequest, Stragglers, build_request, plan, plot, render
-from conadv.study.plan.catalogue import ModelSize
+from conadv.study.plan import Plan, PlanRequest, plan, plot, render
 from conadv.study.plan.table import columns
+from study.plans import FREE, link, machine, model, passes
 
-LINK = Link(1e-5, 1e9)
+LINK = link(1e-5, 1e9)
+SMALL = passes(1e-3, 1e-3, 1e-3) | model(10**6, 3072)
 
 
 @pytest.fixture(scope="module")
 def answer() -> Plan:
-    return plan(
-        PlanRequest(
-            times=PassTimes(1e-3, 1e-3, 1e-3),
-            model=ModelSize(10**6, 3072),
-            machine=Machine(2, 1, LINK, LINK),
-            batch_size=256,
-            data_size=50_000,
-        )
-    )
+    return plan(PlanRequest(**SMALL, **machine(2, 1, LINK, LINK), batch_size=256, data_size=50_000))
 
 
 def test_columns_line_up() -> None:
@@ -45,14 +37,7 @@ def test_the_text_names_every_row_and_what_was_left_out(answer) -> None:
 
 
 def test_a_plan_of_one_rank_has_no_handoff_to_tell_of() -> None:
-    request = PlanRequest(
-        times=PassTimes(1e-3, 1e-3, 1e-3),
-        model=ModelSize(10**6, 3072),
-        machine=Machine(1, 1, Link(0, math.inf), LINK),
-        batch_size=64,
-        data_size=100,
-        stragglers=Stragglers(0.0),
-    )
+    request = PlanRequest(**SMALL, **machine(1, 1, FREE, LINK), batch_size=64, data_size=100, jitter=0.0)
     text = render(plan(request))
     assert "hand-off of a lane" not in text
     assert "Left out" in text
@@ -91,4 +76,4 @@ def test_without_matplotlib_the_extra_is_named(answer, tmp_path, monkeypatch) ->
 
 def test_the_page_shows_what_the_command_prints() -> None:
     page = Path(__file__).parents[2] / "docs" / "planning.md"
-    assert render(plan(build_request(nodes=192))) in page.read_text(encoding="utf-8")
+    assert render(plan(PlanRequest(nodes=192))) in page.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ class Attack:
     """The adversary that makes the twin of an image. Sizes are fractions of the pixel range."""
 
     epsilon: Share = 24 / 255
-    """Radius of the ball around an image: 4/255 is four grey levels of 256. 0: twins without an adversary."""
+    """Radius of the ball around an image, such as 4/255: four grey levels of 256. 0: twins without an adversary."""
     step_size: NotNegative | None = None
     """How far one step goes, in the unit of epsilon. none: epsilon."""
     steps: Count = 1

@@ -1,33 +1,73 @@
-"""Predicted beside measured: the ratios of `conadv bench layout --json`, one chunk a rank and duty."""
+"""Measurements by `conadv bench`: the times that a plan starts from, and ratios to compare its predictions with."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
-from .cost import Method
-from .path import METHODS, parse_layout
+from conadv.core.catalog import METHODS
+
 from .request import PlanRequest
 from .row import evaluate
 from .table import columns
 
-# The layout in which a method is measured, unless its name is that of vanilla on some ranks.
-_LAYOUTS: dict[Method, str] = {
-    "vanilla": "clean",
-    "disadv": "clean | adv+attack",
-    "conadv": "clean | adv | attack",
-    "recycled": "clean | adv",
+# The results that a plan reads and the key under which each has its value.
+_UNITS = {
+    "forward": "seconds_per_image",
+    "input_backward": "seconds_per_image",
+    "weight_backward": "seconds_per_image",
+    "pixel_backward": "seconds_per_image",
+    "overhead": "seconds",
+    "update": "seconds",
 }
-_TERM = rf"({'|'.join(METHODS)})(?:-(\d+))?"
+_NEEDED = ("forward", "input_backward", "weight_backward")
+_TERM = rf"({'|'.join(METHODS)})(?:-([0-9]{{1,6}}))?"
 _NAME = re.compile(f"{_TERM}/{_TERM}")
+
+
+def read_measurement(path: Path) -> Mapping[str, Any]:
+    """A file that `conadv bench --json` wrote: {"machine": {…}, "results": [{"name": …, …}, …]}."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path} ({error}): give a file written by conadv bench --json") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error}): give a file written by conadv bench --json") from None
+    results = document.get("results") if isinstance(document, dict) else None
+    if not isinstance(results, list) or not all(isinstance(entry, dict) for entry in results):
+        raise ValueError(f'{path} has no list "results" of objects: give a file written by conadv bench --json')
+    return {**document}
+
+
+def times_in(document: Mapping[str, Any]) -> dict[str, float]:
+    """The times of passes that a measurement holds, under the names that `PlanRequest` has for them."""
+    found: dict[str, float] = {}
+    for entry in document["results"]:
+        name = entry.get("name")
+        unit = _UNITS.get(name) if isinstance(name, str) else None
+        if unit is None:
+            continue
+        value = entry.get(unit)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(
+                f'the result "{name}" needs a number "{unit}": measure again with conadv bench step --json'
+            )
+        found[str(name)] = value
+    missing = [name for name in _NEEDED if name not in found]
+    if missing:
+        flags = ", ".join("--" + name.replace("_", "-") for name in missing)
+        raise ValueError(f"the measurement has no {', '.join(missing)}: run conadv bench step --json, or give {flags}")
+    return found
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A measured ratio of times a step, with its spread, and the predicted one."""
+    """A measured ratio of step times, with its spread, and the predicted one."""
 
     name: str
     predicted: float
@@ -50,7 +90,7 @@ class Comparison:
 
 
 def compare_layouts(request: PlanRequest, document: Mapping[str, Any]) -> tuple[Comparison, ...]:
-    """Each result "METHOD[-RANKS]/METHOD[-RANKS]" of a measurement; other names are passed over.
+    """Each result "METHOD[-RANKS]/METHOD[-RANKS]" of a measurement; other names are ignored.
 
     RANKS is by default those of one lane: recycled/vanilla-2 is recycled "clean | adv" on 2 ranks against vanilla
     data-parallel on 2. Every rank has one chunk of `request.chunk_size` images, as in the measurement.
@@ -61,7 +101,7 @@ def compare_layouts(request: PlanRequest, document: Mapping[str, Any]) -> tuple[
         if match is None:
             continue
         above, above_ranks, below, below_ranks = match.groups()
-        predicted = _step(request, cast(Method, above), above_ranks) / _step(request, cast(Method, below), below_ranks)
+        predicted = _step(request, above, above_ranks) / _step(request, below, below_ranks)
         found.append(_comparison(entry, predicted))
     if not found:
         raise ValueError("no ratio of two methods among the results: give a file written by conadv bench layout --json")
@@ -69,6 +109,7 @@ def compare_layouts(request: PlanRequest, document: Mapping[str, Any]) -> tuple[
 
 
 def render_comparison(comparisons: tuple[Comparison, ...]) -> str:
+    """A table of predicted and measured ratios."""
     rows: list[tuple[str, ...]] = [("ratio", "predicted", "measured", "low", "high", "n", "off", "within the spread")]
     for entry in comparisons:
         numbers = (f"{value:.3f}" for value in (entry.predicted, entry.measured, entry.low, entry.high))
@@ -77,9 +118,10 @@ def render_comparison(comparisons: tuple[Comparison, ...]) -> str:
     return columns(rows)
 
 
-def _step(request: PlanRequest, method: Method, ranks: str | None) -> float:
-    layout = _LAYOUTS[method]
-    width = len(parse_layout(layout))
+def _step(request: PlanRequest, method: str, ranks: str | None) -> float:
+    """Seconds per step of a method in the layout in which it is measured."""
+    layout = METHODS[method].overlapped
+    width = layout.count("|") + 1
     lanes, rest = divmod(int(ranks) if ranks else width, width)
     if rest or lanes < 1:
         raise ValueError(
@@ -93,8 +135,8 @@ def _step(request: PlanRequest, method: Method, ranks: str | None) -> float:
 def _comparison(entry: Mapping[str, Any], predicted: float) -> Comparison:
     try:
         ratio, low, high = (float(entry[key]) for key in ("ratio", "low", "high"))
-        if not 0 < ratio < math.inf:
+        if not (0 < ratio < math.inf and math.isfinite(low) and math.isfinite(high)):
             raise ValueError
         return Comparison(entry["name"], predicted, ratio, low, high, int(entry["n"]))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ValueError(f'the result "{entry["name"]}" needs numbers ratio (above 0), low, high and n') from None

@@ -1,17 +1,21 @@
-"""From a request to a plan: each method in each layout on as many lanes as pay, over batch sizes and machine sizes."""
+"""From a request to a plan: each method in each layout on its best number of lanes, over batch sizes and machines."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .cost import Method
-from .path import fits, parse_layout
-from .request import PlanRequest
+from conadv.core.catalog import METHODS
+from conadv.core.roles import Role
+from conadv.parallel.layout import Layout
+
+from .lane import fit_lane
+from .request import MOST_NODES, PlanRequest
 from .row import PlanRow, evaluate
 
-# A batch stops paying where the largest one of the sweep is faster by no more than this.
+# A batch stops paying where the fastest one of the sweep is faster by no more than this.
 PAYS = 0.05
 
 
@@ -19,14 +23,14 @@ PAYS = 0.05
 class LeftOut:
     """A layout that was not planned, and why."""
 
-    method: Method
+    method: str
     layout: str
     reason: str
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer: a row a method and layout, and the best rows of each method for other batches and machines."""
+    """The answer: one row per method and layout, and the best rows of each method for other batches and machines."""
 
     request: PlanRequest
     rows: tuple[PlanRow, ...]
@@ -34,21 +38,16 @@ class Plan:
     by_batch: tuple[PlanRow, ...]
     by_nodes: tuple[PlanRow, ...]
     """Machines of 1, 2, 4, … nodes, up to the one for which the batch has no more work."""
-    stops_paying: dict[Method, int | None]
-    """The batch size; None: the largest batch of the sweep still pays."""
+    stops_paying: dict[str, int | None]
+    """The batch size, by method; None: the largest batch of the sweep still pays."""
 
     def to_json(self) -> dict[str, Any]:
-        """One object with the inputs and a list of rows."""
-        return {
-            "inputs": self.request.to_json(),
-            "rows": [asdict(row) for row in self.rows],
-            "left_out": [asdict(entry) for entry in self.left_out],
-            "by_batch": [asdict(row) for row in self.by_batch],
-            "by_nodes": [asdict(row) for row in self.by_nodes],
-            "stops_paying": dict(self.stops_paying),
-        }
+        """One object with the inputs and lists of rows."""
+        lists = ("rows", "left_out", "by_batch", "by_nodes")
+        rows = {name: [asdict(entry) for entry in getattr(self, name)] for name in lists}
+        return {"inputs": self.request.to_json(), **rows, "stops_paying": dict(self.stops_paying)}
 
-    def best(self, method: Method) -> PlanRow | None:
+    def best(self, method: str) -> PlanRow | None:
         """The fastest row of a method; None if no layout of it fits the machine."""
         return next((row for row in self.rows if row.method == method and row.best), None)
 
@@ -67,33 +66,35 @@ def plan(request: PlanRequest) -> Plan:
 
 def _machines(request: PlanRequest) -> Iterator[PlanRequest]:
     """The request for machines of other sizes."""
-    machine = request.machine
-    widest = max(len(parse_layout(layout)) for _, layout in _combinations(request))
-    most = max(machine.nodes, machine.nodes_for(widest * request.batch_size // request.chunk_size))
+    widest = max(len(lane.roles) for _, lane in _combinations(request))
+    useful = request.machine.nodes_for(widest * request.batch_size // request.chunk_size)
+    most = max(request.nodes, useful)
     doublings = {1 << power for power in range((most - 1).bit_length() + 1)}
-    for nodes in sorted(doublings | {machine.nodes}):
-        yield replace(request, machine=replace(machine, nodes=nodes))
+    for nodes in sorted({nodes for nodes in doublings if nodes <= MOST_NODES} | {request.nodes}):
+        yield replace(request, nodes=nodes)
 
 
-def _combinations(request: PlanRequest) -> Iterator[tuple[Method, str]]:
+def _combinations(request: PlanRequest) -> Iterator[tuple[str, Layout]]:
+    """Every method with one lane of each layout that suits it."""
     for method in request.methods:
         for layout in request.layouts:
-            if fits(method, parse_layout(layout)):
-                yield method, layout
+            lane = fit_lane(layout, METHODS[method].duties)
+            if lane is not None:
+                yield method, lane
 
 
 def _left_out(request: PlanRequest) -> Iterator[LeftOut]:
-    for method, layout in _combinations(request):
-        reason = _obstacle(request, method, layout)
+    for method, lane in _combinations(request):
+        reason = _obstacle(request, method, lane)
         if reason is not None:
-            yield LeftOut(method, layout, reason)
+            yield LeftOut(method, str(lane), reason)
 
 
-def _obstacle(request: PlanRequest, method: Method, layout: str) -> str | None:
-    width = len(parse_layout(layout))
-    if width > request.machine.devices:
-        return f"needs {width} devices, and the machine has {request.machine.devices}"
-    if method == "recycled" and request.attack_steps > 1:
+def _obstacle(request: PlanRequest, method: str, lane: Layout) -> str | None:
+    width, devices = len(lane.roles), request.machine.devices
+    if width > devices:
+        return f"needs {width} devices, and the machine has {devices}"
+    if METHODS[method].maker not in (None, Role.ATTACK) and request.attack_steps > 1:
         return f"takes one step of attack, and {request.attack_steps} were asked for"
     return None
 
@@ -101,11 +102,11 @@ def _obstacle(request: PlanRequest, method: Method, layout: str) -> str | None:
 def _rows(request: PlanRequest, batch_size: int) -> tuple[PlanRow, ...]:
     vanilla = _fastest(request, "vanilla", "clean", batch_size)
     rows = [
-        _fastest(request, method, layout, batch_size)
-        for method, layout in _combinations(request)
-        if _obstacle(request, method, layout) is None
+        _fastest(request, method, str(lane), batch_size)
+        for method, lane in _combinations(request)
+        if _obstacle(request, method, lane) is None
     ]
-    best: dict[Method, PlanRow] = {}
+    best: dict[str, PlanRow] = {}
     for row in rows:
         best[row.method] = min(best.get(row.method, row), row, key=_preference)
     return tuple(
@@ -119,13 +120,17 @@ def _rows(request: PlanRequest, batch_size: int) -> tuple[PlanRow, ...]:
     )
 
 
-def _fastest(request: PlanRequest, method: Method, layout: str, batch_size: int) -> PlanRow:
+def _fastest(request: PlanRequest, method: str, layout: str, batch_size: int) -> PlanRow:
     """The number of lanes, of those that share the chunks equally, with the shortest step."""
-    width = len(parse_layout(layout))
     chunks = batch_size // request.chunk_size
-    most = min(chunks, request.machine.devices // width)
-    lanes = (count for count in range(1, most + 1) if chunks % count == 0)
+    most = request.machine.devices // (layout.count("|") + 1)
+    lanes = (count for count in _divisors(chunks) if count <= most)
     return min((evaluate(request, method, layout, count, batch_size) for count in lanes), key=_preference)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def _preference(row: PlanRow) -> tuple[float, int]:

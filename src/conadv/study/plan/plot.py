@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import os
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from .cost import Method
+from conadv.core.catalog import METHODS
+from conadv.train.files import replace_file, writing
+
 from .planner import Plan
 
-# Distinguishable without colour too, by marker, dashes and hatch. Colours: Okabe and Ito's.
-_STYLES: dict[Method, tuple[str, str, str]] = {
-    "vanilla": ("#000000", "o", "-"),
-    "disadv": ("#D55E00", "s", "-"),
-    "conadv": ("#0072B2", "^", "--"),
-    "recycled": ("#009E73", "D", ":"),
-}
+# Colours: Okabe and Ito's, with markers and dashes for those who do not see them; in the order of the methods.
+_STYLES = (
+    ("#000000", "o", "-"),
+    ("#D55E00", "s", "-"),
+    ("#0072B2", "^", "--"),
+    ("#009E73", "D", ":"),
+    ("#CC79A7", "v", "-."),
+    ("#E69F00", "P", "-"),
+    ("#56B4E9", "X", "--"),
+)
 _PARTS = (
     ("compute", "compute_seconds", "#0072B2", ""),
     ("reduction", "reduction_seconds", "#E69F00", "//"),
@@ -26,7 +31,7 @@ _FORMATS = ("png", "svg", "pdf")
 
 
 def plot(plan: Plan, path: Path) -> None:
-    """Write the picture, in the format of the file's name; a file already there is replaced by a whole one."""
+    """Write the picture, in the format that the file's name ends in."""
     form = path.suffix.lstrip(".").lower()
     if form not in _FORMATS:
         raise ValueError(f"cannot draw {path}: give a name that ends in {', '.join('.' + known for known in _FORMATS)}")
@@ -37,12 +42,10 @@ def plot(plan: Plan, path: Path) -> None:
     _draw_batches(plan, batches)
     _draw_machines(plan, machines)
     _draw_parts(plan, parts)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        figure.savefig(aside, format=form, dpi=150)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    picture = BytesIO()
+    figure.savefig(picture, format=form, dpi=150)
+    with writing(path):
+        replace_file(path, picture.getvalue())
 
 
 def _figure() -> Any:
@@ -59,8 +62,8 @@ def _draw_batches(plan: Plan, axes: Any) -> None:
         _line(axes, method, [row.batch_size for row in rows], [row.images_per_second for row in rows])
         stop = plan.stops_paying[method]
         if stop is not None:
-            axes.axvline(stop, color=_STYLES[method][0], linestyle=":", linewidth=1)
-    axes.set(xlabel="batch size", ylabel="images a second, best layout")
+            axes.axvline(stop, color=_style(method)[0], linestyle=":", linewidth=1)
+    axes.set(xlabel="batch size", ylabel="images per second, best layout")
     axes.set_title(f"{plan.request.machine.devices} devices; dotted: the batch stops paying")
     _logarithmic(axes)
 
@@ -71,12 +74,16 @@ def _draw_machines(plan: Plan, axes: Any) -> None:
         _line(axes, method, [row.ranks + row.idle for row in rows], [row.hours for row in rows])
     axes.axvline(plan.request.machine.devices, color="grey", linestyle=":", linewidth=1)
     axes.set(xlabel="devices", ylabel="hours, best layout")
-    axes.set_title(f"batch {plan.request.batch_size}; dotted: the machine asked about")
+    axes.set_title(f"batch {plan.request.batch_size}; dotted: the machine of the request")
     _logarithmic(axes)
 
 
-def _line(axes: Any, method: Method, across: list[int], up: list[float]) -> None:
-    colour, marker, dashes = _STYLES[method]
+def _style(method: str) -> tuple[str, str, str]:
+    return _STYLES[list(METHODS).index(method) % len(_STYLES)]
+
+
+def _line(axes: Any, method: str, across: list[int], up: list[float]) -> None:
+    colour, marker, dashes = _style(method)
     axes.plot(across, up, color=colour, marker=marker, linestyle=dashes, markersize=4, label=method)
 
 
@@ -96,6 +103,6 @@ def _draw_parts(plan: Plan, axes: Any) -> None:
         axes.barh(names, widths, left=start, color=colour, hatch=hatch, edgecolor="white", label=label)
         start = [total + width for total, width in zip(start, widths, strict=True)]
     axes.invert_yaxis()
-    axes.set_xlabel("ms a step")
+    axes.set_xlabel("ms per step")
     axes.set_title(f"batch {plan.request.batch_size}")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(_PARTS), frameon=False)

@@ -1,4 +1,4 @@
-"""One row of a plan: a method in a layout on a number of lanes, its step taken apart into what it waits for."""
+"""One row of a plan: a method in a layout on a number of lanes, with the parts of its step."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .cost import Method, duty_seconds
+from conadv.core.catalog import METHODS
+from conadv.parallel.layout import Layout
+
+from .devices import duty_seconds
+from .lane import LEARNING, Chain, Lane, fit_lane
 from .network import all_reduce_seconds, handoff_link, lanes_cross_nodes
-from .path import Chain, Lane, parse_layout
 from .request import PlanRequest
 
 
 @dataclass(frozen=True)
 class HandoffNeed:
-    """What the twins of one lane ask of the network. Bandwidths in bytes a second."""
+    """What the twins of one lane need from the network. Bandwidths in bytes per second."""
 
     crosses_nodes: bool
     bytes_per_step: int
-    """Of a lane, on the wire that was asked for."""
+    """Of a lane, in the format of --wire."""
     load_as_bytes: float
-    """Mean over a step, of a lane."""
+    """Of a lane, mean over a step."""
     load_as_floats: float
     hides_as_bytes: float | None
     """The bandwidth from which the hand-off no longer lengthens the step; None: no bandwidth hides it."""
@@ -32,7 +35,7 @@ class HandoffNeed:
 class PlanRow:
     """One method in one layout on the machine; times in seconds, their four parts add up to the step."""
 
-    method: Method
+    method: str
     layout: str
     batch_size: int
     lanes: int
@@ -43,7 +46,7 @@ class PlanRow:
     """Devices of the machine without a rank."""
     nodes: int
     ranks_at_most: int
-    """With one chunk a lane: more devices would not help at this batch."""
+    """With one chunk per lane: more devices would not help at this batch."""
     chunks_per_lane: int
     compute_seconds: float
     reduction_seconds: float
@@ -56,7 +59,7 @@ class PlanRow:
     device_hours: float
     """Of the ranks; idle devices cost extra where they are paid for."""
     busy: float
-    """The part of the ranks' time that is work."""
+    """The part of the ranks' time in which they compute."""
     time_ratio: float
     """Of a step, to vanilla on the same machine."""
     cost_ratio: float
@@ -66,12 +69,14 @@ class PlanRow:
     handoff: HandoffNeed | None
 
 
-def evaluate(request: PlanRequest, method: Method, layout: str, lanes: int, batch_size: int | None = None) -> PlanRow:
-    """One method in one layout on a given number of lanes; ratios are to itself until vanilla is known."""
+def evaluate(request: PlanRequest, method: str, layout: str, lanes: int, batch_size: int | None = None) -> PlanRow:
+    """One method in one layout on a given number of lanes; the ratios are 1 until `plan` compares with vanilla."""
     batch_size = request.batch_size if batch_size is None else batch_size
     chunks = batch_size // request.chunk_size
     assert batch_size % request.chunk_size == 0 and chunks % lanes == 0
-    lane = _lane(request, method, layout, chunks // lanes)
+    one_lane = fit_lane(layout, METHODS[method].duties)
+    assert one_lane is not None
+    lane = _lane(request, method, one_lane, chunks // lanes)
     ranks = lanes * len(lane.roles)
     parts = _step_parts(request, lane, lanes)
     step = sum(parts)
@@ -79,10 +84,10 @@ def evaluate(request: PlanRequest, method: Method, layout: str, lanes: int, batc
     hours = steps * step / 3600
     return PlanRow(
         method=method,
-        layout=layout,
+        layout=str(one_lane),
         batch_size=batch_size,
         lanes=lanes,
-        roles={role.strip(): lanes for role in layout.split("|")},
+        roles=dict.fromkeys(str(one_lane).split(" | "), lanes),
         ranks=ranks,
         idle=max(0, request.machine.devices - ranks),
         nodes=request.machine.nodes_for(ranks),
@@ -101,34 +106,32 @@ def evaluate(request: PlanRequest, method: Method, layout: str, lanes: int, batc
         time_ratio=1.0,
         cost_ratio=1.0,
         best=False,
-        handoff=_handoff_need(request, lane, lanes, step, parts[0] + parts[1]) if lane.hands_over else None,
+        handoff=_handoff_need(request, lane, lanes, step, parts[0] + parts[1]) if lane.route else None,
     )
 
 
 def exposed_reduction(request: PlanRequest, lane: Lane, ranks: int) -> float:
-    """What shows of the reduction: the part that cannot overlap, or outlasts the last chunk's backward pass."""
+    """Seconds of the all-reduce that nothing hides: what cannot overlap, or outlasts the last chunk's backward pass."""
     total = all_reduce_seconds(request.gradient_size, ranks, request.machine, request.algorithm)
-    learning = min(len(role & {"clean", "adv"}) for role in lane.roles if role & {"clean", "adv"})
-    beside = learning * request.times.backward(request.chunk_size)
-    return total - min(request.overlap * total, beside)
+    learning = min(len(role & LEARNING) for role in lane.roles if role & LEARNING)
+    hidden = learning * request.times.backward(request.chunk_size)
+    return total - min(request.overlap * total, hidden)
 
 
-def _lane(request: PlanRequest, method: Method, layout: str, chunks: int) -> Lane:
-    duties = duty_seconds(method, request.times, request.chunk_size, request.attack_steps, request.full_attack)
-    delay = {"conadv": request.delay, "recycled": 1}.get(method, 0)
-    roles = parse_layout(layout)
-    # A rank that attacks and learns makes twins when it needs them, with the weights of then.
-    ahead = 0 if any("attack" in role and len(role) > 1 for role in roles) else delay
-    return Lane(method, roles, ahead, chunks, duties)
+def _lane(request: PlanRequest, method: str, layout: Layout, chunks: int) -> Lane:
+    info = METHODS[method]
+    duties = duty_seconds(info, request.times, request.chunk_size, request.attack_steps, request.full_attack)
+    delay = layout.ahead(request.delay if info.delay is None else info.delay)
+    return Lane(layout.roles, info.maker, delay, chunks, duties)
 
 
 def _step_parts(request: PlanRequest, lane: Lane, lanes: int) -> tuple[float, float, float, float]:
-    """Compute, reduction, hand-off and stragglers, each as what it adds to those before it."""
+    """Seconds of compute, reduction, hand-off and stragglers: what each adds to those before it."""
     reduction = exposed_reduction(request, lane, lanes * len(lane.roles))
     update = request.times.update
     size = request.twin_size(request.wire)
     transfer = 0.0
-    if lane.hands_over:
+    if lane.route:
         transfer = handoff_link(request.machine, len(lane.roles), lanes, size).transfer(size)
     chains = lane.chains(transfer, reduction, update)
     compute = _longest(lane.chains(0.0, 0.0, update))
@@ -142,11 +145,11 @@ def _longest(chains: tuple[Chain, ...]) -> float:
 
 
 def _mean_longest(request: PlanRequest, chains: tuple[Chain, ...], lanes: int) -> float:
-    """The mean step over simulated ones: in each, every role is as slow as its slowest rank."""
-    if request.stragglers.jitter == 0:
+    """The mean over simulated steps: in each, every role is as slow as its slowest rank."""
+    if request.jitter == 0:
         return _longest(chains)
-    slowest = [request.stragglers.slowest(lanes, uniform) for uniform in request.stragglers.draws()]
-    simulated: NDArray[np.float64] = np.zeros(request.stragglers.samples)
+    slowest = [request.stragglers.slowest(lanes, uniform) for uniform in request.stragglers.draws]
+    simulated: NDArray[np.float64] = np.zeros(request.samples)
     for chain in chains:
         work = sum(slowest[role] * seconds for role, seconds in chain.work.items())
         simulated = np.maximum(simulated, work + chain.wait)

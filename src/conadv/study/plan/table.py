@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from .cost import Method
+from .network import Link
 from .planner import PAYS, Plan
 from .row import PlanRow
 
 
 def render(plan: Plan) -> str:
-    """The inputs, a row a method and layout, what the hand-off needs, and where the batch stops paying."""
+    """The inputs, one row per method and layout, what the hand-off needs, and where the batch stops paying."""
     parts = [_inputs(plan), _rows(plan), _where_time_goes(plan), _handoffs(plan), _by_nodes(plan), _by_batch(plan)]
     if plan.left_out:
         lines = (f'  {entry.method} "{entry.layout}": {entry.reason}' for entry in plan.left_out)
@@ -34,19 +35,16 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    """Or stands where one would."""
+    """A number, or what stands in place of one."""
     return cell in ("", "-", "never", "calibrated") or cell.lstrip("+-")[:1].isdigit()
 
 
 def _inputs(plan: Plan) -> str:
     request = plan.request
     machine, times = request.machine, request.times
-    links = (
-        f"{name} {1e6 * link.latency:.3g} µs, {link.bandwidth / 1e9:.3g} GB/s"
-        for name, link in (("inside", machine.inside), ("between", machine.between))
-    )
+    links = (f"inside {_link(machine.inside)}", f"between {_link(machine.between)}")
     passes = f"forward {1e3 * times.forward:.3g}, input-backward {1e3 * times.input_backward:.3g}, "
-    passes += f"weight-backward {1e3 * times.weight_backward:.3g} ms an image, {1e3 * times.overhead:.3g} ms a pass"
+    passes += f"weight-backward {1e3 * times.weight_backward:.3g} ms per image, {1e3 * times.overhead:.3g} ms per pass"
     return "\n".join(
         (
             f"Batch   {request.batch_size} in chunks of {request.chunk_size}, {request.epochs:g} epochs of "
@@ -54,9 +52,14 @@ def _inputs(plan: Plan) -> str:
             f"Machine {machine.nodes} × {machine.devices_per_node} devices; {'; '.join(links)}",
             f"Device  {passes}",
             f"Reduce  {request.gradient_size / 1e6:.4g} MB, {request.algorithm}, {request.overlap:.0%} can overlap; "
-            f"jitter {request.stragglers.jitter:.2%} of a rank's work",
+            f"jitter {request.jitter:.2%} of a rank's work",
         )
     )
+
+
+def _link(link: Link) -> str:
+    bandwidth = "any bandwidth" if math.isinf(link.bandwidth) else f"{link.bandwidth / 1e9:.3g} GB/s"
+    return f"{1e6 * link.latency:.3g} µs, {bandwidth}"
 
 
 def _rows(plan: Plan) -> str:
@@ -87,7 +90,7 @@ def _rows(plan: Plan) -> str:
 
 
 def _where_time_goes(plan: Plan) -> str:
-    rows: list[tuple[str, ...]] = [("ms a step (best layouts)", "compute", "reduction", "hand-off", "stragglers")]
+    rows: list[tuple[str, ...]] = [("ms per step (best layouts)", "compute", "reduction", "hand-off", "stragglers")]
     for row in plan.rows:
         if row.best:
             parts = (row.compute_seconds, row.reduction_seconds, row.handoff_seconds, row.straggler_seconds)
@@ -96,7 +99,7 @@ def _where_time_goes(plan: Plan) -> str:
 
 
 def _handoffs(plan: Plan) -> str:
-    header = ("hand-off of a lane", "MB a step", "over", "MB/s as bytes", "floats", "hidden from MB/s", "floats")
+    header = ("hand-off of a lane", "MB per step", "over", "MB/s as bytes", "floats", "hidden from MB/s", "floats")
     rows = [header, *(_handoff(row) for row in plan.rows if row.handoff is not None)]
     return columns(rows) if len(rows) > 1 else ""
 
@@ -142,6 +145,6 @@ def _by_batch(plan: Plan) -> str:
     return columns(rows + stops) + note
 
 
-def _stop(plan: Plan, method: Method) -> str:
+def _stop(plan: Plan, method: str) -> str:
     size = plan.stops_paying[method]
     return "-" if size is None else str(size)

@@ -1,0 +1,109 @@
+"""How long a device takes for the passes of a network, and for the duties of a method that they add up to.
+
+The numbers of the tables stand in docs/planning.md too, with their sources; a measurement of your own is better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conadv.core.catalog import MethodInfo
+from conadv.core.roles import Role
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Seconds per image and pass on one device; a pass over n images takes overhead + n × seconds."""
+
+    forward: float
+    input_backward: float
+    """Gradients of the activations, down to the pixels."""
+    weight_backward: float
+    pixel_backward: float = 0.0
+    """The part of input_backward from the first layer to the pixels, which learning alone does without."""
+    overhead: float = 0.0
+    """Seconds per pass, whatever its size; 0 where the times were measured at the chunk size to plan for."""
+    update: float = 0.0
+    """Seconds per step for the optimizer."""
+
+    def passes(self, count: int, images: int, *, to_pixels: bool) -> float:
+        """Seconds for so many passes in the order forward, input-backward, weight-backward, forward, ..."""
+        order = (self.forward, self.input_backward, self.weight_backward)
+        seconds = sum(order[number % 3] for number in range(count))
+        unneeded = 0.0 if to_pixels else self.pixel_backward * len(range(1, count, 3))
+        return count * self.overhead + images * (seconds - unneeded)
+
+    def backward(self, images: int) -> float:
+        """The backward pass of learning, during which gradients can be reduced."""
+        return self.passes(3, images, to_pixels=False) - self.passes(1, images, to_pixels=False)
+
+
+def duty_seconds(
+    method: MethodInfo, times: PassTimes, images: int, attack_steps: int, full_attack: bool
+) -> dict[Role, float]:
+    """Seconds per chunk of `images` for each duty of a method; the duty that makes twins goes down to the pixels."""
+    seconds = {}
+    for duty, passes in method.passes.items():
+        attacks = duty is Role.ATTACK
+        count = max(3, passes) if attacks and full_attack else passes
+        once = times.passes(count, images, to_pixels=duty is method.maker)
+        seconds[duty] = once * (attack_steps if attacks else 1)
+    return seconds
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a plan needs to know about a network and its images."""
+
+    parameters: int
+    image_values: int
+    """Channels × height × width."""
+    forward_flops: float = 0.0
+    """Floating-point operations per image of one forward pass (two per multiply-add); 0: unknown."""
+    pixel_flops: float = 0.0
+    """Those of the first layer's input gradient."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device by its peak; real networks reach a part of it."""
+
+    peak_flops: float
+    """Per second, at the precision of mixed-precision training."""
+    utilisation: float
+    overhead: float
+    """Seconds per pass."""
+
+    def times(self, model: ModelSize) -> PassTimes:
+        """Each pass costs the operations of a forward pass; the backward pass is two of them."""
+        if not model.forward_flops:
+            raise ValueError(
+                "the operations of the model are unknown: give --flops, or --measured with a file of times"
+            )
+        rate = self.peak_flops * self.utilisation
+        unit = model.forward_flops / rate
+        return PassTimes(unit, unit, unit, pixel_backward=model.pixel_flops / rate, overhead=self.overhead)
+
+
+# torchvision's model pages: parameters, and multiply-adds of 1.81, 3.66 and 4.09 G. The first layer, 7×7 with stride 2
+# from 3 to 64 channels, gives 112×112 pixels.
+_FIRST_LAYER = 2.0 * 64 * 3 * 7 * 7 * 112 * 112
+MODELS = {
+    "resnet18": ModelSize(11_689_512, 3 * 224 * 224, 2 * 1.81e9, _FIRST_LAYER),
+    "resnet34": ModelSize(21_797_672, 3 * 224 * 224, 2 * 3.66e9, _FIRST_LAYER),
+    "resnet50": ModelSize(25_557_032, 3 * 224 * 224, 2 * 4.09e9, _FIRST_LAYER),
+}
+
+# Utilisation of the GPUs: ResNet-50 training at 256 images per device, mixed precision, with the overhead taken off:
+# 256 × 24.5 GFLOP / (256 / images per second - 3 × overhead) / peak. Overhead of V100: its inference latencies,
+# 43.55 ms at 128 and 84.14 ms at 256 images, extrapolated to 0. Images per second and latencies:
+# NVIDIA/DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5/README.md (1200 on V100 16 GB, 2470 on
+# A100 80 GB).
+DEVICES = {
+    "v100": Device(125e12, 0.25, 3e-3),  # peak: NVIDIA V100 data sheet
+    "a100": Device(312e12, 0.21, 3e-3),  # peak: NVIDIA A100 data sheet; overhead: assumption, as V100
+    "h100": Device(989e12, 0.12, 3e-3),  # peak: NVIDIA H100 SXM data sheet, dense; utilisation, overhead: assumptions
+    # One of a chip's two cores. Peak: cloud.google.com/tpu/docs/v3, 123 T per chip. The rest comes from calibrating on
+    # the paper's vanilla numbers (docs/planning.md), so it is the paper's software as much as the device.
+    "tpu-v3-core": Device(61.5e12, 0.165, 7e-3),
+}

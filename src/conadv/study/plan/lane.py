@@ -1,0 +1,125 @@
+"""The critical path of a step: which rank of a lane waits for which, by method and layout.
+
+conadv, "clean | adv | attack", delay 1, two chunks per lane (one lane of three ranks):
+
+    clean    |c0 c0 c0|c1 c1 c1|··reduce··|update|
+    adv      |a0 a0 a0|a1 a1 a1|··reduce··|update|     a: twins that were handed over a step ago
+    attack   |k0 k0|k1 k1|              |update|
+                  └ put └ put ───────────────────► take, at the start of the next step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from conadv.core.roles import Role
+from conadv.parallel.layout import Layout
+
+LEARNING = Role.CLEAN | Role.ADV
+
+
+@lru_cache(256)
+def fit_lane(text: str, duties: Role) -> Layout | None:
+    """One lane of a layout; None where it does not have exactly the duties of a method."""
+    try:
+        return Layout.fit(text, duties, text.count("|") + 1)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Work that the step waits for: seconds by the number of the role that does them, and seconds of no rank."""
+
+    work: Mapping[int, float]
+    wait: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.work.values()) + self.wait
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The ranks that together do the work of one, and how long each of them takes."""
+
+    roles: tuple[Role, ...]
+    maker: Role | None
+    """The duty that makes twins."""
+    delay: int
+    """Steps between making a twin and learning from it."""
+    chunks: int
+    """Chunks per step."""
+    duties: Mapping[Role, float]
+    """Seconds per chunk."""
+
+    @cached_property
+    def loops(self) -> tuple[float, ...]:
+        """Seconds per chunk, by role: a rank does all its duties on a chunk, then turns to the next."""
+        return tuple(sum(self.duties[duty] for duty in role) for role in self.roles)
+
+    @property
+    def work(self) -> float:
+        """Busy seconds of all ranks of the lane."""
+        return self.chunks * sum(self.loops)
+
+    @cached_property
+    def route(self) -> tuple[int, int] | None:
+        """The roles that make twins and that learn from them; None where no twin leaves its rank."""
+        if self.maker is None:
+            return None
+        source, target = (
+            next(n for n, role in enumerate(self.roles) if duty in role) for duty in (self.maker, Role.ADV)
+        )
+        return None if source == target else (source, target)
+
+    def chains(self, transfer: float, reduction: float, update: float) -> tuple[Chain, ...]:
+        """All that a step waits for.
+
+        Args:
+            transfer: seconds that the twin of a chunk spends on the network.
+            reduction: seconds of the all-reduce that nothing hides.
+            update: seconds of the optimizer.
+        """
+        roles = tuple(
+            Chain({number: self.chunks * self.loops[number]}, update + (reduction if role & LEARNING else 0.0))
+            for number, role in enumerate(self.roles)
+        )
+        if self.route is None:
+            return roles
+        maker, taker = self.route
+        # A late twin holds up the rank that takes it, and so the start of the next step. From the start of the step
+        # that makes the twin to that one are delay + 1 steps, which together last as long as all that happens between.
+        steps, learning = self.delay + 1, self.chunks * self.loops[taker]
+        early, late = self._lag(0.0), self._lag(transfer)
+        round_trip = Chain({taker: learning / steps, maker: early / steps}, (roles[taker].wait + late - early) / steps)
+        return (*roles, round_trip, Chain({}, self.chunks * transfer))
+
+    def hidden_transfer(self, step: float, reduction: float, update: float) -> float:
+        """The longest `transfer` that does not lengthen a step of `step` seconds."""
+        first, maker, taker = self._pace()
+        rest = self.chunks - 1
+        slack = (self.delay + 1) * step - self.chunks * taker - reduction - update - first
+        limits = (slack, slack + rest * (taker - maker), (slack + rest * taker) / self.chunks, step / self.chunks)
+        return max(0.0, min(limits))
+
+    def _lag(self, transfer: float) -> float:
+        """How much later twins arrive than they would be taken, if both ranks began together and never waited.
+
+        The i-th twin is ready at first + i·maker, follows the one before it over the link, and is taken at i·taker:
+        linear in i on both sides, so the first or the last is the worst.
+        """
+        first, maker, taker = self._pace()
+        rest = self.chunks - 1
+        last = first + max(rest * maker + transfer, self.chunks * transfer)
+        return max(first + transfer, last - rest * taker)
+
+    def _pace(self) -> tuple[float, float, float]:
+        """When the first twin is ready, and seconds per chunk of the rank that makes twins and of the other one."""
+        assert self.route is not None
+        maker, taker = (self.loops[number] for number in self.route)
+        # An attack is the first thing that a rank does with a chunk; recycled twins are ready at the end.
+        first = self.duties[Role.ATTACK] if self.maker is Role.ATTACK else maker
+        return first, maker, taker
