@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conadv.task.data.cifar import find_cifar, safe_unpickle
+from conadv.task.data.cifar import find_cifar
+from conadv.task.data.pickled import read_pickle
 
 NAMES10 = [f"name{n}" for n in range(10)]
 NAMES100 = [f"fine{n}" for n in range(100)]
@@ -139,16 +140,16 @@ def test_a_pickle_that_would_call_something_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data = pickle.dumps({b"data": value}, protocol=protocol)
-    with pytest.raises((pickle.UnpicklingError, TypeError)):
-        safe_unpickle(data)
+    with pytest.raises(ValueError, match=r"it would|the instruction"):
+        read_pickle(data)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_not_called_is_read() -> None:
     value = {b"a": [1, 2.5, None, b"x"], b"c": {b"d": (True, "text")}}
-    assert safe_unpickle(pickled(value)) == value
+    assert read_pickle(pickled(value)) == value
     table = np.asfortranarray(rows(2, 0)[:, :7])
-    np.testing.assert_array_equal(safe_unpickle(pickled(table)).array, table)
+    np.testing.assert_array_equal(read_pickle(pickled(table)).array, table)
 
 
 def test_an_array_whose_state_is_not_its_own_is_refused(tmp_path: Path) -> None:
@@ -156,8 +157,8 @@ def test_an_array_whose_state_is_not_its_own_is_refused(tmp_path: Path) -> None:
     start = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
     kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
     for state in (b"(K\x01K\x09\x85" + kind + b"\x89U\x02abtb.", b"(K\x01K\x02\x85N\x89U\x02abtb.", b"Nb."):
-        with pytest.raises((pickle.UnpicklingError, ValueError)):
-            safe_unpickle(start + state)
+        with pytest.raises(ValueError, match=r"not of bytes|reshape"):
+            read_pickle(start + state)
     files, _, _ = files_of("10-py")
     empty = pickled({b"labels": []})[:-1] + b"U\x04data" + start[2:] + b"s."
     with pytest.raises(ValueError, match="data_batch_1 is damaged"):
@@ -172,4 +173,4 @@ def test_the_python_2_form_of_an_array_is_read() -> None:
         b"(K\x01K\x02K\x03\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
         b"\x89U\x06" + body + b"tbs."
     )
-    np.testing.assert_array_equal(safe_unpickle(data)[b"data"].array, [[250, 251, 252], [253, 254, 255]])
+    np.testing.assert_array_equal(read_pickle(data)[b"data"].array, [[250, 251, 252], [253, 254, 255]])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conadv.task.data.draws import Seeds, uniforms
-from conadv.task.data.fit import Box, resized
+from conadv.task.data.fit import Box, check_side, resized
 from conadv.task.data.source import Picture, Planes
 
 
@@ -43,8 +43,7 @@ class ResizedCrop:
     size: int
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size {self.size}: choose 1 pixel or more")
+        check_side(self.size)
 
     def __call__(self, picture: Picture, draws: NDArray[np.float64]) -> Planes:
         """One image; `draws` are its `DRAWS` random numbers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conadv.task.data.atomic import replacing
+from conadv.task.data.regular import open_regular
 
 Table = dict[str, NDArray[np.generic]]
 """Named columns."""
@@ -40,9 +40,9 @@ def cached(kind: str, stamp: str, build: Callable[[], Table]) -> Table:
     """The table that was built when the data was in the state of `stamp`, or a new one."""
     path = cache_folder() / f"{kind}-{stamp[:40]}.npz"
     try:
-        with path.open("rb") as stored, np.load(stored, allow_pickle=False) as kept:
+        with open_regular(path) as stored, np.load(stored, allow_pickle=False) as kept:
             return dict(kept)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except Exception:
         pass  # never written, or damaged: it can be made again
     table = build()
     with suppress(OSError):  # no room or no right to write: it is built again next time

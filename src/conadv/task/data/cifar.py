@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-import tarfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conadv.task.data.gunzip import Gunzip
+from conadv.task.data.pickled import ByteTable, read_pickle
+from conadv.task.data.regular import named_damage, open_regular, read_exactly, read_whole
 from conadv.task.data.source import Arrays, DataSet, Pixels
+from conadv.task.data.tar import BLOCK, looks_like_tar, tar_members
 
 _PIXELS = 3 * 32 * 32
 _MAX_FILE = 2**28  # bytes; the largest file of the real ones has 155 MB
+_MAX_ARCHIVE = 2**29  # bytes unpacked; the real ones have 186 MB
 
 Part = tuple[Pixels, NDArray[np.int64]]
 
@@ -38,12 +40,14 @@ class _Version:
 def find_cifar(path: Path) -> DataSet | None:
     """The data set in this archive or folder (or a folder in it), or None where it is no CIFAR."""
     if path.is_file():
-        return _from_archive(path) if tarfile.is_tarfile(path) else None
+        return _from_archive(path)
     for folder in (path, *sorted(entry for entry in path.iterdir() if entry.is_dir())):
         for version in _VERSIONS:
             names = (*version.train, *version.test, version.names)
             if all((folder / name).is_file() for name in names):
-                return _assemble(version, {name: (folder / name).read_bytes() for name in names}, path)
+                with named_damage(path, "download it again"):
+                    files = {name: read_whole(folder / name, _MAX_FILE) for name in names}
+                return _assemble(version, files, path)
     return None
 
 
@@ -51,28 +55,31 @@ def _from_archive(path: Path) -> DataSet | None:
     """Nothing is unpacked to disk; a member counts by the last part of its name only."""
     wanted = {name for version in _VERSIONS for name in (*version.train, *version.test, version.names)}
     files: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path, "r:*") as archive:
-            for member in archive:
-                name = Path(member.name).name
-                if name in wanted and member.isreg() and member.size <= _MAX_FILE:
-                    stream = archive.extractfile(member)
-                    assert stream is not None
-                    files[name] = stream.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: damaged archive ({error}); download it again") from error
+    with named_damage(f"{path}: damaged archive", "download it again"), open_regular(path) as stored:
+        archive = _unpacked(stored)
+        if not looks_like_tar(first := archive.read(BLOCK)):
+            return None
+        for member in tar_members(archive, _MAX_ARCHIVE, first):
+            name = member.name.rpartition("/")[2]
+            if name in wanted and member.size <= _MAX_FILE:
+                archive.seek(member.offset)
+                files[name] = read_exactly(archive, member.size).tobytes()
     for version in _VERSIONS:
         if {*version.train, *version.test, version.names} <= files.keys():
             return _assemble(version, files, path)
     return None
 
 
+def _unpacked(stored: FileIO) -> Gunzip | FileIO:
+    start = stored.read(2)
+    stored.seek(0)
+    return Gunzip(stored) if start == b"\x1f\x8b" else stored
+
+
 def _assemble(version: _Version, files: Mapping[str, bytes], path: Path) -> DataSet:
     def read(name: str, parse: Callable[[bytes], Any]) -> Any:
-        try:
+        with named_damage(f"{path}: {name} is damaged", "download it again"):
             return parse(files[name])
-        except Exception as error:  # bytes that are not what they seem fail in many ways
-            raise ValueError(f"{path}: {name} is damaged ({error}); download it again") from error
 
     classes = read(version.names, version.parse_names)
 
@@ -81,7 +88,8 @@ def _assemble(version: _Version, files: Mapping[str, bytes], path: Path) -> Data
         images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return Arrays(images, labels, classes)
 
-    return DataSet(part(version.train), part(version.test), version.name)
+    with named_damage(path, "download it again"):
+        return DataSet(part(version.train), part(version.test), version.name)
 
 
 def _images(rows: NDArray[np.uint8]) -> Pixels:
@@ -101,17 +109,27 @@ def _binary(label_bytes: int) -> Callable[[bytes], Part]:
 
 def _pickled(label_key: bytes) -> Callable[[bytes], Part]:
     def parse(data: bytes) -> Part:
-        table = safe_unpickle(data)
-        if not isinstance(table[b"data"], ByteTable):
-            raise ValueError("its data is no table of bytes")
-        rows = table[b"data"].array
-        return _images(rows), np.array(table[label_key], np.int64)
+        match read_pickle(data):
+            case {b"data": ByteTable() as table, **others} if _all_of(others.get(label_key), int):
+                return _images(table.array), np.array(others[label_key], np.int64)
+        raise ValueError("no table of bytes with a label per row")
 
     return parse
 
 
 def _pickled_names(key: bytes) -> Callable[[bytes], tuple[str, ...]]:
-    return lambda data: tuple(name.decode() for name in safe_unpickle(data)[key])
+    def parse(data: bytes) -> tuple[str, ...]:
+        names = read_pickle(data)[key]
+        if not _all_of(names, bytes):
+            raise ValueError("no list of names")
+        return tuple(name.decode() for name in names)
+
+    return parse
+
+
+def _all_of(items: object, kind: type) -> bool:
+    """Whether this is a flat list: one that contains itself would grow without end."""
+    return isinstance(items, list) and all(type(item) is kind for item in items)
 
 
 def _lines(data: bytes) -> tuple[str, ...]:
@@ -132,60 +150,3 @@ _VERSIONS = (
     _Version("cifar10", _BATCHES, ("test_batch",), "batches.meta", _pickled(b"labels"), _pickled_names(b"label_names")),
     _Version("cifar100", ("train",), ("test",), "meta", _pickled(b"fine_labels"), _pickled_names(b"fine_label_names")),
 )
-
-
-def safe_unpickle(data: bytes) -> Any:
-    """What the Python version pickles: numbers, strings, lists, dicts and `ByteTable`s; nothing that could run."""
-    return _Unpickler(io.BytesIO(data), encoding="bytes").load()
-
-
-class ByteTable:
-    """Stands in for an array in a pickle, so that no code of NumPy sees what the file says before it is checked."""
-
-    array: NDArray[np.uint8]
-
-    def __setstate__(self, state: object) -> None:
-        match state:
-            case (int(), tuple(shape), ByteType(), bool(by_column), bytes(data)):
-                self.array = np.frombuffer(data, np.uint8).reshape(shape, order="F" if by_column else "C")
-            case _:
-                raise pickle.UnpicklingError("an array that is not of bytes")
-
-
-class ByteType:
-    """Stands in for the type of an array's elements; only bytes are taken."""
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-
-class _Unpickler(pickle.Unpickler):
-    """Knows the four names that occur in CIFAR's files, and for each a harmless function of our own."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = {
-            ("numpy.core.multiarray", "_reconstruct"): _array,
-            ("numpy._core.multiarray", "_reconstruct"): _array,
-            ("numpy", "ndarray"): "ndarray",
-            ("numpy", "dtype"): _type,
-            ("_codecs", "encode"): _latin_bytes,
-        }
-        if (module, name) not in known:
-            raise pickle.UnpicklingError(f"it would call {module}.{name}")
-        return known[module, name]
-
-
-def _array(kind: object, shape: object, code: object) -> ByteTable:
-    return ByteTable()
-
-
-def _type(code: object, *rest: object) -> ByteType:
-    if code not in (b"u1", "u1"):
-        raise pickle.UnpicklingError(f"an array of {code!r}, not of bytes")
-    return ByteType()
-
-
-def _latin_bytes(text: str, encoding: object) -> bytes:
-    if encoding not in ("latin1", b"latin1"):
-        raise pickle.UnpicklingError(f"text in {encoding!r}")
-    return text.encode("latin1")

@@ -6,12 +6,16 @@ libjpeg-turbo with its accurate transform and give the same pixels, so which one
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from io import BytesIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from conadv.task.data.bounds import MAX_PIXELS
 from conadv.task.data.source import DamagedError, Picture, Pixels
 
 try:
@@ -22,8 +26,9 @@ except ImportError:  # the extra "fast"
 # Formats that decode in this process; Pillow also knows some that start programs (EPS) or read other files.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"})
-# Pillow's own limit against files that are small and unpack to more than memory holds: 270 MB decoded.
-MAX_PIXELS = 89_478_485
+# Every scan of a progressive JPEG goes over all pixels; ordinary files have up to a dozen.
+MAX_SCANS = 500
+_MAX_SCANNED = 20 * MAX_PIXELS
 _JPEG_NOTE = 0xE1
 _JPEG_IMAGE = (0xC0, 0xC1, 0xC2, 0xDA)  # markers of the frame and of its data
 
@@ -34,7 +39,52 @@ def open_picture(data: bytes, channels: int, name: str) -> Picture:
     height, width = plain or _size(data, name)
     if height * width > MAX_PIXELS:
         raise DamagedError(name, f"{width} × {height} pixels are more than the {MAX_PIXELS:,} that are decoded")
-    return Picture(height, width, partial(_decode_jpeg if plain else _decode_any, data, channels, name))
+    if data.startswith(b"\xff\xd8"):
+        _check_scans(data, height * width, name)
+    decode = partial(_decode_jpeg if plain else _decode_any, data, channels, name)
+    return Picture(height, width, partial(_decode_checked, decode, height, width, name))
+
+
+def _check_scans(data: bytes, pixels: int, name: str) -> None:
+    scans = data.count(b"\xff\xda")  # within the data of a scan this pair of bytes cannot occur
+    if scans > MAX_SCANS or scans * pixels > _MAX_SCANNED:
+        raise DamagedError(name, f"a JPEG of {scans:,} scans, which would take too long; save it again")
+
+
+class _Room:
+    """Pixels that may be decoded at the same time over all threads: one image of the largest size, or many small."""
+
+    def __init__(self, pixels: int) -> None:
+        self._free, self._changed = pixels, threading.Condition()
+
+    @contextmanager
+    def taken(self, pixels: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= pixels)
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += pixels
+                self._changed.notify_all()
+
+
+_ROOM = _Room(MAX_PIXELS)
+_SMALL = 2**20  # pixels; smaller images need not wait for room
+
+
+def _decode_checked(decode: Callable[[int], Pixels], height: int, width: int, name: str, shrink: int) -> Pixels:
+    """The pixels, if they have the size that the header says."""
+    with _ROOM.taken(height * width) if height * width > _SMALL else nullcontext():
+        try:
+            pixels = decode(shrink)
+        except MemoryError:  # no fault of the image, which must not be remembered as damaged
+            raise MemoryError(f"{name}: not enough memory to decode {width} × {height} pixels") from None
+    sizes = {(-(-height // factor), -(-width // factor)) for factor in (1, 2, 4, 8) if factor <= shrink}
+    if pixels.shape[:2] not in sizes:
+        raise DamagedError(name, "its pixels do not have the size that its header says")
+    return pixels
 
 
 def _plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
@@ -78,6 +128,8 @@ def _decode_jpeg(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
             min_height=-(-height // shrink),
             min_width=-(-width // shrink),
         )
+    except MemoryError:
+        raise
     except Exception:  # damaged, or only odd: again
         return _decode_any(data, channels, name, shrink)
     return pixels
@@ -106,6 +158,8 @@ def _decode_any(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
             image.draft(mode, (image.width // shrink, image.height // shrink))
         upright = ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
         pixels = np.asarray(_eight_bits(upright).convert(mode))
+    except MemoryError:
+        raise
     except Exception as error:
         raise DamagedError(name, _reason(error)) from error
     return pixels.reshape(*pixels.shape[:2], channels)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from conadv.task.data.bounds import MAX_CLASSES
 from conadv.task.data.decode import open_picture
-from conadv.task.data.source import DamagedError, Picture, Pixels, checked_labels
+from conadv.task.data.source import DamagedError, Picture, Pixels, checked_labels, number_names
 
-# More classes than any data set has; a label beyond it is a mistake, not a class.
-_MAX_CLASSES = 100_000
+# Of more wrong labels than this, the data set as a whole is wrong and is not listed image by image.
+_MAX_WRONG = 100_000
 
 
 class Encoded:
@@ -75,6 +76,11 @@ class Listing:
     def source(self, classes: tuple[str, ...], channels: int) -> tuple[Encoded, tuple[DamagedError, ...]]:
         """The images with a label that is the number of a class, and all that is wrong with the others."""
         right = (self.labels >= 0) & (self.labels < len(classes))
+        if (wrong := int((~right).sum())) > _MAX_WRONG:
+            raise ValueError(
+                f"{self.names[int(np.argmin(right))]} and {wrong - 1:,} more have a label outside 0 to "
+                f"{len(classes) - 1}: correct the labels or name more classes"
+            )
         everything = Encoded(self.names, np.where(right, self.labels, 0), classes, self.read, channels)
         reasons = tuple(
             DamagedError(self.names[index], f"label {self.labels[index]}, but the classes are 0 to {len(classes) - 1}")
@@ -87,5 +93,4 @@ class Listing:
 def numbered_classes(*listings: Listing) -> tuple[str, ...]:
     """Classes that are known by their numbers only."""
     labels = np.concatenate([listing.labels for listing in listings])
-    largest = int(labels[labels < _MAX_CLASSES].max(initial=0))
-    return tuple(str(number) for number in range(largest + 1))
+    return number_names(int(labels[labels < MAX_CLASSES].max(initial=0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +10,24 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from conadv.task.data.bounds import MAX_SIDE, check_memory
 from conadv.task.data.source import Arrays, Picture, Planes, Source
 
 Box = tuple[int, int, int, int]
 """Left, top, right, bottom, in pixels."""
+
+
+def check_side(size: int | None) -> None:
+    """Refuse a height and width that images cannot be resized to."""
+    if size is not None and not 1 <= size <= MAX_SIDE:
+        raise ValueError(f"size {size}: choose 1 to {MAX_SIDE:,} pixels")
+
+
+def check_chunk(count: int, shape: tuple[int, ...]) -> None:
+    """Refuse a chunk of images that would not fit into memory, before one of them is decoded."""
+    height, width = shape[-2:]
+    what = f"{count} images of {width} × {height} pixels at a time"
+    check_memory(count * math.prod(shape), what, "lower the chunk size, or set a smaller data.image_size")
 
 
 @dataclass(frozen=True)
@@ -25,8 +40,7 @@ class Fit:
     """256/224 is the usual choice for ImageNet, 1 for small images."""
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.size < 1:
-            raise ValueError(f"size {self.size}: choose 1 pixel or more")
+        check_side(self.size)
 
     def keeps(self, height: int, width: int) -> bool:
         """Whether images of this size stay as they are."""
@@ -44,11 +58,14 @@ def fitted(source: Source, indices: NDArray[np.int64], fit: Fit) -> Planes:
     """These images as evaluation sees them, (N, C, H, W)."""
     if isinstance(source, Arrays) and fit.keeps(*source.images.shape[1:3]):
         return source.images[indices].transpose(0, 3, 1, 2)
-    images = [fit(source.picture(index)) for index in indices.tolist()]
-    for index, image in zip(indices.tolist(), images, strict=True):
-        if image.shape != images[0].shape:
+    images: list[Planes] = []
+    for index in indices.tolist():
+        images.append(fit(source.picture(index)))
+        if len(images) == 1:
+            check_chunk(len(indices), images[0].shape)
+        if images[-1].shape != images[0].shape:
             raise ValueError(
-                f"{source.name(index)} has shape {image.shape} and {source.name(int(indices[0]))} "
+                f"{source.name(index)} has shape {images[-1].shape} and {source.name(int(indices[0]))} "
                 f"{images[0].shape}: set a size that all images are brought to"
             )
     return np.stack(images)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
 import math
+import os
 import struct
-import zlib
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conadv.task.data.source import Arrays, DataSet
+from conadv.task.data.bounds import DEFLATE, MAX_ARRAY, check_memory
+from conadv.task.data.gunzip import Gunzip
+from conadv.task.data.regular import named_damage, open_regular, read_exactly
+from conadv.task.data.source import Arrays, DataSet, number_names
 
 _BYTES = 0x08
-_MAX_SIZE = 2**34  # a header that promises more is not believed
+_MAX_DIMENSIONS = 4
 
 
 def find_idx(root: Path) -> dict[str, Path] | None:
@@ -34,8 +37,7 @@ def find_idx(root: Path) -> dict[str, Path] | None:
 def open_idx(files: dict[str, Path], name: str) -> DataSet:
     """Both parts of the data set, in memory."""
     arrays = {what: read_idx(path) for what, path in files.items()}
-    count = int(max(arrays["train labels"].max(initial=0), arrays["test labels"].max(initial=0))) + 1
-    classes = tuple(str(number) for number in range(count))
+    classes = number_names(int(max(arrays["train labels"].max(initial=0), arrays["test labels"].max(initial=0))))
     train, test = (
         Arrays(arrays[f"{part} images"][..., None], arrays[f"{part} labels"], classes) for part in ("train", "test")
     )
@@ -44,17 +46,24 @@ def open_idx(files: dict[str, Path], name: str) -> DataSet:
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """An array of bytes as the header says; anything else in the file is an error."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
-            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-            size = math.prod(shape)
-            if zeros or kind != _BYTES or size > _MAX_SIZE:
-                raise ValueError("no IDX header of an array of bytes")
-            data = file.read(size + 1)
-    except (OSError, EOFError, struct.error, ValueError, zlib.error) as error:
-        raise ValueError(f"{path}: {error}; download it again") from error
-    if len(data) != size:
-        missing = "fewer" if len(data) < size else "more"
-        raise ValueError(f"{path}: {missing} bytes than its header's {size:,}; download it again")
-    return np.frombuffer(data, np.uint8).reshape(shape)
+    with named_damage(path, "download it again"), open_regular(path) as stored:
+        gzipped = path.suffix == ".gz"
+        most = os.fstat(stored.fileno()).st_size * (DEFLATE if gzipped else 1)
+        file = Gunzip(stored) if gzipped else stored
+        shape = _read_shape(file)
+        size = math.prod(shape)
+        if size > most:
+            raise ValueError(f"fewer bytes than its header's {size:,}")
+        check_memory(size, str(path), "use a machine with more memory")
+        data = read_exactly(file, size)
+        if file.read(1):
+            raise ValueError(f"more bytes than its header's {size:,}")
+    return data.reshape(shape)
+
+
+def _read_shape(file: Gunzip | FileIO) -> tuple[int, ...]:
+    zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
+    shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+    if zeros or kind != _BYTES or dimensions > _MAX_DIMENSIONS or math.prod(shape) > MAX_ARRAY:
+        raise ValueError("no IDX header of an array of bytes")
+    return shape

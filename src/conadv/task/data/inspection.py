@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from PIL import Image, ImageDraw
 
 from conadv.task.data.atomic import replacing
 from conadv.task.data.open import find_data
+from conadv.task.data.regular import plain_errors
 from conadv.task.data.scan import Scan
-from conadv.task.data.source import DamagedError, DataSet, Source
+from conadv.task.data.source import DamagedError, DataSet, Source, one_line
 
 _TILE, _LABEL, _ROWS, _COLUMNS = 96, 14, 12, 8  # pixels, pixels, classes, images of each
 _LISTED = 20
+_NAME = 60  # characters
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,12 @@ class Inspection:
 
     def lines(self) -> list[str]:
         """For a terminal; the whole list of what is damaged is in `as_dict`."""
-        width = max(len(name) for name in ("class", *self.train.counts))
+        names = [_short(name) for name in self.train.counts]
+        width = max(len(name) for name in ("class", *names))
         table = [f"  {'class':{width}}  {'train':>9}  {'test':>9}"]
         table += [
-            f"  {name:{width}}  {count:9,}  {self.test.counts[name]:9,}" for name, count in self.train.counts.items()
+            f"  {name:{width}}  {train:9,}  {test:9,}"
+            for name, train, test in zip(names, self.train.counts.values(), self.test.counts.values(), strict=True)
         ]
         problems = [f"  {problem}" for problem in self.damaged[:_LISTED]]
         if len(self.damaged) > _LISTED:
@@ -69,9 +74,10 @@ class Inspection:
 
 def inspect_data(path: str | Path, sheet: str | Path | None = None, channels: int = 3) -> Inspection:
     """Decode every image at `path` once; write a sheet of some of them as PNG, where a name for it is given."""
-    found = find_data(Path(path), channels)
-    scans = found.scans()
-    data = found.healthy()
+    with plain_errors(path):
+        found = find_data(Path(path), channels)
+        scans = found.scans()
+        data = found.healthy()
     if sheet is not None:
         _write_sheet(data, Path(sheet))
     return Inspection(
@@ -81,7 +87,19 @@ def inspect_data(path: str | Path, sheet: str | Path | None = None, channels: in
 
 def _part(source: Source, scan: Scan) -> Part:
     counts = np.bincount(source.labels, minlength=len(source.classes)).tolist()
-    return Part(dict(zip(source.classes, counts, strict=True)), _range(scan.heights), _range(scan.widths))
+    return Part(dict(zip(_distinct(source.classes), counts, strict=True)), _range(scan.heights), _range(scan.widths))
+
+
+def _distinct(classes: tuple[str, ...]) -> list[str]:
+    """The names of the classes, with the number behind those that several classes share."""
+    uses = Counter(classes)
+    return [name if uses[name] == 1 else f"{name} ({number})" for number, name in enumerate(classes)]
+
+
+def _short(name: str) -> str:
+    """A name that fits in a table, whatever a file put into it."""
+    line = one_line(name)
+    return line if len(line) <= _NAME else f"{line[: _NAME - 1]}…"
 
 
 def _range(sides: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[int, int, int]:
@@ -112,7 +130,7 @@ def _write_sheet(data: DataSet, path: Path) -> None:
     draw = ImageDraw.Draw(canvas)
     for row, label in enumerate(rows):
         top = row * (_TILE + _LABEL)
-        draw.text((2, top), source.classes[label], fill="black")
+        draw.text((2, top), _short(source.classes[label]).encode("ascii", "replace"), fill="black")
         members = np.flatnonzero(source.labels == label)[:_COLUMNS].tolist()
         for column, index in enumerate(members):
             canvas.paste(_tile(source, index), (column * _TILE, top + _LABEL))

@@ -1,16 +1,27 @@
-"""NumPy arrays: train and test images and labels as .npy files in a folder, or in one .npz file."""
+"""NumPy arrays: train and test images and labels as .npy files in a folder, or in one .npz file.
+
+Headers are read here and not by NumPy, so that nothing is believed before it is checked; nothing is ever unpickled.
+"""
 
 from __future__ import annotations
 
+import ast
+import math
+import os
+import re
 import zipfile
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conadv.task.data.source import Arrays, DataSet
+from conadv.task.data.bounds import DEFLATE, MAX_ARRAY, check_memory
+from conadv.task.data.regular import Readable, named_damage, open_regular, read_exactly
+from conadv.task.data.source import Arrays, DataSet, number_names
 from conadv.task.data.splits import class_names
 
 # What the arrays may be called: ours first, then as Keras has it.
@@ -20,28 +31,99 @@ _NAMES = {
     "test images": ("test_images", "x_test"),
     "test labels": ("test_labels", "y_test"),
 }
+_ADVICE = "write it again with numpy.save or numpy.savez"
+_MAX_HEADER = 4096  # bytes; NumPy writes 118 for an array of numbers
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def open_arrays(path: Path) -> DataSet | None:
     """The data set in this .npz file or folder of .npy files, or None where it has not the four arrays."""
     if path.is_dir():
         # Mapped, so that arrays larger than memory can be used.
-        return _open(path, {file.stem for file in path.glob("*.npy")}, lambda name: _load(path / f"{name}.npy"))
+        return _open(path, {file.stem for file in path.glob("*.npy")}, lambda name: _map(path / f"{name}.npy"))
     if path.suffix != ".npz":
         return None
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
-            return _open(path, kept.files, kept.__getitem__)
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: damaged ({error})") from error
+    with named_damage(path, _ADVICE), open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        present = {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
+        return _open(path, present, lambda name: _unzip(archive, f"{name}.npy"))
 
 
-def _load(path: Path) -> NDArray[Any]:
+@dataclass(frozen=True)
+class _Header:
+    """What a .npy file says of itself."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: Literal["C", "F"]
+    length: int
+    """Bytes before the data."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the data."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _read_header(file: FileIO | IO[bytes]) -> _Header:
+    """The header of format 1 or 2, which all arrays of numbers have."""
+    start = file.read(8)
+    if start[:6] != b"\x93NUMPY" or start[6:] not in (b"\1\0", b"\2\0"):
+        raise ValueError("damaged: no NumPy header")
+    width = 2 if start[6] == 1 else 4
+    length = int.from_bytes(file.read(width), "little")
+    if length > _MAX_HEADER:
+        raise ValueError(f"damaged: a header of {length:,} bytes")
+    text = file.read(length).decode("latin1")
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{path}: damaged, or not an array of numbers ({error})") from error
-    return array
+        fields = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError("damaged: its header cannot be parsed") from error
+    match fields:
+        case {"descr": str(code), "fortran_order": bool(by_column), "shape": tuple(shape), **rest} if not rest:
+            return _Header(_checked_shape(shape), _number_type(code), "F" if by_column else "C", 8 + width + length)
+    raise ValueError("damaged, or not an array of numbers")
+
+
+def _checked_shape(shape: tuple[object, ...]) -> tuple[int, ...]:
+    sides = tuple(side for side in shape if type(side) is int and 0 <= side <= MAX_ARRAY)
+    if len(sides) != len(shape) or len(shape) > 4:
+        raise ValueError("damaged: not the shape of images or labels")
+    return sides
+
+
+def _number_type(code: str) -> np.dtype[Any]:
+    if code.lstrip("|<>=") == "O":
+        raise ValueError("an array of Python objects, which are pickled and never read; save an array of numbers")
+    if not re.fullmatch(r"[|<>=]?[biuf][1248]|[|<>=]?f16", code):
+        raise ValueError(f"elements of type {code[:20]!r} are not numbers")
+    return np.dtype(code)
+
+
+def _map(path: Path) -> NDArray[Any]:
+    with named_damage(path, _ADVICE), open_regular(path) as file:
+        header = _read_header(file)
+        if header.size > os.fstat(file.fileno()).st_size - header.length:
+            raise ValueError(f"damaged: fewer bytes than its header's {header.size:,}")
+        if header.size == 0:
+            raise ValueError(f"an empty array of shape {header.shape}")
+        mapped: NDArray[Any] = np.memmap(path, header.dtype, "r", header.length, header.shape, header.order)
+        return mapped
+
+
+def _unzip(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    entry = archive.getinfo(name)
+    if entry.flag_bits & 1 or entry.compress_type not in _COMPRESSIONS:
+        raise ValueError(f"damaged: {name} is encrypted, or compressed in a way that NumPy does not use")
+    if entry.file_size > DEFLATE * entry.compress_size + _MAX_HEADER:
+        raise ValueError(f"damaged: {name} promises more bytes than its compressed ones can hold")
+    with archive.open(entry) as file:
+        header = _read_header(file)
+        if header.length + header.size != entry.file_size or header.size == 0:
+            raise ValueError(f"damaged: {name} does not have the {header.size:,} bytes of its header")
+        check_memory(header.size, name, "save the arrays as .npy files in a folder, which need not fit into memory")
+        data = read_exactly(cast(Readable, file), header.size)
+        file.read(1)  # at the end of the entry its checksum is compared
+    return data.view(header.dtype).reshape(header.shape, order=header.order)
 
 
 def _open(path: Path, present: Collection[str], read: Callable[[str], NDArray[Any]]) -> DataSet | None:
@@ -49,18 +131,22 @@ def _open(path: Path, present: Collection[str], read: Callable[[str], NDArray[An
     if None in chosen.values():
         return None
     arrays = {what: read(name) for what, name in chosen.items() if name is not None}
-    labels = {part: _flat(arrays[f"{part} labels"], path) for part in ("train", "test")}
-    count = int(max(part.max(initial=0) for part in labels.values())) + 1
-    classes = class_names(path) or tuple(str(number) for number in range(count))
-    train, test = (Arrays(_four_axes(arrays[f"{part} images"]), labels[part], classes) for part in ("train", "test"))
-    return DataSet(train, test, path.stem)
+    with named_damage(path, "correct the arrays"):
+        labels = {part: _flat(arrays[f"{part} labels"]) for part in ("train", "test")}
+        count = int(max(part.max(initial=0) for part in labels.values()))
+        classes = class_names(path) or number_names(count)
+        train, test = (
+            Arrays(_four_axes(arrays[f"{part} images"]), labels[part], classes) for part in ("train", "test")
+        )
+        return DataSet(train, test, path.stem)
 
 
-def _flat(labels: NDArray[Any], path: Path) -> NDArray[np.integer]:
-    """(N,) from (N,) or (N, 1)."""
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"{path}: labels are {labels.dtype}; give one whole number an image")
-    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+def _flat(labels: NDArray[Any]) -> NDArray[np.integer]:
+    """(N,) from (N,) or (N, 1), in memory."""
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"labels are {labels.dtype}; give one whole number per image")
+    check_memory(8 * labels.size, "labels", "use fewer images")
+    return np.array(labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels)
 
 
 def _four_axes(images: NDArray[Any]) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from conadv.task.data.folder import folder_classes, list_folder, split_folders
 from conadv.task.data.idx import find_idx, open_idx
 from conadv.task.data.numpy_files import open_arrays
 from conadv.task.data.parquet import list_tables, table_classes
+from conadv.task.data.regular import plain_errors
 from conadv.task.data.scan import Scan, scan
 from conadv.task.data.shards import list_shards
 from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, DataSet, Source
@@ -51,9 +52,10 @@ def open_data(
             side = image_size or 32
             return synthetic((side, side, channels), classes, train_size or 50_000)
         case "path" if path is not None:
-            found = find_data(Path(path), channels)
-            data = found.checked() if damaged == "stop" else found.healthy()
-            return data if train_size is None else _part(data, train_size)
+            with plain_errors(path):
+                found = find_data(Path(path), channels)
+                data = found.checked() if damaged == "stop" else found.healthy()
+                return data if train_size is None else _part(data, train_size)
     raise ValueError(f"data {name!r}: choose digits, synthetic, or path and where it lies")
 
 
@@ -97,7 +99,9 @@ class Found:
 def find_data(path: Path, channels: int = 3) -> Found:
     """What lies at this path; an error that lists what would be recognized, if nothing is."""
     if not path.exists():
-        raise ValueError(f"{path}: nothing lies there")
+        raise ValueError(f"{path}: no such file or directory; check data.path")
+    if not path.is_file() and not path.is_dir():
+        raise ValueError(f"{path}: neither a regular file nor a directory; it can be {KNOWN}")
     if arrays := open_arrays(path):
         return Found("NumPy arrays", arrays)
     if path.is_dir() and (files := find_idx(path)):
@@ -118,7 +122,8 @@ def find_data(path: Path, channels: int = 3) -> Found:
 
 def _below(path: Path, suffix: str) -> list[Path]:
     """Files with this suffix, in the folder or one below it; no deeper, as image folders have very many files."""
-    return sorted([*path.glob(f"*{suffix}"), *path.glob(f"*/*{suffix}")]) if path.is_dir() else []
+    found = [*path.glob(f"*{suffix}"), *path.glob(f"*/*{suffix}")] if path.is_dir() else []
+    return sorted(file for file in found if not file.is_dir())
 
 
 def _open_folder(path: Path, train: Path, test: Path, channels: int) -> Found:
@@ -139,6 +144,9 @@ def _encoded(
     names = classes or numbered_classes(train, test)
     train_source, train_problems = train.source(names, channels)
     test_source, test_problems = test.source(names, channels)
+    for source, problems in ((train_source, train_problems), (test_source, test_problems)):
+        if len(source) == 0 and problems:
+            raise ValueError(f"{path}: no image can be used, as with {problems[0]}; {DAMAGE_ADVICE}")
     data = DataSet(train_source, test_source, path.name)
     return Found(kind, data, train_problems + test_problems, lambda: stamp_of(map(Path, files)))
 

@@ -3,67 +3,159 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from conadv.task.data.bounds import MAX_CLASSES, MAX_ENCODED, free_memory
 from conadv.task.data.encoded import Listing
-from conadv.task.data.source import DamagedError
+from conadv.task.data.regular import open_regular
+from conadv.task.data.source import DamagedError, one_line
 
 # A row cannot be read without the hundreds around it, so the encoded images of all files are kept in memory.
 MAX_BYTES = 16 * 2**30
 _LABEL_NAMES = ("label", "labels", "fine_label", "cls", "class")
+_BATCH_BYTES = 2**26  # a batch of rows has at most about so many, even if each is as large as all of a row group
+_MAX_BATCH = 1024
+_FEW_ROWS = 10_000
+_MAX_RATIO = 100  # images hardly compress
+_BYTES_PER_ROW = 4  # of a file with many rows: no image is smaller, however well it is compressed
 
 
 def list_tables(files: Sequence[Path]) -> Listing:
     """The rows of these files, in order."""
-    size = sum(file.stat().st_size for file in files)
-    if size > MAX_BYTES:
-        raise ValueError(
-            f"{files[0].parent}: {size / 2**30:.0f} GiB of Parquet would be held in memory, more than "
-            f"{MAX_BYTES >> 30}: write its images to tar shards once (conadv.task.data.write_shards)"
-        )
+    _check_size(sum(file.stat().st_size for file in files), files[0])
     chunks: list[Any] = []
-    names: list[str] = []
-    labels: list[int] = []
+    labels: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    rows: list[tuple[Path, int]] = []
+    held = 0
     for file in files:
-        table = _read(file)
-        chunks += [_encoded(chunk) for chunk in table.column(0).chunks]
-        names += [f"{file} row {row}" for row in range(table.num_rows)]
-        labels += [-1 if label is None else label for label in table.column(1).to_pylist()]
+        count = 0
+        for encoded, batch_labels in _read(file):
+            held += encoded.nbytes
+            _check_size(held, file)
+            count += len(encoded)
+            chunks.append(encoded)
+            labels.append(batch_labels)
+        rows.append((file, count))
     starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
+    names = [f"{file} row {row}" for file, count in rows for row in range(count)]
 
     def read(index: int) -> bytes:
         place = int(np.searchsorted(starts, index, side="right")) - 1
-        data: bytes | None = chunks[place][index - int(starts[place])].as_py()
-        if data is None:
+        buffer = chunks[place][index - int(starts[place])].as_buffer()
+        if buffer is None:
             raise DamagedError(names[index], "the row has no bytes")
-        return data
+        if buffer.size > MAX_ENCODED:
+            raise DamagedError(names[index], f"{buffer.size:,} bytes are more than the {MAX_ENCODED:,} that are read")
+        return bytes(buffer)
 
-    return Listing(names, np.array(labels, np.int64), read)
+    return Listing(names, np.concatenate(labels), read)
 
 
 def table_classes(file: Path) -> tuple[str, ...] | None:
     """The names that the hub's own note in the schema gives to the classes."""
-    schema = _schema(file)
-    note = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    feature = note.get("info", {}).get("features", {}).get(_columns(schema, file)[1], {})
-    names = feature.get("names") or feature.get("feature", {}).get("names")
-    return tuple(names) if names else None
+    with _opened(file) as table:
+        schema = table.schema_arrow
+        label = _columns(schema, file)[1]
+        note = (schema.metadata or {}).get(b"huggingface", b"{}")
+    match _parsed(note):
+        case {"info": {"features": {**features}}}:
+            return _names_of(features.get(label))
+    return None
 
 
-def _read(file: Path) -> Any:
-    columns = _columns(_schema(file), file)
-    with _named_errors(file):
-        return _pyarrow().parquet.read_table(file, columns=columns)
+def _parsed(note: bytes) -> object:
+    try:
+        return json.loads(note)
+    except (ValueError, RecursionError):
+        return None  # not the hub's
 
 
-def _schema(file: Path) -> Any:
-    with _named_errors(file):
-        return _pyarrow().parquet.read_schema(file)
+def _names_of(feature: object) -> tuple[str, ...] | None:
+    """The classes of a label, or of a list of labels."""
+    match feature:
+        case {"names": [*names]} | {"feature": {"names": [*names]}}:
+            if 0 < len(names) <= MAX_CLASSES and all(isinstance(name, str) for name in names):
+                return tuple(names)
+    return None
+
+
+def _check_size(size: int, file: Path) -> None:
+    if size > min(MAX_BYTES, free_memory()):
+        raise ValueError(
+            f"{file.parent}: {size / 2**30:.1f} GiB of Parquet would be held in memory, more than is free or than "
+            f"{MAX_BYTES >> 30} GiB: write its images to tar shards once (conadv.task.data.write_shards)"
+        )
+
+
+def _read(file: Path) -> Iterator[tuple[Any, NDArray[np.int64]]]:
+    """The encoded images and labels of a file, some rows at a time, -1 where a row has no label."""
+    with _opened(file) as table:
+        image, label = _columns(table.schema_arrow, file)
+        rows = _batch_rows(table.metadata, image, file)
+        whole = _pyarrow().int64()
+        room = _MAX_RATIO * file.stat().st_size + _BATCH_BYTES
+        for batch in table.iter_batches(rows, columns=[image, label], use_threads=False):
+            room -= batch.nbytes
+            if room < 0:
+                raise ValueError(f"its rows unpack to more than {_MAX_RATIO} times the bytes of the file")
+            batch.validate(full=True)
+            labels = batch.column(label).cast(whole).fill_null(-1).to_numpy(zero_copy_only=False)
+            yield _encoded(batch.column(image)), labels.astype(np.int64)
+
+
+def _batch_rows(metadata: Any, image: str, file: Path) -> int:
+    """How many rows to read at a time, once the sizes that the file says of itself are checked."""
+    length = file.stat().st_size
+    if metadata.num_rows > max(_FEW_ROWS, length // _BYTES_PER_ROW) or metadata.num_rows < 0:
+        raise ValueError(f"{metadata.num_rows:,} rows in {length:,} bytes")
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    for column in columns:
+        if not 0 <= column.total_compressed_size <= length or column.total_uncompressed_size < 0:
+            raise ValueError("columns that are larger than the file")
+    largest = max((c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] == image), default=0)
+    return int(min(_MAX_BATCH, max(1, _BATCH_BYTES // (largest + 1))))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """The file, and whatever goes wrong inside pyarrow with the name of the file."""
+    parquet = _pyarrow().parquet
+    try:
+        with open_regular(file) as stored:
+            _check_ends(stored)
+            yield parquet.ParquetFile(stored, thrift_string_size_limit=2**26, thrift_container_size_limit=2**20)
+    except (DamagedError, _ColumnsError):
+        raise
+    except MemoryError:
+        raise ValueError(
+            f"{file}: asks for more memory than there is; it is damaged, or close other programs"
+        ) from None
+    except Exception as error:
+        raise ValueError(f"{file}: no Parquet file, or a damaged one ({one_line(error)}); download it again") from error
+
+
+def _check_ends(stored: FileIO) -> None:
+    """The mark at both ends, and a description at the end that fits in between."""
+    length = os.fstat(stored.fileno()).st_size
+    start = stored.read(4)
+    stored.seek(max(0, length - 8))
+    end = stored.read(8)
+    if length < 12 or start != b"PAR1" or end[4:] != b"PAR1" or int.from_bytes(end[:4], "little") > length - 12:
+        raise ValueError("no mark at its start and end")
+    stored.seek(0)
+
+
+class _ColumnsError(ValueError):
+    """A table of something else."""
 
 
 def _pyarrow() -> Any:
@@ -75,37 +167,31 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-@contextmanager
-def _named_errors(file: Path) -> Iterator[None]:
-    """What goes wrong inside pyarrow, with the name of the file."""
-    failures = (_pyarrow().ArrowException, OSError)
-    try:
-        yield
-    except failures as error:
-        raise ValueError(f"{file}: no Parquet file, or a damaged one ({str(error).splitlines()[0]})") from error
-
-
-def _columns(schema: Any, file: Path) -> list[str]:
+def _columns(schema: Any, file: Path) -> tuple[str, str]:
     """The names of the image's and the label's column."""
-    types = _pyarrow().types
-    image = next(
-        (
-            f.name
-            for f in schema
-            if types.is_binary(f.type) or (types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0)
-        ),
-        None,
-    )
-    whole = [f.name for f in schema if types.is_integer(f.type)]
+    image = next((f.name for f in schema if _holds_bytes(f.type)), None)
+    whole = [f.name for f in schema if _pyarrow().types.is_integer(f.type)]
     label = next((name for name in _LABEL_NAMES if name in whole), None)
-    if image is None or label is None:
-        raise ValueError(
-            f"{file}: columns {', '.join(schema.names)}; an image column with bytes and, in whole numbers, "
+    if image is None or label is None or schema.names.count(image) > 1 or schema.names.count(label) > 1:
+        raise _ColumnsError(
+            f"{file}: columns {one_line(', '.join(schema.names))}; an image column with bytes and, in whole numbers, "
             f"one of {', '.join(_LABEL_NAMES)} are needed"
         )
-    return [image, label]
+    return image, label
 
 
-def _encoded(chunk: Any) -> Any:
+def _holds_bytes(kind: Any) -> bool:
     types = _pyarrow().types
-    return chunk.field("bytes") if types.is_struct(chunk.type) else chunk
+    if types.is_struct(kind):
+        place = kind.get_field_index("bytes")
+        return place >= 0 and _holds_bytes(kind.field(place).type) and not types.is_struct(kind.field(place).type)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _encoded(column: Any) -> Any:
+    """The bytes of each row; a row without an image has none."""
+    if not _pyarrow().types.is_struct(column.type):
+        return column
+    import pyarrow.compute
+
+    return pyarrow.compute.struct_field(column, "bytes")

@@ -1,24 +1,26 @@
 """Tar shards in the WebDataset layout (KEY.jpg and KEY.cls), read at random by an index of offsets.
 
-shards ── tarfile, once ──> index (shard, offset, size, label, key) ──> cache ──> os.pread an image
+shards ── headers, once ──> index (shard, offset, size, label, key) ──> cache ──> os.pread an image
 """
 
 from __future__ import annotations
 
 import os
-import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
 
+from conadv.task.data.bounds import MAX_ENCODED
 from conadv.task.data.cache import Table, cached, pack_strings, stamp_of, unpack_strings
 from conadv.task.data.decode import EXTENSIONS
 from conadv.task.data.encoded import Listing
+from conadv.task.data.regular import open_regular, read_bounded
 from conadv.task.data.source import DamagedError
+from conadv.task.data.tar import Member, TarError, tar_members
 
-_BLOCK = 512
 _LONGEST_END = 2**20  # bytes; archives are padded to whole records, usually of 10 kB
 
 
@@ -43,8 +45,9 @@ def list_shards(shards: Sequence[Path]) -> Listing:
 
 def read_part(path: Path, offset: int, size: int) -> bytes:
     """`size` bytes of a file; the file is not kept open, as there may be more shards than file handles."""
-    with path.open("rb", buffering=0) as file:
-        data = os.pread(file.fileno(), size, offset)
+    with open_regular(path) as file:
+        file.seek(offset)
+        data = read_bounded(file, size, MAX_ENCODED)
     if len(data) < size:
         raise OSError(f"{path.name} ends in the middle of it")
     return data
@@ -60,9 +63,7 @@ class _Found:
     problems: dict[str, str] = field(default_factory=dict)
     """By name of a member, or "" for the shard: the reason."""
 
-    def add(self, member: tarfile.TarInfo, shard: Path) -> None:
-        if member.offset_data + member.size > shard.stat().st_size:
-            raise tarfile.ReadError(f"{member.name} goes beyond its end")
+    def add(self, member: Member, shard: Path) -> None:
         folder, slash, base = member.name.rpartition("/")
         stem, _, extension = base.partition(".")
         key, extension = folder + slash + stem, extension.lower()
@@ -70,15 +71,15 @@ class _Found:
             if key in self.images:
                 self.problems[member.name] = f"the key {key} occurs twice in {shard.name}"
             else:
-                self.images[key] = (member.name, member.offset_data, member.size)
+                self.images[key] = (member.name, member.offset, member.size)
         elif extension == "cls":
             if key in self.labels:
                 self.problems[member.name] = f"the key {key} occurs twice in {shard.name}"
             else:
                 self._add_label(key, member, shard)
 
-    def _add_label(self, key: str, member: tarfile.TarInfo, shard: Path) -> None:
-        text = read_part(shard, member.offset_data, min(member.size, 32)).strip()
+    def _add_label(self, key: str, member: Member, shard: Path) -> None:
+        text = read_part(shard, member.offset, min(member.size, 32)).strip()
         if text.removeprefix(b"-").isdigit() and len(text) < 10:
             self.labels[key] = int(text)
         else:
@@ -110,24 +111,20 @@ def _index(shard: Path) -> Table:
 def _scan(shard: Path) -> _Found:
     found = _Found()
     try:
-        with tarfile.open(shard, mode="r:") as archive:
-            for member in archive:
-                if member.isreg() and not member.issparse():
-                    found.add(member, shard)
-            end = archive.offset
-        _check_end(shard, end)
-    except (tarfile.TarError, OSError, ValueError, ArithmeticError) as error:
+        with open_regular(shard) as file:
+            length = os.fstat(file.fileno()).st_size
+            for member in tar_members(file, length):
+                found.add(member, shard)
+            _check_end(file)
+    except (OSError, TarError) as error:
         found.problems[""] = f"the shard is cut or no tar file ({error})"
     return found
 
 
-def _check_end(shard: Path, end: int) -> None:
-    """tarfile takes a damaged header for the end of the archive, but that is a block of zeros, and only zeros."""
-    with shard.open("rb") as file:
-        file.seek(end)
-        rest = file.read(_LONGEST_END)
-    if len(rest) < _BLOCK or rest.strip(b"\0"):
-        raise tarfile.ReadError(f"no end mark at byte {end}")
+def _check_end(file: FileIO) -> None:
+    """After its end mark an archive has only zeros: anything else was lost by a damaged header."""
+    if file.read(_LONGEST_END).strip(b"\0"):
+        raise TarError(f"no end mark at byte {file.tell()}")
 
 
 def _names(shard: Path, table: Table, column: str, count: int) -> Iterator[str]:

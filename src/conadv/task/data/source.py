@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from conadv.task.data.bounds import MAX_CLASSES, MAX_PIXELS
+
 # Bytes as files hold them: (H, W, C) for one image, (N, H, W, C) for several.
 Pixels = NDArray[np.uint8]
 # Bytes as models take them: (C, H, W), or (N, C, H, W).
@@ -34,15 +36,23 @@ class Picture:
         return self.decode(shrink)
 
 
+_LINE = 1000  # characters
 DAMAGE_ADVICE = "repair the data, or leave out what is damaged (data.damaged skip)"
 
 
+def one_line(text: object) -> str:
+    """A text, or what an exception says, as one line that a terminal can print, whatever a file put into it."""
+    words = " ".join(str(text).split()) or type(text).__name__
+    printable = "".join(character if character.isprintable() else "?" for character in words)
+    return printable if len(printable) <= _LINE else f"{printable[:_LINE]}…"
+
+
 class DamagedError(ValueError):
-    """An image that cannot be used: its name and why."""
+    """An image, or a file of images, that cannot be used: its name and why, each one line."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name}: {reason}")
-        self.name, self.reason = name, reason
+        self.name, self.reason = one_line(name), one_line(reason)
+        super().__init__(f"{self.name}: {self.reason}")
 
 
 class Source(Protocol):
@@ -100,10 +110,14 @@ class Arrays:
             raise ValueError(
                 f"images are {images.dtype} of shape {images.shape}: make them uint8 of shape (N, H, W, C)"
             )
-        if len(images) != len(labels):
-            raise ValueError(f"{len(images)} images have {len(labels)} labels: give one label an image")
-        self.images = images
         self.labels = checked_labels(labels, classes)
+        if len(images) != len(labels):
+            raise ValueError(f"{len(images)} images have {len(labels)} labels: give one label per image")
+        if 0 in images.shape[1:]:
+            raise ValueError(f"images of shape {images.shape[1:]} have no pixels: make every side 1 or more")
+        if images.shape[1] * images.shape[2] > MAX_PIXELS:
+            raise ValueError(f"images of shape {images.shape[1:]}: an image has at most {MAX_PIXELS:,} pixels")
+        self.images = images
         self.classes = classes
 
     def __len__(self) -> int:
@@ -127,8 +141,8 @@ class Arrays:
 
 def checked_labels(labels: NDArray[np.integer], classes: tuple[str, ...]) -> Labels:
     """Labels as int64, every one of them the number of a class."""
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"labels are {labels.dtype} of shape {labels.shape}: give one whole number an image")
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(f"labels are {labels.dtype} of shape {labels.shape}: give one whole number per image")
     outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if len(outside):
         first = int(outside[0])
@@ -137,3 +151,10 @@ def checked_labels(labels: NDArray[np.integer], classes: tuple[str, ...]) -> Lab
             f"0 to {len(classes) - 1}: correct the label or name more classes"
         )
     return labels.astype(np.int64)
+
+
+def number_names(largest: int) -> tuple[str, ...]:
+    """The names of classes that are known only by their numbers, 0 to `largest`."""
+    if largest >= MAX_CLASSES:
+        raise ValueError(f"label {largest}: more than {MAX_CLASSES:,} classes are not supported; number them from 0 on")
+    return tuple(str(number) for number in range(largest + 1))

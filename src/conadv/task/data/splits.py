@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from conadv.task.data.bounds import MAX_CLASSES
 from conadv.task.data.draws import permutation
+from conadv.task.data.regular import named_damage, read_whole
 from conadv.task.data.source import Labels
 
 _WORDS = {
@@ -19,6 +21,7 @@ _WORDS = {
 }
 # Not a user's seed: a part of the data is the same in every run.
 _SPLIT = 1797
+_MAX_NAMES = 2**24  # bytes of classes.txt
 
 
 def split_files(files: Iterable[Path], root: Path) -> tuple[list[Path], list[Path]]:
@@ -41,16 +44,22 @@ def split_files(files: Iterable[Path], root: Path) -> tuple[list[Path], list[Pat
 def class_names(root: Path) -> tuple[str, ...] | None:
     """The lines of classes.txt, where that file lies beside the data."""
     file = root / "classes.txt"
-    return tuple(file.read_text("utf-8").splitlines()) if file.is_file() else None
+    if not file.is_file():
+        return None
+    with named_damage(file, "write one class per line, as UTF-8"):
+        names = tuple(read_whole(file, _MAX_NAMES).decode("utf-8").splitlines())
+        if len(names) > MAX_CLASSES:
+            raise ValueError(f"{len(names):,} classes are more than the {MAX_CLASSES:,} that are supported")
+    return names
 
 
 def stratified(labels: Labels, classes: int, size: int) -> NDArray[np.bool_]:
     """A mask that takes `size` images, round and round the classes, until it has enough."""
     shuffled = permutation(len(labels), _SPLIT)
     turns = np.empty(len(labels), np.int64)
-    for label in range(classes):
-        members = shuffled[labels[shuffled] == label]
-        turns[members] = np.arange(len(members))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    counts = np.bincount(labels, minlength=classes)
+    turns[by_class] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
     first = np.lexsort((labels, turns))[:size]
     mask = np.zeros(len(labels), np.bool_)
     mask[first] = True

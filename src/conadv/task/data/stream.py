@@ -135,11 +135,17 @@ def as_tensor(images: Planes) -> Tensor:
 
 @contextmanager
 def _advice() -> Iterator[None]:
-    """Tell whoever meets a damaged image what can be done about it."""
+    """What can be done about a damaged image, or about memory that does not suffice."""
     try:
         yield
     except DamagedError as error:
         raise ValueError(f"{error}; {DAMAGE_ADVICE}") from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        raise ValueError(
+            "not enough memory to prepare images: lower chunk_size, data.image_size or data.workers"
+        ) from error
 
 
 @lru_cache(maxsize=4)

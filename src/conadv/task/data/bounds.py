@@ -1,0 +1,39 @@
+"""How much is believed and read of what lies on disk: every bound is checked before memory is asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Pillow's own limit against files that are small and unpack to more than memory holds: 270 MB decoded.
+MAX_PIXELS = 89_478_485
+MAX_SIDE = 8_192
+"""Pixels that images may be resized to."""
+MAX_ENCODED = 2**28
+"""Bytes of one JPEG, PNG and the like."""
+MAX_CLASSES = 100_000
+"""More than any data set has; a label beyond it is a mistake, not a class."""
+MAX_ARRAY = 2**36
+"""Bytes of images that a header may promise; what is not mapped must also fit into free memory."""
+DEFLATE = 1032
+"""The most bytes that one byte of gzip or zip can become."""
+
+_GIB = 2**30
+
+
+def free_memory() -> int:
+    """Bytes that can be used without pushing out other programs, as far as the system says."""
+    try:
+        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_memory(size: int, what: str, advice: str) -> None:
+    """Refuse what would not fit into free memory; `size` is in bytes."""
+    free = free_memory()
+    if size > free:
+        raise ValueError(f"{what}: needs {size / _GIB:.1f} GiB of memory, and {free / _GIB:.1f} are free; {advice}")

@@ -1,0 +1,167 @@
+"""Fuzz the data layer: thousands of damaged and hostile data sets, each in a process with bounded memory and time.
+
+    python tests/faults/fuzz_data.py --seed 0 --cases 10000
+
+Case number s is a function of s alone: `--seed s --cases 1` is the same case again. A case is good if the data set is
+read, or refused by a ValueError of one line. An exception of another kind, a process that dies, and a case that takes
+longer than its time are failures; each is printed with its seed, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from queue import Empty, Queue
+
+MEMORY = 3_900_000_000  # bytes of address space, the libraries included
+PROCESSOR_SECONDS, WALL_SECONDS = 60.0, 600.0  # of one case; a busy machine is no failure, waiting for ever is
+
+
+def work() -> None:
+    """Read a seed a line from standard input and write what came of it, a line of JSON each."""
+    from task.data.hostile import build, exercise
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    answers.write("{}\n")  # everything is imported
+    answers.flush()
+    for line in sys.stdin:
+        with tempfile.TemporaryDirectory(prefix="conadv-fuzz-") as folder:
+            os.environ["CONADV_CACHE"] = str(Path(folder) / "cache")
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            kind, path = build(int(line), Path(folder))  # writing a bomb may take what reading it must not
+            answers.write(json.dumps({"kind": kind}) + "\n")
+            answers.flush()
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.RLIM_INFINITY))
+            try:
+                outcome, trace = exercise(int(line), path), ""
+            except BaseException as error:
+                outcome, trace = type(error).__name__, traceback.format_exc()
+            answers.write(json.dumps({"outcome": outcome, "trace": trace}) + "\n")
+            answers.flush()
+
+
+def processor_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def end_if_late(process: subprocess.Popen[str], answered: threading.Event, late: threading.Event) -> None:
+    """Kill a process that has used up its time before it answers."""
+    started, used = time.monotonic(), processor_seconds(process.pid)
+    while not answered.wait(0.5):
+        spent = processor_seconds(process.pid) - used
+        if spent > PROCESSOR_SECONDS or time.monotonic() - started > WALL_SECONDS:
+            late.set()
+            process.kill()
+            return
+
+
+class Worker:
+    """A process that takes one case after the other, and another one after it died or was ended."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def case(self, seed: int) -> dict[str, str]:
+        process = self._process or self._start()
+        assert process.stdin is not None
+        process.stdin.write(f"{seed}\n")
+        process.stdin.flush()
+        built = self._answer(process)
+        done = self._answer(process) if "kind" in built else built
+        if "kind" not in built:
+            built = {"kind": "?"}
+        return {**built, **done}
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, __file__, "--worker"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self._answer(self._process)
+        return self._process
+
+    def _answer(self, process: subprocess.Popen[str]) -> dict[str, str]:
+        answered, late = threading.Event(), threading.Event()
+        watch = threading.Thread(target=end_if_late, args=(process, answered, late))
+        watch.start()
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        answered.set()
+        watch.join()
+        if line:
+            return dict(json.loads(line))
+        self.close()
+        return {"outcome": "hang" if late.is_set() else f"died ({process.returncode})", "trace": ""}
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def run(seeds: range, jobs: int) -> tuple[Counter[tuple[str, str]], list[tuple[int, dict[str, str]]]]:
+    """The outcomes counted by format, and the failures with their seeds."""
+    todo: Queue[int] = Queue()
+    for seed in seeds:
+        todo.put(seed)
+    counts: Counter[tuple[str, str]] = Counter()
+    failures: list[tuple[int, dict[str, str]]] = []
+    done = count(1)
+
+    def serve() -> None:
+        worker = Worker()
+        while True:
+            try:
+                seed = todo.get_nowait()
+            except Empty:
+                return worker.close()
+            result = worker.case(seed)
+            counts[result["kind"], result["outcome"]] += 1
+            if result["outcome"] not in ("read", "refused"):
+                failures.append((seed, result))
+                print(f"seed {seed}: {result['kind']}: {result['outcome']}\n{result['trace']}", flush=True)
+            if (number := next(done)) % 1000 == 0:
+                print(f"{number} cases, {len(failures)} failures", file=sys.stderr, flush=True)
+
+    threads = [threading.Thread(target=serve) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return counts, failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="the first case")
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work()
+        return 0
+    counts, failures = run(range(options.seed, options.seed + options.cases), options.jobs)
+    for (kind, outcome), number in sorted(counts.items()):
+        print(f"{kind:8}  {outcome:20}  {number:7,}")
+    print(f"{sum(counts.values()):,} cases, {len(failures)} failures: {sorted(seed for seed, _ in failures)}")
+    return 1 if failures else 0
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+if __name__ == "__main__":
+    sys.exit(main())
