@@ -64,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("RANK", "0") == "0":
             _say(f"error: {error}")
         return 1
+    except MemoryError:
+        _say("error: out of memory: lower --chunk-size, --data.workers or --data.image-size, or close other programs")
+        return 1
     except OSError as error:  # a full disk: no fault in our code
         _say(f"error: {error}")
         return 1

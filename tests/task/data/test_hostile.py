@@ -409,6 +409,15 @@ def test_out_of_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         next(evaluation_batches(open_data("path", root).train, 4, Fit(8)))
 
 
+def test_a_command_that_runs_out_of_memory_says_what_to_lower(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("conadv.task.data.inspection.inspect_data", no_memory)
+    assert main(["data", "inspect", "x"]) == 1
+    assert capsys.readouterr().err.startswith("error: out of memory: lower --chunk-size")
+
+
 @pytest.mark.parametrize("name", ["a\nb.jpg", "\x1b[31m.jpg", "\udcff.jpg"])
 def test_a_name_on_disk_cannot_break_the_line(tmp_path: Path, name: str, capsys) -> None:
     root = write_folder(tmp_path, jpeg_set(4), jpeg_set(2))
