@@ -70,7 +70,9 @@ def block(way: str, steps: Iterator[int], job: Job, saver: Saver) -> float:
     number = next(steps)
     if way != "none":
         about = {"recipe": {}, "versions": {}, "plain": [], "position": {"seconds": 0.0, "skipped": 0}}
-        saver.save(number, Checkpoint(gather(job.task.model, job.optimizer, job.stale), about), before=lambda: None)
+        saver.save(
+            number, Checkpoint(gather(job.task.model, job.optimizer, job.stale, job.ema), about), before=lambda: None
+        )
     if way == "foreground":
         saver.wait()
     for _ in range(BLOCK - 1):

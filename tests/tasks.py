@@ -46,7 +46,7 @@ def take_steps(changes: dict[str, Any], out: str) -> str:
     with joined(recipe.timeout) as world:
         job = build_job(recipe, task, stream, layout, world, start=0)
         run(job, Progress(), build_policy(recipe, stream), StopRequest(), NullRecorder())
-        data = safetensors.torch.save(gather(task.model, job.optimizer, StaleWeights(task.model, 0)))
+        data = safetensors.torch.save(gather(task.model, job.optimizer, StaleWeights(task.model, 0), job.ema))
         if world.is_main:
             Path(out).write_bytes(data)
     return sha256(data).hexdigest()

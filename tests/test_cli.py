@@ -220,7 +220,8 @@ def test_eval_hands_on_the_recipe_of_the_run(commands, run, capsys):
 
 def test_export_hands_on_run_and_file(commands, run):
     assert cli.main(["export", str(run), "model.safetensors"]) == 0
-    assert commands.calls == [("export", run, Path("model.safetensors"))]
+    assert cli.main(["export", str(run), "model.safetensors", "--raw"]) == 0
+    assert commands.calls == [("export", run, Path("model.safetensors"), raw) for raw in (False, True)]
 
 
 def test_recipes_lists_names_with_their_first_line(commands, capsys):

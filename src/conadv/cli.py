@@ -129,14 +129,19 @@ def evaluate(
 
 
 def export(
-    run: Run, out: Annotated[Path, Parameter(help="The file to write, NAME.safetensors.")], /, *, json: Json = False
+    run: Run,
+    out: Annotated[Path, Parameter(help="The file to write, NAME.safetensors.")],
+    /,
+    *,
+    raw: Annotated[bool, _option("The weights themselves, where the run keeps a moving average of them.")] = False,
+    json: Json = False,
 ) -> None:
-    """Write the weights of a run as the plain model has them."""
+    """Write the weights of a run as the plain model has them: their moving average, if the run keeps one."""
     if out.suffix != ".safetensors":
         raise ValueError(f"weights are written as safetensors, not {str(out)!r}: name a file that ends in .safetensors")
     from conadv.train import commands
 
-    _report(lambda: commands.export(run, out), json)
+    _report(lambda: commands.export(run, out, raw), json)
 
 
 def sweep(

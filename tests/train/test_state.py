@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from conadv.core.splitbn import split_batchnorm
 from conadv.core.stale import StaleWeights
 from conadv.optim.catalog import OPTIMIZERS
+from conadv.train.ema import Ema
 from conadv.train.state import check_tensors, fill_state, gather, largest_size, restore, stale_versions
 
 SETTINGS = {
@@ -58,47 +59,51 @@ def make(seed: int = 0, name: str = "lars") -> tuple[nn.Module, Optimizer]:
     return model, Odd(model.parameters()) if name == "odd" else OPTIMIZERS[name].build(model, SETTINGS)
 
 
-def check(tensors: dict[str, Tensor], delay: int, name: str = "lars") -> None:
+def check(tensors: dict[str, Tensor], delay: int, name: str = "lars", averaged: bool = False) -> None:
     model, optimizer = make(seed=7, name=name)
     fill_state(optimizer)
-    check_tensors(tensors, model, optimizer, delay)
+    check_tensors(tensors, model, optimizer, delay, averaged)
 
 
-def take_step(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
+def take_step(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.rand_like(parameter)
     stale.keep()
     optimizer.step()
+    ema.update()
 
 
-def trained(steps: int, delay: int, name: str = "lars") -> tuple[nn.Module, Optimizer, StaleWeights]:
+def trained(
+    steps: int, delay: int, name: str = "lars", decay: float = 0.0
+) -> tuple[nn.Module, Optimizer, StaleWeights, Ema]:
     model, optimizer = make(name=name)
-    stale = StaleWeights(model, delay)
+    stale, ema = StaleWeights(model, delay), Ema(model, decay)
     for _ in range(steps):
-        take_step(model, optimizer, stale)
-    return model, optimizer, stale
+        take_step(model, optimizer, stale, ema)
+    return model, optimizer, stale, ema
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.9])
 @pytest.mark.parametrize("delay", [0, 1, 3])
 @pytest.mark.parametrize("name", EVERY)
-def test_everything_comes_back_as_it_was(name, delay):
-    model, optimizer, stale = trained(4, delay, name)
+def test_everything_comes_back_as_it_was(name, delay, decay):
+    run = trained(4, delay, name, decay)
     # As a file has it, so that nothing comes back that was not written.
-    tensors = safetensors.torch.load(safetensors.torch.save(gather(model, optimizer, stale)))
-    check(tensors, delay, name)
-    other, other_optimizer = make(seed=1, name=name)
-    other_stale = StaleWeights(other, delay)
-    restore(tensors, other, other_optimizer, other_stale)
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+    tensors = safetensors.torch.load(safetensors.torch.save(gather(*run)))
+    check(tensors, delay, name, averaged=decay > 0)
+    model, optimizer = make(seed=1, name=name)
+    other = (model, optimizer, StaleWeights(model, delay), Ema(model, decay))
+    restore(tensors, *other)
+    for mine, theirs in zip(run[0].parameters(), model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-        assert_same_state(optimizer.state[mine], other_optimizer.state[theirs])
-    for one, two in zip(stale.versions(), other_stale.versions(), strict=True):
-        assert all(torch.equal(one[key], two[key]) for key in one)
-    for trainee in ((model, optimizer, stale), (other, other_optimizer, other_stale)):
-        torch.manual_seed(9)
-        take_step(*trainee)
-    after = [gather(model, optimizer, stale), gather(other, other_optimizer, other_stale)]
-    assert all(torch.equal(after[0][key], after[1][key]) for key in after[0])
+        assert_same_state(run[1].state[mine], optimizer.state[theirs])
+    for _ in range(2):
+        after = [gather(*run), gather(*other)]
+        assert after[0].keys() == after[1].keys()
+        assert all(torch.equal(after[0][key], after[1][key]) for key in after[0])
+        for trainee in (run, other):
+            torch.manual_seed(9)
+            take_step(*trainee)
 
 
 def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -133,26 +138,26 @@ def test_a_parameter_that_has_had_no_gradient_starts_afresh(name):
     torch.manual_seed(3)
     model[0].weight.grad = torch.rand_like(model[0].weight)
     optimizer.step()
-    tensors = gather(model, optimizer, stale)
+    tensors = gather(model, optimizer, stale, Ema(model, 0))
     assert {key.partition(":")[0] for key in tensors if key.startswith("optimizer.")} == {"optimizer.0.weight"}
     check(tensors, 0, name)
     other, other_optimizer = make(seed=1, name=name)
-    restore(tensors, other, other_optimizer, StaleWeights(other, 0))
+    restore(tensors, other, other_optimizer, StaleWeights(other, 0), Ema(other, 0))
     assert [parameter for parameter, state in other_optimizer.state.items() if state] == [other[0].weight]
 
 
 def test_what_no_file_can_hold_is_refused():
-    model, optimizer, stale = trained(1, 0)
-    optimizer.state[model[0].weight]["names"] = ["a"]
+    run = trained(1, 0)
+    run[1].state[run[0][0].weight]["names"] = ["a"]
     with pytest.raises(TypeError, match="tensors, numbers and None of an optimizer, not list"):
-        gather(model, optimizer, stale)
+        gather(*run)
 
 
 def test_a_gathered_state_does_not_move_with_the_training():
-    model, optimizer, stale = trained(2, 1)
-    tensors = gather(model, optimizer, stale)
+    run = trained(2, 1, decay=0.5)
+    tensors = gather(*run)
     before = copy.deepcopy(tensors)
-    take_step(model, optimizer, stale)
+    take_step(*run)
     assert all(torch.equal(before[name], tensors[name]) for name in tensors)
 
 
@@ -163,8 +168,8 @@ def test_stale_weights_are_those_before_each_of_the_last_updates(steps):
     before = [copy.deepcopy(model.state_dict())] * 2
     for _ in range(steps):
         before.append(copy.deepcopy(model.state_dict()))
-        take_step(model, optimizer, stale)
-    kept = stale_versions(gather(model, optimizer, stale))
+        take_step(model, optimizer, stale, Ema(model, 0))
+    kept = stale_versions(gather(model, optimizer, stale, Ema(model, 0)))
     assert len(kept) == 2
     for version, expected in zip(kept, before[-2:], strict=True):
         assert version.keys() == expected.keys()
@@ -179,7 +184,7 @@ def test_the_model_is_lent_the_weights_of_then_and_gets_its_own_back(delay):
     before = [copy.deepcopy(model.state_dict()) for _ in range(delay)]
     for _ in range(4):
         before.append(copy.deepcopy(model.state_dict()))
-        take_step(model, optimizer, stale)
+        take_step(model, optimizer, stale, Ema(model, 0))
     now, kept = copy.deepcopy(model.state_dict()), copy.deepcopy(stale.versions())
     for _ in range(2):
         with stale.swapped_in():
@@ -193,8 +198,7 @@ def test_the_model_is_lent_the_weights_of_then_and_gets_its_own_back(delay):
 
 
 def test_before_the_first_update_there_is_nothing_of_the_optimizer():
-    model, optimizer, stale = trained(0, 1)
-    tensors = gather(model, optimizer, stale)
+    tensors = gather(*trained(0, 1))
     assert not any(name.startswith("optimizer.") for name in tensors)
     check(tensors, 1)
 
@@ -243,11 +247,16 @@ def test_the_state_of_another_optimizer_is_refused(name, other):
         check(gather(*trained(2, 1, name)), 1, other)
 
 
-@pytest.mark.parametrize("delay", [0, 2])
+def test_an_average_that_the_run_does_not_keep_is_refused_and_so_is_its_lack():
+    for decay, averaged in ((0.0, True), (0.9, False)):
+        with pytest.raises(ValueError, match=r"is of another model or optimizer: tensor ema\."):
+            check(gather(*trained(2, 1, decay=decay)), 1, averaged=averaged)
+
+
+@pytest.mark.parametrize(("delay", "decay"), [(0, 0), (2, 0.9)])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_file_of_the_state_is_not_larger_than_the_largest(name, delay):
-    model, optimizer, stale = trained(2, delay, name)
-    size = len(safetensors.torch.save(gather(model, optimizer, stale)))
+def test_a_file_of_the_state_is_not_larger_than_the_largest(name, delay, decay):
+    size = len(safetensors.torch.save(gather(*trained(2, delay, name, decay))))
     other, filled = make(name=name)
     fill_state(filled)
-    assert size <= largest_size(other, filled, delay) <= 20 * size + 2**17
+    assert size <= largest_size(other, filled, delay, decay > 0) <= 20 * size + 2**17

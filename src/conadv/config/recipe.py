@@ -162,6 +162,9 @@ class Recipe:
     """Numbers of the forward and backward passes; with bfloat16 the weights stay float32."""
     label_smoothing: BelowOne = 0.1
     """Share of the label spread evenly over all classes."""
+    ema: BelowOne = 0.0
+    """Decay of an exponential moving average of the weights, which is evaluated and exported in their place. It reaches
+    back over about 1 / (1 - ema) steps, so take one that leaves this well below the steps of the run. 0: none."""
     threads: Count | None = None
     """Threads of each rank. none: as PyTorch finds best."""
     timeout: Positive = 600.0

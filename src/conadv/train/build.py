@@ -34,6 +34,8 @@ from conadv.task.augment import Augmentation, augmentation
 from conadv.task.data import DataSet, Stream, open_data
 from conadv.task.models import build_from_callable, build_model, check_output, fastest_memory
 
+from .ema import Ema
+
 # The usual figures for colour photographs; pictures of other kinds stay in [0, 1].
 _PHOTOGRAPHS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
@@ -80,6 +82,7 @@ class Job:
     rate: Schedule
     exchange: Exchange
     stale: StaleWeights
+    ema: Ema
     adv_weight: float
     stop: int
     """The step before which the run ends."""
@@ -147,6 +150,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         rate=_rate(recipe, steps, stream.steps_per_epoch),
         exchange=Exchange(task.model, world, place.share),
         stale=stale,
+        ema=Ema(task.model, recipe.ema),
         adv_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
         stop=stop,
     )

@@ -20,6 +20,7 @@ from conadv.parallel.watch import watched
 
 from .build import Job, Task, build_job, build_optimizer, build_policy, build_stream, build_task, check_fit
 from .checkpoint import Checkpoint, newest_whole
+from .ema import Ema
 from .evaluation import evaluate_task
 from .files import replace_file
 from .folder import claim, default_folder, is_restart, reopen, versions, write_summary
@@ -28,7 +29,7 @@ from .progress import ProgressBar
 from .record import FolderRecorder, NullRecorder, Recorder
 from .resume import Expected, find_checkpoint, restore_job
 from .signals import Interrupted, listening
-from .state import fill_state, load_model
+from .state import average_weights, fill_state, load_model
 
 
 def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool)
         if progress.step < job.stop:
             _tell(f"stopped after step {progress.step}; to go on: {_command(recipe, folder)}")
             raise Interrupted(signal_number)
-        figures = evaluate_task(task, world)
+        figures = evaluate_task(task, world, job.ema)
     if not world.is_main:
         return {}
     summary = {**_facts(recipe), **position(job, progress), **figures}
@@ -64,23 +65,30 @@ def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: 
     if checkpoint is None:
         raise ValueError(f"{folder} has no checkpoint yet: train it further with {_command(recipe, folder)}")
     load_model(task.model, checkpoint.tensors)
+    ema = Ema(task.model, recipe.ema)
+    ema.load(average_weights(checkpoint.tensors))
     attack = None
     if robust:  # steps long enough to cross the ball and come back
         size = epsilon if steps == 1 else 2.5 * epsilon / steps
         attack = PGD(epsilon, size, steps, random_start=1.0, branch="main", statistics="running")
-    figures = evaluate_task(task, World(0, 1, task.device), attack)
+    figures = evaluate_task(task, World(0, 1, task.device), ema, attack)
     return {**_facts(recipe), **checkpoint.about["position"], **figures}
 
 
-def export(folder: Path, out: Path) -> dict[str, Any]:
-    """Write the weights of the newest checkpoint as the model without further branches has them."""
+def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
+    """Write the weights of the newest checkpoint as the model without further branches has them.
+
+    Where the run keeps a moving average of the weights, that is written, unless `raw` asks for the weights themselves.
+    """
     checkpoint = newest_whole(folder / "checkpoints", _tell, _check_plain)
-    tensors = {name: checkpoint.tensors[f"model.{name}"] for name in checkpoint.about["plain"]}
+    source = "model" if raw or not average_weights(checkpoint.tensors) else "ema"
+    tensors = {name: checkpoint.tensors[f"{source}.{name}"] for name in checkpoint.about["plain"]}
     try:
         replace_file(out, safetensors.torch.save(tensors))
     except OSError as error:
         raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
-    return {"file": str(out), "tensors": len(tensors), "step": checkpoint.about["step"]}
+    kind = "moving average" if source == "ema" else "raw"
+    return {"file": str(out), "weights": kind, "tensors": len(tensors), "step": checkpoint.about["step"]}
 
 
 def _open_folder(
@@ -109,7 +117,7 @@ def _expected(recipe: Recipe, task: Task) -> Expected:
     decisive = {key: value for key, value in flatten(recipe).items() if key not in RESUMABLE}
     optimizer = build_optimizer(recipe, task.model)
     fill_state(optimizer)
-    return Expected(task.model, optimizer, recipe.delay, decisive)
+    return Expected(task.model, optimizer, recipe.delay, recipe.ema > 0, decisive)
 
 
 def _command(recipe: Recipe, folder: Path) -> str:
@@ -150,11 +158,14 @@ def _recorder(recipe: Recipe, job: Job, folder: Path, progress: Progress, quiet:
 def _facts(recipe: Recipe) -> dict[str, Any]:
     """What a summary says of the recipe."""
     names = ("method", "delay", "batch_size", "chunk_size", "epochs", "seed")
-    return {**{name: getattr(recipe, name) for name in names}, "epsilon": recipe.attack.epsilon}
+    facts = {**{name: getattr(recipe, name) for name in names}, "epsilon": recipe.attack.epsilon}
+    return {**facts, "ema": recipe.ema} if recipe.ema else facts
 
 
 def _check_plain(checkpoint: Checkpoint) -> None:
-    missing = [name for name in checkpoint.about["plain"] if f"model.{name}" not in checkpoint.tensors]
+    sources = ["model.", *["ema."] * bool(average_weights(checkpoint.tensors))]
+    names = [source + name for source in sources for name in checkpoint.about["plain"]]
+    missing = [name for name in names if name not in checkpoint.tensors]
     if missing:
         raise ValueError(f"lacks the tensor {missing[0]}")
 

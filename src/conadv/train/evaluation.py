@@ -10,6 +10,7 @@ from conadv.task.data import Source, evaluation_batches
 from conadv.task.evaluate import Evaluation, evaluate
 
 from .build import Task
+from .ema import Ema
 
 _BATCH = 256
 
@@ -28,12 +29,18 @@ def evaluate_source(task: Task, world: World, source: Source, attack: PGD | None
     return Evaluation(top1, top5, loss, int(images), None if attack is None else robust)
 
 
-def evaluate_task(task: Task, world: World, attack: PGD | None = None) -> dict[str, float]:
-    """What a summary says of a model: percentages on test and training images, and the gap between them."""
-    test = evaluate_source(task, world, task.data.test, attack)
-    train = evaluate_source(task, world, task.data.train)
-    figures = {
-        "test_top1": test.top1,
+def evaluate_task(task: Task, world: World, ema: Ema, attack: PGD | None = None) -> dict[str, float]:
+    """What a summary says of a model: percentages on test and training images, and the gap between them.
+
+    With a moving average of the weights these are its figures; `raw_test_top1` is that of the weights themselves.
+    """
+    with ema.swapped_in():
+        test = evaluate_source(task, world, task.data.test, attack)
+        train = evaluate_source(task, world, task.data.train)
+    figures = {"test_top1": test.top1}
+    if ema:
+        figures["raw_test_top1"] = evaluate_source(task, world, task.data.test).top1
+    figures |= {
         "test_top5": test.top5,
         "train_top1": train.top1,
         "gap": train.top1 - test.top1,

@@ -72,6 +72,7 @@ def _update(job: Job, rate: float) -> None:
         group["lr"] = rate
     update_running_stats(job.task.model)
     job.optimizer.step()
+    job.ema.update()
 
 
 def _leave_out(job: Job, progress: Progress, policy: Policy, outcome: Outcome, rate: float) -> None:
@@ -109,7 +110,7 @@ def _record(job: Job, progress: Progress, policy: Policy, outcome: Outcome, rate
         "skipped": outcome.culprits is not None,
     }
     if policy.evaluate_steps and progress.step % policy.evaluate_steps == 0 and progress.step < job.stop:
-        figures |= evaluate_task(job.task, job.world)
+        figures |= evaluate_task(job.task, job.world, job.ema)
     recorder.step(progress.step - 1, **figures, seconds=progress.seconds)
 
 
@@ -119,7 +120,7 @@ def _is_due(step: int, policy: Policy, recorder: Recorder) -> bool:
 
 
 def _save(job: Job, progress: Progress, recorder: Recorder) -> None:
-    state = partial(gather, job.task.model, job.optimizer, job.stale)
+    state = partial(gather, job.task.model, job.optimizer, job.stale, job.ema)
     recorder.save(progress.step, state, position=position(job, progress))
 
 

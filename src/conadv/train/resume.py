@@ -25,6 +25,8 @@ class Expected:
     optimizer: Optimizer
     """One of the run's kind whose state is filled, for its names, shapes and dtypes."""
     delay: int
+    averaged: bool
+    """Whether the run keeps a moving average of the weights."""
     recipe: dict[str, Any]
     """The values that decide the numbers of the run, by dotted key."""
 
@@ -34,14 +36,14 @@ class Expected:
         other = [key for key, value in self.recipe.items() if theirs.get(key) != value]
         if other:
             raise ValueError(f"is of another run: its recipe differs in {', '.join(other)}")
-        check_tensors(checkpoint.tensors, self.model, self.optimizer, self.delay)
+        check_tensors(checkpoint.tensors, self.model, self.optimizer, self.delay, self.averaged)
 
 
 def find_checkpoint(folder: Path, expected: Expected, tell: Callable[[str], None]) -> Checkpoint | None:
     """The newest whole checkpoint of a run; None where a run was ended before it wrote one."""
     if not checkpoints(folder / "checkpoints"):
         return None
-    largest = largest_size(expected.model, expected.optimizer, expected.delay)
+    largest = largest_size(expected.model, expected.optimizer, expected.delay, expected.averaged)
     return newest_whole(folder / "checkpoints", tell, expected.check, largest)
 
 
@@ -51,7 +53,7 @@ def restore_job(job: Job, checkpoint: Checkpoint) -> Progress:
     step = about["step"]
     job.method.resume(step)
     _prime(job, checkpoint, step)
-    restore(checkpoint.tensors, job.task.model, job.optimizer, job.stale)
+    restore(checkpoint.tensors, job.task.model, job.optimizer, job.stale, job.ema)
     return Progress(step, about["position"]["seconds"], about["position"]["skipped"])
 
 

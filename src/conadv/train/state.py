@@ -1,4 +1,8 @@
-"""The state of a run as tensors by name, and back: weights, optimizer, and the weights that twins were made with."""
+"""The state of a run as tensors by name, and back.
+
+model.NAME      weights and buffers          optimizer.NAME:KEY   what the optimizer remembers of a parameter
+ema.NAME        their moving average         stale.0.NAME         weights that twins in flight were made with
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,19 @@ from torch.optim import Optimizer
 
 from conadv.core.stale import StaleWeights
 
+from .ema import Ema
+
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
-def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> dict[str, Tensor]:
+def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema) -> dict[str, Tensor]:
     """A copy of everything, so that training can go on while it is written."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for state in _optimizer_state(model, optimizer):
         tensors.update(state)
     for number, version in enumerate(stale.versions()):
         tensors.update({f"stale.{number}.{name}": tensor for name, tensor in version.items()})
+    tensors.update({f"ema.{name}": tensor for name, tensor in ema.tensors().items()})
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
@@ -40,13 +47,15 @@ def fill_state(optimizer: Optimizer) -> None:
             parameter.grad = gradient
 
 
-def check_tensors(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, delay: int) -> None:
+def check_tensors(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, delay: int, averaged: bool
+) -> None:
     """Refuse tensors that are not, name by name, the state of this model with as many stale weights.
 
     The state of `optimizer` must be filled. Of a parameter that has had no gradient yet there may be none of it.
     """
     own = model.state_dict()
-    wanted = {prefix + name: tensor for prefix in _prefixes(delay) for name, tensor in own.items()}
+    wanted = {prefix + name: tensor for prefix in _prefixes(delay, averaged) for name, tensor in own.items()}
     for state in _optimizer_state(model, optimizer):
         if not state.keys().isdisjoint(tensors):
             wanted |= state
@@ -56,16 +65,18 @@ def check_tensors(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Op
             raise ValueError(f"is of another model or optimizer: tensor {name} {wrong}")
 
 
-def largest_size(model: nn.Module, optimizer: Optimizer, delay: int) -> int:
+def largest_size(model: nn.Module, optimizer: Optimizer, delay: int, averaged: bool) -> int:
     """More bytes than the state of this model, and of this optimizer whose state is filled, can have in a file."""
-    own = [*model.state_dict().values()] * len(_prefixes(delay))
+    own = [*model.state_dict().values()] * len(_prefixes(delay, averaged))
     remembered = [tensor for state in _optimizer_state(model, optimizer) for tensor in state.values()]
     # In the header of the file, each tensor has a name, a shape and two offsets.
     size: int = sum(1000 + tensor.numel() * tensor.element_size() for tensor in [*own, *remembered])
     return size + 2**16
 
 
-def restore(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
+def restore(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema
+) -> None:
     """Put the state of a checkpoint back, whose tensors were checked."""
     load_model(model, tensors)
     fill_state(optimizer)
@@ -76,12 +87,18 @@ def restore(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimize
             optimizer.state[parameter] = {key: _like(state[key], saved.get(key)) for key in state}
     if stale.versions():
         stale.load(stale_versions(tensors))
+    ema.load(average_weights(tensors))
 
 
 def stale_versions(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """The stale weights of a checkpoint, oldest first."""
     count = len({name.split(".")[1] for name in tensors if name.startswith("stale.")})
     return [_below(f"stale.{number}.", tensors) for number in range(count)]
+
+
+def average_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The moving average of a checkpoint's weights; empty in a run without one."""
+    return _below("ema.", tensors)
 
 
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -92,9 +109,9 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         raise ValueError(f"the checkpoint is of another model: {' '.join(str(error).split())}") from None
 
 
-def _prefixes(delay: int) -> list[str]:
-    """What the names of the model's tensors begin with: the model's own, and each version of the stale ones."""
-    return ["model.", *(f"stale.{number}." for number in range(delay))]
+def _prefixes(delay: int, averaged: bool) -> list[str]:
+    """What names begin with, for each copy of the model: its own, the average, and each version of the stale ones."""
+    return ["model.", *["ema."] * averaged, *(f"stale.{number}." for number in range(delay))]
 
 
 def _label(parameter: str, key: str) -> str:
