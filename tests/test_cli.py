@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 import conadv.train
 from conadv import cli, config
@@ -353,6 +354,39 @@ def test_every_command_has_help(words, commands, capsys):
 # --- as a process of its own ---
 
 
+PLAIN = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
+
+
+@pytest.mark.parametrize("settings", [PLAIN, {"PYTHONIOENCODING": "latin-1"}, {"PYTHONIOENCODING": "ascii"}])
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        ("plan --help", 0, "--image-shape"),
+        ("plan", 0, "<- best"),
+        ("recipes", 0, "digits"),
+        ("data inspect {folder}", 0, "train"),
+        ("train ε–日", 2, "no such file"),
+        ("data inspect ε–日", 2, "error: "),
+    ],
+)
+def test_terminals_without_utf_8_get_plain_text(words, status, says, settings, tmp_path):
+    for part in ("train", "val"):
+        (tmp_path / part / "ε日").mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / part / "ε日" / "one.png")
+    command = [sys.executable, "-X", "utf8=0", "-m", "conadv", *words.format(folder=tmp_path).split()]
+    done = subprocess.run(command, capture_output=True, env=os.environ | settings, check=False)
+    output = (done.stdout + done.stderr).decode("ascii" if settings == PLAIN else settings["PYTHONIOENCODING"])
+    assert done.returncode == status, output
+    assert says in output
+    assert "codec" not in output
+
+
+def test_terminals_with_utf_8_get_all_of_it():
+    done = start("from conadv.cli import main; main(['plan'])", PYTHONIOENCODING="utf-8")
+    assert "8 × 8 devices" in done.stdout
+    assert "─" in done.stdout
+
+
 def start(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     whole = os.environ | environment
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=whole, check=False)
@@ -370,7 +404,7 @@ def test_cli_and_config_do_without_torch():
     )
     ours = ["conadv", "conadv.cli", "conadv.config"]
     ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog", "conadv.core.roles"]
-    ours += ["conadv.flags", "conadv.optim", "conadv.optim.catalog", "conadv.setting"]
+    ours += ["conadv.encoding", "conadv.flags", "conadv.optim", "conadv.optim.catalog", "conadv.setting"]
     ours += ["conadv.train", "conadv.train.signals"]
     assert done.stdout.splitlines()[-1] == str(ours)
 

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1] / "src" / "conadv"
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "optim": set(),
+    "encoding": set(),
     "setting": set(),
     "flags": {"setting"},
     "config": {"core", "optim", "setting"},
@@ -25,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"core"},
     "train": {"core", "optim", "task", "parallel"},
     "study": {"core", "optim", "task", "parallel", "train", "setting", "flags"},
-    "cli": {"core", "optim", "task", "parallel", "train", "study", "config", "setting", "flags"},
+    "cli": {"core", "optim", "task", "parallel", "train", "study", "config", "setting", "flags", "encoding"},
     "__main__": {"cli"},
     "__init__": {"core", "optim", "parallel"},
 }

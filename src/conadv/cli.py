@@ -21,6 +21,7 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from conadv import config
+from conadv.encoding import allow_any_encoding
 from conadv.flags import flag, with_flags
 from conadv.train.signals import Interrupted
 
@@ -48,6 +49,7 @@ Run = Annotated[Path, Parameter(help="The folder of a run.")]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. The exit status: 0, 1 (the run failed), 2 (bad input) or that of a signal, such as 130."""
+    allow_any_encoding()
     try:
         words = sys.argv[1:] if arguments is None else arguments
         command, bound, _ = _app().parse_args(words, print_error=False, exit_on_error=False)
