@@ -35,7 +35,7 @@ def main() -> None:
     out: Path = arguments.out
     shutil.rmtree(out / "runs", ignore_errors=True)
     steps = arguments.steps
-    changes = {"epochs": steps, "schedule.warmup_epochs": 0.3 * steps, "checkpoint.every": steps, "threads": 1}
+    changes = {"epochs": steps, "checkpoint.every": steps, "threads": 1}
     recipe = override(load_recipe("digits"), changes)
     summaries: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
     # Seed by seed and not method by method, so that the times of a round are taken under the same conditions.

@@ -67,7 +67,7 @@ def test_digits_is_the_regime_in_which_the_effect_shows():
     recipe = Recipe()
     assert (recipe.batch_size, recipe.chunk_size, recipe.epochs, recipe.data.train_size) == (100, 100, 120, 100)
     assert (recipe.optimizer.name, recipe.optimizer.lr, recipe.label_smoothing) == ("lars", 10, 0.1)
-    assert (recipe.schedule.warmup_epochs, recipe.schedule.decay, recipe.schedule.power) == (36, "poly", 2)
+    assert (recipe.schedule.warmup_epochs, recipe.schedule.decay, recipe.schedule.power) == ("30%", "poly", 2)
     assert (recipe.model, recipe.width, recipe.attack.epsilon) == ("resnet8", None, 24 / 255)
 
 
@@ -147,7 +147,13 @@ def test_a_method_on_the_command_line_does_not_inherit_the_delay_of_another(tmp_
         (lambda: Recipe(method=["conadv"]), "--method"),
         (lambda: Recipe(batch_size=100, chunk_size=64), "--chunk-size"),
         (lambda: Recipe(batch_size=200), "--batch-size"),
-        (lambda: Recipe(epochs=10), "--schedule.warmup-epochs"),
+        (lambda: Recipe(epochs=10, schedule=Schedule(warmup_epochs=11)), "--schedule.warmup-epochs"),
+        (lambda: Schedule(warmup_epochs="101%"), "--schedule.warmup-epochs"),
+        (lambda: Schedule(warmup_epochs="-1%"), "--schedule.warmup-epochs"),
+        (lambda: Schedule(warmup_epochs="nan%"), "--schedule.warmup-epochs"),
+        (lambda: Schedule(warmup_epochs="%"), "--schedule.warmup-epochs"),
+        (lambda: Schedule(warmup_epochs="30"), "--schedule.warmup-epochs"),
+        (lambda: Schedule(power="30%"), "--schedule.power"),
         (lambda: Schedule(power=0), "--schedule.power"),
         (lambda: Schedule(warmup_epochs=10**400), "--schedule.warmup-epochs"),
         (lambda: Data(name="digits", path="x"), "--data.path"),
@@ -162,7 +168,8 @@ def test_a_value_out_of_range_names_its_flag(build, flag):
 def test_edges_of_ranges_are_inside():
     assert Attack(epsilon=0).epsilon == 0
     assert Attack(epsilon=1).epsilon == 1
-    assert Recipe(epochs=36).epochs == 36
+    assert Recipe(epochs=36, schedule=Schedule(warmup_epochs=36)).epochs == 36
+    assert Schedule(warmup_epochs="100%").warmup_steps(360, 36) == 360
     assert Recipe(seed=2**63 - 1).seed == 2**63 - 1
     assert Recipe(chunk_size=1).chunk_size == 1
 
@@ -179,6 +186,48 @@ def test_fractions_are_exact(text, tmp_path):
     assert load_recipe("digits", {"attack.epsilon": text}).attack.epsilon == exact
     if "/" in text:
         assert load_recipe(write(tmp_path, f'attack.epsilon = "{text}"')).attack.epsilon == exact
+
+
+# --- a warm-up in epochs or in percent ---
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("30%", "30%"), ("30.0%", "30%"), ("2.50%", "2.5%"), ("0%", "0%"), ("-0%", "0%"), ("1e1%", "10%")],
+)
+def test_a_share_of_the_run_is_kept_in_one_form(given, kept, tmp_path):
+    assert Schedule(warmup_epochs=given).warmup_epochs == kept
+    recipe = load_recipe("digits", {"schedule.warmup_epochs": given})
+    assert recipe.schedule.warmup_epochs == kept
+    path = write(tmp_path, dump_recipe(recipe))
+    assert f'warmup_epochs = "{kept}"' in path.read_text()
+    assert load_recipe(path) == recipe
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "epochs", "expected"),
+    [
+        ("30%", 120, 120, 36),
+        (36, 120, 120, 36),
+        ("20%", 970, 10, 194),
+        (2, 970, 10, 194),
+        ("30%", 5, 5, 2),
+        ("1%", 9, 3, 0),
+        (0.5, 30, 3, 5),
+        ("41%", 1300, 100, 533),
+        (41, 1300, 100, 533),
+    ],
+)
+def test_a_warm_up_in_steps(warmup, steps, epochs, expected):
+    assert Schedule(warmup_epochs=warmup).warmup_steps(steps, epochs) == expected
+
+
+def test_a_share_goes_along_when_the_epochs_change():
+    recipe = load_recipe("digits", {"epochs": "5"})
+    assert recipe.schedule.warmup_steps(5, recipe.epochs) == 2
+    message = refusal(load_recipe, "imagenet-32k", {"epochs": "5"})
+    assert "a warm-up of 40 epochs is longer than the 5 of the run" in message
+    assert "such as 30%" in message
 
 
 # --- files ---
@@ -217,6 +266,7 @@ def test_a_missing_recipe_names_the_nearest(tmp_path):
         ("attack.targeted = 1", "true or false"),
         ('attack.targeted = "true"', "true or false"),
         ('optimizer.lr = "10"', "a number"),
+        ('schedule.warmup_epochs = "30"', "a number, 0 or more, or a share from 0% to 100%"),
         ("optimizer.lr = nan", "a number"),
         ("optimizer.lr = inf", "a number"),
         ("optimizer.lr = false", "a number"),
@@ -407,7 +457,8 @@ def recipes(draw) -> Recipe:
     values |= {"method": method, "chunk_size": chunk, "batch_size": chunk * chunks}
     values |= {"delay": draw(st.integers(0, 9))} if method == "conadv" else {}
     values["epochs"] = draw(st.integers(1, 500))
-    values["schedule.warmup_epochs"] = draw(st.floats(0, values["epochs"]))
+    share = st.floats(0, 100).map(lambda percent: f"{percent!r}%")
+    values["schedule.warmup_epochs"] = draw(st.floats(0, values["epochs"]) | share)
     values["data.train_size"] = draw(st.none() | st.integers(chunk * chunks, 2**62))
     values["data.path"] = draw(st.none() | TEXTS)
     values["data.image_size"] = draw(st.none() | st.integers(1, 9999))
@@ -432,6 +483,8 @@ def meaning(setting: Setting, text: str):
         return None
     if setting.kind is bool:
         return {"true": True, "false": False}[text.lower()]
+    if setting.percent and text.endswith("%"):
+        return f"{float(text[:-1]):g}%"
     if setting.kind is float and "/" in text:
         above, below = text.split("/")
         return float(Fraction(above) / Fraction(below))
@@ -444,7 +497,7 @@ NUMBERS = st.one_of(
     st.tuples(st.integers(-9, 300), st.integers(-9, 300)).map(lambda pair: f"{pair[0]}/{pair[1]}"),
 )
 FLAG_TEXTS = st.one_of(
-    NUMBERS, st.text(), st.sampled_from(["none", "true", "False", "-1", "1_000", " 5", "1e3", "--seed"])
+    NUMBERS, st.text(), st.sampled_from(["none", "true", "False", "-1", "1_000", " 5", "1e3", "--seed", "25%", "101%"])
 )
 
 
@@ -467,7 +520,9 @@ TOML_VALUES = st.one_of(
     st.integers(-(2**70), 2**70).map(lambda value: (str(value), value)),
     st.floats().map(lambda value: (repr(value), value)),
     st.booleans().map(lambda value: (str(value).lower(), value)),
-    st.sampled_from([('"none"', "none"), ('"4/255"', "4/255"), ("[]", []), ("{}", {}), ("[1, [2]]", [1, [2]])]),
+    st.sampled_from(
+        [('"none"', "none"), ('"4/255"', "4/255"), ('"25%"', "25%"), ("[]", []), ("{}", {}), ("[1, [2]]", [1, [2]])]
+    ),
     st.text("abz019-_./: é").map(lambda value: (f"'{value}'", value)),
 )
 
@@ -482,6 +537,8 @@ def test_a_value_in_a_file_is_taken_as_it_is_or_refused(key, pair, scratch):
     taken = flatten(recipe)[key]
     if value == "none" and setting.optional:
         assert taken is None or key == "data.name"
+    elif isinstance(value, str) and setting.percent and value.endswith("%"):
+        assert taken == value
     elif value == "4/255" and setting.kind is float:
         assert taken == 4 / 255
     else:

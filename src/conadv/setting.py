@@ -38,6 +38,8 @@ Positive = Annotated[float, Rule("above 0", lambda value: value > 0)]
 NotNegative = Annotated[float, Rule("0 or more", lambda value: value >= 0)]
 Share = Annotated[float, Rule("from 0 to 1", lambda value: 0 <= value <= 1)]
 BelowOne = Annotated[float, Rule("0 or more and below 1", lambda value: 0 <= value < 1)]
+# A number, or a share of something in percent as a text: "30%".
+NumberOrPercent = Annotated[float | str, Rule("0 or more", lambda value: value >= 0)]
 
 
 def within(low: float, high: float) -> Rule:
@@ -64,6 +66,8 @@ class Setting:
     """None may stand here, which TOML and flags write as none."""
     length: int | None = None
     """Of a tuple, of whose items the rest speaks, how many it has, 0 for any number; None: it is no tuple."""
+    percent: bool = False
+    """A share from 0% to 100% may stand here in place of a number; it stays a text."""
 
     @property
     def flag(self) -> str:
@@ -73,7 +77,8 @@ class Setting:
     def wanted(self) -> str:
         """What may stand here, in words."""
         words = f"one of {', '.join(self.choices)}" if self.choices else f"{_KINDS[self.kind]}, {self.rule.text}"
-        return words.removesuffix(", ") + (", or none" if self.optional else "")
+        words = words.removesuffix(", ") + (", or a share from 0% to 100%" if self.percent else "")
+        return words + (", or none" if self.optional else "")
 
     def parse(self, text: str | Sequence[str]) -> Value:
         """The value that a flag writes as text; for a tuple, one text per item."""
@@ -85,6 +90,8 @@ class Setting:
             return None
         if self.length is not None:
             return self._check_items(value)
+        if self.percent and (share := _percent(value)) is not None:
+            return share
         form = _number(value) if self.kind is float else value
         if type(form) is not self.kind or not self._allows(form):
             wrong = f"{self.key} is {show(value)} but must be {self.wanted}: change {self.flag}"
@@ -172,6 +179,8 @@ def _setting(key: str, hint: Any) -> Setting:
         return Setting(key, str, get_args(hint), _ANYTHING, optional)
     if get_origin(hint) is Annotated:
         kind, rule = get_args(hint)
+        if kind == float | str:
+            return Setting(key, float, (), rule, optional, percent=True)
         choices = rule.choices if isinstance(rule, OneOf) else ()
         return Setting(key, kind, choices, _ANYTHING if choices else rule, optional)
     return Setting(key, hint, (), _ANYTHING, optional)
@@ -189,6 +198,15 @@ def _number(value: Any) -> Any:
     except (ValueError, ArithmeticError):
         return value
     return value
+
+
+def _percent(value: Any) -> str | None:
+    """A share such as "30%" in its one form; None: the value is none."""
+    try:
+        number = float(value[:-1]) if isinstance(value, str) and value.endswith("%") else math.nan
+    except ValueError:
+        return None
+    return f"{abs(number)!r}".removesuffix(".0") + "%" if 0 <= number <= 100 else None
 
 
 def _is_text(value: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from conadv.core.catalog import METHODS
 from conadv.optim.catalog import OPTIMIZERS
-from conadv.setting import BelowOne, Count, NotNegative, OneOf, Positive, Share, Whole, normalise, show
+from conadv.setting import BelowOne, Count, NotNegative, NumberOrPercent, OneOf, Positive, Share, Whole, normalise, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Optimizer:
 class Schedule:
     """The learning rate over the run: a linear warm-up to its peak, then a decay until the last epoch."""
 
-    warmup_epochs: NotNegative = 36.0
-    """Epochs of warm-up; a part of one is fine."""
+    warmup_epochs: NumberOrPercent = "30%"
+    """Epochs of warm-up, of which a part is fine, or its share of the run in percent, such as 30%."""
     decay: Literal["poly", "cosine", "constant"] = "poly"
     """The shape of the way down."""
     power: Positive = 2.0
@@ -74,6 +74,12 @@ class Schedule:
 
     def __post_init__(self) -> None:
         normalise(self, "schedule.")
+
+    def warmup_steps(self, steps: int, epochs: int) -> int:
+        """The warm-up in steps, of a run of so many steps in so many epochs."""
+        if isinstance(self.warmup_epochs, str):
+            return round(steps * float(self.warmup_epochs.rstrip("%")) / 100)
+        return round(self.warmup_epochs * (steps // epochs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +210,9 @@ class Recipe:
                 f"a batch of {self.batch_size} is larger than the {self.data.train_size} training images: "
                 "lower --batch-size or raise --data.train-size"
             )
-        if self.schedule.warmup_epochs > self.epochs:
+        warmup = self.schedule.warmup_epochs
+        if not isinstance(warmup, str) and warmup > self.epochs:
             raise ValueError(
-                f"a warm-up of {self.schedule.warmup_epochs:g} epochs is longer than the {self.epochs} of the run: "
-                "lower --schedule.warmup-epochs"
+                f"a warm-up of {warmup:g} epochs is longer than the {self.epochs} of the run: "
+                "lower --schedule.warmup-epochs, or give it as a share of the run such as 30%"
             )

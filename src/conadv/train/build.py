@@ -147,7 +147,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         method=_method(recipe, task, attack, place, handoff, stale if looks_back else None),
         handoff=handoff,
         optimizer=build_optimizer(recipe, task.model),
-        rate=_rate(recipe, steps, stream.steps_per_epoch),
+        rate=_rate(recipe, steps),
         exchange=Exchange(task.model, world, place.share),
         stale=stale,
         ema=Ema(task.model, recipe.ema),
@@ -248,9 +248,9 @@ def _is_whole(number: float) -> bool:
     return math.isclose(number, round(number), abs_tol=1e-9)
 
 
-def _rate(recipe: Recipe, steps: int, steps_per_epoch: int) -> Schedule:
+def _rate(recipe: Recipe, steps: int) -> Schedule:
     peak, schedule = recipe.optimizer.lr, recipe.schedule
-    warmup = round(schedule.warmup_epochs * steps_per_epoch)
+    warmup = schedule.warmup_steps(steps, recipe.epochs)
     makers: dict[str, Callable[[], Schedule]] = {
         "poly": lambda: warmup_poly(peak, steps, warmup, schedule.power, schedule.end_lr),
         "cosine": lambda: warmup_cosine(peak, steps, warmup, schedule.end_lr),
