@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from conadv import PGD, ConAdv, Place, Recycled, Role, Vanilla, route, split_batchnorm
 from conadv.core.batch import Chunked, cut
@@ -678,22 +677,6 @@ def test_an_optimizer_made_before_the_split_is_refused(setting: Setting) -> None
     optimizer.zero_grad()
     with pytest.raises(ValueError, match=r"adv branch .* make the optimizer after split_batchnorm"):
         method(*next(feed))
-
-
-@adversarial_methods
-def test_activation_checkpointing_of_a_split_layer_is_refused(setting: Setting) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = make_model()
-
-        def forward(self, images: Tensor) -> Tensor:
-            outputs: Tensor = checkpoint(self.model, images, use_reentrant=False)
-            return outputs
-
-    model = Checkpointed()
-    with pytest.raises(RuntimeError, match="leave BatchNorm layers out of activation checkpointing"):
-        train(setting.make(model), model, small_batches(1))
 
 
 def test_a_third_view_without_a_branch_for_it_is_refused() -> None:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .branches import split_layers
 from .seeds import untouched_randomness
-from .splitbn import Statistics, route, split_layers, unwrap
+from .splitbn import Statistics, routed
+from .wrappers import unwrap
 
 # (outputs, labels) -> the mean over the images, as PyTorch's losses are by default.
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -120,17 +123,19 @@ class PGD:
     def _gradient(
         self, model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, towards: Tensor | None, seed: int
     ) -> Tensor:
-        """The gradient by the images alone: with inputs named, autograd computes none for the weights."""
+        """The gradient by the images alone."""
         model = unwrap(model)
-        images = images.detach().requires_grad_()
-        with torch.enable_grad(), without_trace(model, self.branch, self.statistics, seed):
-            outputs = model(images.clone())  # a model may work in place, which a leaf of the graph does not allow
+
+        def total(images: Tensor) -> Tensor:
+            outputs = model(images)
+            wrong = labels
             if towards is not None:  # a fraction of the way round the other labels
                 classes = outputs.shape[1]
-                labels = (labels + 1 + (towards * (classes - 1)).long()) % classes
-            total = loss(outputs, labels) * len(images)
-            (gradient,) = torch.autograd.grad(-total if self.targeted else total, images)
-        return gradient
+                wrong = (labels + 1 + (towards * (classes - 1)).long()) % classes
+            value = loss(outputs, wrong) * len(images)
+            return -value if self.targeted else value
+
+        return input_gradient(model, total, images, partial(without_trace, model, self.branch, self.statistics, seed))
 
     def _along(self, gradient: Tensor) -> Tensor:
         direction = self.direction or ("sign" if self.norm == "linf" else "unit")
@@ -188,17 +193,56 @@ def _uniform(shape: Sequence[int], generator: torch.Generator, like: Tensor) -> 
     return torch.rand(tuple(shape), generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
 
 
+def input_gradient(
+    model: nn.Module,
+    total: Callable[[Tensor], Tensor],
+    images: Tensor,
+    context: Callable[[], AbstractContextManager[None]],
+) -> Tensor:
+    """The gradient of `total(images)` by the images, computed within a context that is entered for each attempt.
+
+    With inputs named, autograd computes no gradients of weights. Reentrant activation checkpointing does not allow
+    that; there the weights are told that no gradient is wanted of them.
+    """
+    try:
+        leaf = images.detach().requires_grad_()
+        with torch.enable_grad(), context():
+            # A model may work in place, which a leaf of the graph does not allow.
+            (gradient,) = torch.autograd.grad(total(leaf.clone()), leaf)
+            return gradient
+    except RuntimeError as error:
+        if "When use_reentrant=True" not in str(error):
+            raise
+    leaf = images.detach().requires_grad_()
+    with torch.enable_grad(), context(), _without_weight_gradients(model):
+        total(leaf.clone()).backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+@contextmanager
+def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in wanted:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in wanted:
+            parameter.requires_grad_(True)
+
+
 @contextmanager
 def without_trace(model: nn.Module, branch: str, statistics: Statistics | None, seed: int | None) -> Iterator[None]:
     """Within, images go through `branch` with `statistics`; after it buffers, flags and generators are as before."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    split = {module for layer in split_layers(model) for module in layer.modules()}
+    split = {owner for layer in split_layers(model) for owner in layer.owners().values()}
     plain = [module for module in model.modules() if module not in split]
     with (
         _copied_buffers(plain),
         _statistics_of(plain, statistics, model.training),
         untouched_randomness(device, seed),
-        route(model, branch, statistics=statistics, tracking="off"),
+        routed(model, branch, statistics=statistics, tracking="off"),
     ):
         yield
 

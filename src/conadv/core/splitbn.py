@@ -6,159 +6,84 @@ twins  ──► adv  ─┴─► normalized       Main keeps BatchNorm's own k
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules._functions import SyncBatchNorm as synchronized_batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import is_parametrized
+
+from .branches import SplitLayer, Tracking, Way, branch_of, split_class, split_layers
+from .buffers import allow_mixed
+from .wrappers import innermost, is_exchanged, whole
 
 Statistics = Literal["batch", "running"]
-# When running statistics move: with each forward pass (as BatchNorm's do), once at the end of a step, or not at all.
-Tracking = Literal["now", "step", "off"]
 
 _KNOWN_BRANCHES = (("main",), ("main", "adv"), ("main", "aug"), ("main", "aug", "adv"))
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-class _Way(NamedTuple):
-    """How images go through a layer at the moment."""
-
-    branch: str = "main"
-    batch_statistics: bool | None = None  # None: as the train/eval flag says
-    tracking: Tracking = "now"
-
-
-class SplitBatchNorm(_BatchNorm):
-    """A BatchNorm layer with further branches; which one an image goes through is set by `route`.
-
-    `split_batchnorm` makes it of a layer in place, so that hooks and references stay. Outside of `route` it is the
-    layer that it was, also to code that looks for `nn.BatchNorm2d`.
-    """
-
-    way: _Way | None  # None: closed, while a backward pass runs
-
-    def grow(self, branches: Mapping[str, _BatchNorm]) -> None:
-        """Add branches to a layer that was a plain one until now."""
-        self.way = _Way()
-        for name, branch in branches.items():
-            self.add_module(name, branch)
-        for owner in self.owners().values():
-            if owner.running_mean is not None:
-                # Sums of means and variances, and the number of forward passes they come from.
-                pending = owner.running_mean.new_zeros(2 * self.num_features + 1)
-                owner.register_buffer("pending", pending, persistent=False)
-        self.register_load_state_dict_pre_hook(_fill_branches)
-
-    def owners(self) -> dict[str, _BatchNorm]:
-        """The module that holds the weights and statistics of each branch."""
-        branches = {name: child for name, child in self.named_children() if isinstance(child, _BatchNorm)}
-        return {"main": self, **branches}
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.way is None:
-            raise RuntimeError(
-                "a split BatchNorm layer ran again in the backward pass, when its branch is no longer known: "
-                "leave BatchNorm layers out of activation checkpointing"
-            )
-        self._check_input_dim(x)
-        branch, batch_statistics, tracking = self.way
-        owner = self if branch == "main" else self.get_submodule(branch)
-        assert isinstance(owner, _BatchNorm)
-        if owner.running_mean is None or owner.running_var is None:
-            return self._normalize(x, owner, None, None)
-        if not (self.training if batch_statistics is None else batch_statistics):
-            # Cloned, since DistributedDataParallel overwrites buffers between two forward passes and their backward.
-            mean, var = owner.running_mean.clone(), owner.running_var.clone()
-            return F.batch_norm(x, mean, var, owner.weight, owner.bias, False, 0.0, owner.eps)
-        if tracking == "off":
-            return self._normalize(x, owner, None, None)
-        # With momentum 1 the kernel writes the statistics of this batch into the buffers that it is given.
-        mean, var = torch.zeros_like(owner.running_mean), torch.zeros_like(owner.running_var)
-        y = self._normalize(x, owner, mean, var)
-        assert isinstance(owner.pending, Tensor)
-        owner.pending.add_(torch.cat([mean, var, mean.new_ones(1)]))
-        if tracking == "now":
-            _update_stats(owner)
-        return y
-
-    def _normalize(self, x: Tensor, owner: _BatchNorm, mean: Tensor | None, var: Tensor | None) -> Tensor:
-        if isinstance(self, nn.SyncBatchNorm) and dist.is_initialized():
-            group = self.process_group or dist.group.WORLD
-            ranks = dist.get_world_size(group)
-            if ranks > 1:
-                if x.device.type == "cpu":
-                    raise ValueError("SyncBatchNorm has no CPU kernel: use BatchNorm1d, 2d or 3d there")
-                arguments = (x, owner.weight, owner.bias, mean, var, owner.eps, 1.0, group, ranks)
-                return synchronized_batch_norm.apply(*arguments)  # type: ignore[no-any-return]
-        return F.batch_norm(x, mean, var, owner.weight, owner.bias, True, 1.0, owner.eps)
-
-
-class SplitBatchNorm1d(SplitBatchNorm, nn.BatchNorm1d):
-    pass
-
-
-class SplitBatchNorm2d(SplitBatchNorm, nn.BatchNorm2d):
-    pass
-
-
-class SplitBatchNorm3d(SplitBatchNorm, nn.BatchNorm3d):
-    pass
-
-
-class SplitSyncBatchNorm(SplitBatchNorm, nn.SyncBatchNorm):
-    pass
-
-
-_SPLIT: dict[type[nn.Module], type[SplitBatchNorm]] = {
-    nn.BatchNorm1d: SplitBatchNorm1d,
-    nn.BatchNorm2d: SplitBatchNorm2d,
-    nn.BatchNorm3d: SplitBatchNorm3d,
-    nn.SyncBatchNorm: SplitSyncBatchNorm,
-}
-
-
-def split_batchnorm(model: _Module, branches: Sequence[str] = ("main", "adv")) -> _Module:
+def split_batchnorm(
+    model: _Module,
+    branches: Sequence[str] = ("main", "adv"),
+    *,
+    also: Sequence[type[nn.Module]] = (),
+    mixed: Sequence[type[nn.Module]] = (),
+) -> _Module:
     """Give every BatchNorm layer of a model further branches, in place, and return the model.
 
-    Call it before the optimizer is made (the branches have weights of their own). The branches start as copies of
-    the layer. `("main",)` adds none, but lets statistics move once a step; `("main", "aug", "adv")` adds two.
+    Call it before the optimizer is made (the branches have weights of their own) and before the model is wrapped. The
+    branches start as copies of the layer. BatchNorm layers are those of torch and every subclass, such as timm's
+    `BatchNormAct2d`; a subclass with a forward pass of its own runs it on the tensors of the branch.
+
+    Args:
+        model: The model, whose BatchNorm layers are converted.
+        branches: `("main", "adv")` adds a branch for adversarial images, `("main", "aug", "adv")` another one for an
+            augmented view; `("main",)` adds none, but lets running statistics move once per step.
+        also: Further classes of layers to split, such as timm's `EvoNorm2dB0` or an `nn.InstanceNorm2d` that tracks
+            statistics. Their forward pass runs on copies of the parameters and buffers that each branch has, so they
+            must keep everything that they learn or track there. Children of such a layer are shared by the branches.
+        mixed: Classes of layers that track statistics of all images together, on purpose. Without it a method refuses
+            a model in whose first forward pass in training mode a floating-point buffer changes that belongs to no
+            branch. Constant buffers, counters and spectral norm are never refused.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: A layer cannot be split, or the model is split or wrapped already. Nothing was changed.
     """
     if tuple(branches) not in _KNOWN_BRANCHES:
         known = " or ".join(map(str, _KNOWN_BRANCHES))
         raise ValueError(f"branches {tuple(branches)}: take {known}")
     if split_layers(model):
         raise ValueError("this model is split already: call split_batchnorm once, on the plain model")
-    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
-        raise ValueError("DistributedDataParallel would not exchange the new branches: split the model, then wrap it")
-    for layer in [module for module in model.modules() if is_batchnorm(module)]:
-        copies = {name: _untrained_copy(layer) for name in branches[1:]}
-        layer.__class__ = _SPLIT[type(layer)]
-        assert isinstance(layer, SplitBatchNorm)
-        layer.grow(copies)
+    if is_exchanged(model):
+        raise ValueError(
+            "DistributedDataParallel or FSDP would not exchange the new branches: split the model, then wrap it"
+        )
+    kinds: tuple[type[nn.Module], ...] = (_BatchNorm, *also)
+    found = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+    _check_layers(found, branches, also)
+    allow_mixed(model, mixed)
+    copies: dict[str, dict[int, Tensor]] = {name: {} for name in branches[1:]}
+    for layer in found.values():
+        grown = {name: branch_of(layer, copies[name]) for name in branches[1:]}
+        layer.__class__ = split_class(type(layer))
+        assert isinstance(layer, SplitLayer)
+        layer.grow(grown)
     return model
-
-
-def is_batchnorm(module: nn.Module) -> bool:
-    """Whether a module is a plain BatchNorm layer; a subclass that nobody here knows is an error, not a guess."""
-    if isinstance(module, _BatchNorm) and not isinstance(module, SplitBatchNorm) and type(module) not in _SPLIT:
-        raise ValueError(f"cannot split {type(module).__name__}: use BatchNorm1d, 2d, 3d or SyncBatchNorm itself")
-    return type(module) in _SPLIT
-
-
-def split_layers(model: nn.Module) -> list[SplitBatchNorm]:
-    return [module for module in model.modules() if isinstance(module, SplitBatchNorm)]
 
 
 def plain_layers(model: nn.Module) -> list[str]:
     """The names of BatchNorm layers that were not split."""
-    branches = {owner for layer in split_layers(model) for owner in layer.children()}
-    return [name for name, module in model.named_modules() if module not in branches and is_batchnorm(module)]
+    split = {owner for layer in split_layers(model) for owner in layer.owners().values()}
+    modules = model.named_modules()
+    return [name for name, module in modules if isinstance(module, _BatchNorm) and module not in split]
 
 
 @contextmanager
@@ -171,12 +96,39 @@ def route(
 ) -> Iterator[None]:
     """Within, images go through `branch` of every split layer.
 
-    statistics: of the batch or the running ones; None: as the train/eval flag says. A layer that is frozen
-    (in eval mode within a model in training mode) keeps to its running statistics.
+    With activation checkpointing call `backward()` within too: layers then run again, through the same branch, and
+    their statistics are counted once.
+
+    Args:
+        model: A model that was split, also inside wrappers; a model without split layers stays as it is.
+        branch: `"main"`, `"adv"` or `"aug"`.
+        statistics: Those of the `"batch"` or the `"running"` ones; None: as the train/eval flag says. A layer that is
+            frozen (in eval mode within a model in training mode) keeps to its running statistics.
+        tracking: When running statistics move: `"now"`, with each forward pass, as BatchNorm's do; `"step"`, once, by
+            `update_running_stats`; or `"off"`, not at all.
+
+    Raises:
+        ValueError: The model has no such branch, or evaluates one that was never trained.
     """
-    model = unwrap(model)
+    if branch != "main" and (innermost(model).training or torch.is_grad_enabled()):
+        for layer in split_layers(model):
+            layer.left_main = True
+    with routed(model, branch, statistics=statistics, tracking=tracking):
+        yield
+
+
+@contextmanager
+def routed(
+    model: nn.Module,
+    branch: str,
+    *,
+    statistics: Statistics | None = None,
+    tracking: Tracking | Literal["again"],
+) -> Iterator[None]:
+    """`route` for code that runs the backward pass within, or within "again"."""
+    model = innermost(model)
     layers = split_layers(model)
-    ways = [_Way(branch, _uses_batch(layer, model, statistics), tracking) for layer in layers]
+    ways = [Way(branch, _uses_batch(layer, model, statistics), tracking, routed=True) for layer in layers]
     for layer, way in zip(layers, ways, strict=True):
         _check_branch(layer, way, frozen=model.training and not layer.training)
     with _set_ways(layers, ways):
@@ -185,7 +137,7 @@ def route(
 
 @contextmanager
 def closed(model: nn.Module) -> Iterator[None]:
-    """Within, a split layer refuses images: a backward pass may cover several branches, and cannot recompute them."""
+    """Within, a split layer refuses images: a backward pass covers several branches, and cannot recompute them."""
     layers = split_layers(model)
     with _set_ways(layers, [None] * len(layers)):
         yield
@@ -195,52 +147,68 @@ def update_running_stats(model: nn.Module) -> None:
     """End a step: running statistics move once, with the mean over the forward passes tracked by "step"."""
     for layer in split_layers(model):
         for owner in layer.owners().values():
-            if owner.running_mean is not None:
-                _update_stats(owner)
+            if owner._buffers.get("pending") is not None:
+                layer.update(owner)
 
 
 def pending_statistics(model: nn.Module) -> list[Tensor]:
     """What `update_running_stats` will use: sums over forward passes, which can be added up over processes."""
     owners = [owner for layer in split_layers(model) for owner in layer.owners().values()]
-    return [owner.get_buffer("pending") for owner in owners if owner.running_mean is not None]
+    pending = [owner._buffers.get("pending") for owner in owners]
+    return [tensor for tensor in pending if tensor is not None]
 
 
 def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state of the model as it was before the split: the main branch, under BatchNorm's own keys."""
-    model = unwrap(model)
-    model = model._modules.get("_orig_mod") or model  # what torch.compile wraps has the keys of before
+    """The state of the model as it was before the split: the main branch, under the layers' own keys.
+
+    Args:
+        model: The split model, also inside torch.compile, DistributedDataParallel, DataParallel, AveragedModel or
+            Fabric, nested in any order. Where FSDP2 has sharded it, every rank must call this.
+
+    Returns:
+        What the plain model's `state_dict()` would be, with its metadata; it loads strictly in the plain model.
+    """
+    model = innermost(model)
     branches = tuple(
-        f"{name}.{branch}." if name else f"{branch}."
+        f"{name}.{branch}" if name else branch
         for name, layer in model.named_modules(remove_duplicate=False)
-        if isinstance(layer, SplitBatchNorm)
-        for branch in list(layer.owners())[1:]
+        if isinstance(layer, SplitLayer)
+        for branch in layer.branches[1:]
     )
-    return {key: value for key, value in model.state_dict().items() if not key.startswith(branches)}
+    below = tuple(f"{branch}." for branch in branches)
+    state = model.state_dict()
+    plain = OrderedDict((key, whole(value)) for key, value in state.items() if not key.startswith(below))
+    metadata = state._metadata  # type: ignore[attr-defined]  # versions of modules, which some ask for when they load
+    kept = {name: entry for name, entry in metadata.items() if name not in branches}
+    plain._metadata = OrderedDict(kept)  # type: ignore[attr-defined]
+    return plain
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel, which exchanges gradients only when called through its wrapper."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+def _check_layers(layers: dict[str, nn.Module], branches: Sequence[str], also: Sequence[type[nn.Module]]) -> None:
+    for kind in also:
+        if not any(isinstance(layer, kind) for layer in layers.values()):
+            raise ValueError(f"also={kind.__name__}: the model has no layer of this class")
+    for name, layer in layers.items():
+        reason = _why_not(layer, branches)
+        if reason:
+            raise ValueError(f"cannot split {name or 'the model'} ({type(layer).__name__}): {reason}")
 
 
-def _update_stats(owner: _BatchNorm) -> None:
-    """Move one branch's statistics by what is pending. Only tensor arithmetic: nothing waits for the device."""
-    pending, running_mean, running_var = owner.pending, owner.running_mean, owner.running_var
-    tracked = owner.num_batches_tracked
-    assert isinstance(pending, Tensor) and running_mean is not None and running_var is not None and tracked is not None
-    passes = pending[-1]
-    seen = passes > 0
-    mean, var = (pending[:-1] / passes.clamp(min=1)).chunk(2)
-    tracked.add_(seen)
-    momentum = 1 / tracked.clamp(min=1).to(pending.dtype) if owner.momentum is None else owner.momentum
-    share = seen.to(pending.dtype) * momentum
-    running_mean.lerp_(mean, share)
-    running_var.lerp_(var, share)
-    pending.zero_()
+def _why_not(layer: nn.Module, branches: Sequence[str]) -> str | None:
+    if isinstance(layer, LazyModuleMixin):
+        return "its size is not known yet; run one batch through the model first"
+    if "forward" in vars(layer):
+        return "its forward method was replaced on the instance; replace it in a subclass instead"
+    if is_parametrized(layer):
+        return "it is parametrized; remove the parametrization first"
+    if not isinstance(layer, _BatchNorm) and not [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+        return "it has no parameters or buffers of its own; name the classes of its children"
+    taken = [name for name in (*branches[1:], "pending") if hasattr(layer, name)]
+    return f"it has an attribute {taken[0]!r} already, which names a branch; rename it" if taken else None
 
 
 @contextmanager
-def _set_ways(layers: Sequence[SplitBatchNorm], ways: Sequence[_Way | None]) -> Iterator[None]:
+def _set_ways(layers: Sequence[SplitLayer], ways: Sequence[Way | None]) -> Iterator[None]:
     before = [layer.way for layer in layers]
     try:
         for layer, way in zip(layers, ways, strict=True):
@@ -251,47 +219,21 @@ def _set_ways(layers: Sequence[SplitBatchNorm], ways: Sequence[_Way | None]) -> 
             layer.way = way
 
 
-def _uses_batch(layer: SplitBatchNorm, model: nn.Module, statistics: Statistics | None) -> bool | None:
+def _uses_batch(layer: SplitLayer, model: nn.Module, statistics: Statistics | None) -> bool | None:
     if statistics is None:
         return None
     frozen = model.training and not layer.training
     return statistics == "batch" and not frozen
 
 
-def _check_branch(layer: SplitBatchNorm, way: _Way, frozen: bool) -> None:
+def _check_branch(layer: SplitLayer, way: Way, frozen: bool) -> None:
     if way.branch == "main":
         return
-    owner = layer.owners().get(way.branch)
-    if owner is None:
+    if way.branch not in layer.branches:
         raise ValueError(f"the model has no branch {way.branch!r}: split it with split_batchnorm(model, branches=...)")
     evaluated = not (layer.training if way.batch_statistics is None else way.batch_statistics)
-    if evaluated and not frozen and owner.num_batches_tracked is not None and owner.num_batches_tracked == 0:
+    tracked = layer.owner(way.branch)._buffers.get("num_batches_tracked")
+    if evaluated and not frozen and tracked is not None and tracked == 0:
         raise ValueError(
             f"the {way.branch} branch was never trained, so it has no statistics to evaluate with: train it first"
         )
-
-
-def _untrained_copy(layer: nn.Module) -> _BatchNorm:
-    """What holds a branch: a layer with copies of the tensors, but none of the hooks."""
-    assert isinstance(layer, _BatchNorm)
-    branch = type(layer)(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
-    for name, parameter in layer._parameters.items():
-        copied = None if parameter is None else nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-        branch.register_parameter(name, copied)
-    for name, buffer in layer._buffers.items():
-        branch.register_buffer(name, None if buffer is None else buffer.clone())
-    if branch.num_batches_tracked is not None:
-        branch.num_batches_tracked.zero_()
-    return branch.train(layer.training)
-
-
-def _fill_branches(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: object) -> None:
-    """Let a plain checkpoint load: branches that it does not have start as copies of main, never trained."""
-    assert isinstance(layer, SplitBatchNorm) and isinstance(state, dict)
-    for name in list(layer.owners())[1:]:
-        if any(key.startswith(f"{prefix}{name}.") for key in state):
-            continue
-        for key in layer.get_submodule(name).state_dict():
-            if f"{prefix}{key}" in state:
-                value = state[f"{prefix}{key}"]
-                state[f"{prefix}{name}.{key}"] = torch.zeros_like(value) if key == "num_batches_tracked" else value

@@ -1,0 +1,283 @@
+"""Layers with a branch for each kind of image: where their tensors live, and how images go through one of them.
+
+              ┌► main: the layer's own tensors ─┐
+x ──► way? ───┤                                 ├──► y, and what is pending for the running statistics
+              └► adv:  tensors of a child ──────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules._functions import SyncBatchNorm as synchronized_batch_norm
+from torch.nn.modules.batchnorm import _BatchNorm
+
+# When running statistics move: with each forward pass (as BatchNorm's do), once at the end of a step, or not at all.
+Tracking = Literal["now", "step", "off"]
+_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, _BatchNorm)
+_CLASSES: dict[type[nn.Module], type[SplitLayer]] = {}
+
+
+class Way(NamedTuple):
+    """How images go through a layer at the moment."""
+
+    branch: str = "main"
+    batch_statistics: bool | None = None  # None: as the train/eval flag says
+    # "again": what activation checkpointing computes a second time, whose statistics were counted the first time.
+    tracking: Tracking | Literal["again"] = "now"
+    routed: bool = False  # whether somebody asked for it, or it is what holds outside of a route
+
+
+class SplitLayer(nn.Module):
+    """A layer with further branches; which one an image goes through is set by `route`.
+
+    It is made of a layer in place, so that hooks and references stay. Outside of a route it is the layer that it was,
+    also to code that looks for its class.
+    """
+
+    plain: ClassVar[type[nn.Module]]
+    """The class of the layer before the split."""
+    way: Way | None
+    """None: closed, while a backward pass covers several branches."""
+    branches: tuple[str, ...]
+    left_main: bool
+    """Whether somebody routed images through another branch by themselves, and may run their backward pass later."""
+
+    def grow(self, branches: Mapping[str, nn.Module]) -> None:
+        """Add branches to a layer that was a plain one until now."""
+        self.way, self.branches, self.left_main = Way(), ("main", *branches), False
+        for name, branch in branches.items():
+            self.add_module(name, branch)
+        for owner in self.owners().values():
+            pending = self._new_pending(owner)
+            if pending is not None:
+                owner.register_buffer("pending", pending, persistent=False)
+        self.register_load_state_dict_pre_hook(_fill_branches)
+
+    def owners(self) -> dict[str, nn.Module]:
+        """The module that holds the weights and statistics of each branch."""
+        return {name: self.owner(name) for name in self.branches}
+
+    def owner(self, branch: str) -> nn.Module:
+        owner = self if branch == "main" else self._modules[branch]
+        assert owner is not None
+        return owner
+
+    def update(self, owner: nn.Module) -> None:
+        """Move the running statistics of one branch by what is pending. Nothing waits for the device."""
+        raise NotImplementedError
+
+    def _new_pending(self, owner: nn.Module) -> Tensor | None:
+        """Sums over forward passes and, last, their number; None for a branch without running statistics."""
+        raise NotImplementedError
+
+    def _current_way(self) -> Way:
+        if self.way is None:
+            raise RuntimeError(
+                "a split BatchNorm layer ran again in a backward pass that covers several branches: activation "
+                "checkpointing needs DistributedDataParallel without static_graph"
+            )
+        # A compiler does not trace this question; it traces the backward passes of a method with their own way.
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+            return self.way
+        if self.left_main and not self.way.routed:
+            raise RuntimeError(
+                "a split BatchNorm layer ran again (activation checkpointing) in a backward pass outside of `route`, "
+                "and its branch is not known there: call backward() within the `with route(...)` of the forward pass"
+            )
+        return self.way if self.way.tracking == "off" else self.way._replace(tracking="again")
+
+    def _count(self, owner: nn.Module, statistics: list[Tensor], tracking: str) -> None:
+        """Add the statistics of one forward pass to what is pending."""
+        owner.get_buffer("pending").add_(torch.cat([*statistics, statistics[0].new_ones(1)]))
+        if tracking == "now":
+            self.update(owner)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copy and pickle by the class before the split: the class of this layer has no name in a module."""
+        return (_blank, (self.plain,), *super().__reduce_ex__(protocol)[2:])
+
+
+class SplitBatchNorm(SplitLayer, _BatchNorm):
+    """BatchNorm as torch has it, and classes that inherit its forward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check_input_dim(x)
+        branch, batch_statistics, tracking, _ = self._current_way()
+        owner = self.owner(branch)
+        assert isinstance(owner, _BatchNorm)
+        if owner.running_mean is None or owner.running_var is None:
+            return self._normalize(x, owner, None, None)
+        if not (self.training if batch_statistics is None else batch_statistics):
+            # Cloned, since DistributedDataParallel overwrites buffers between two forward passes and their backward.
+            mean, var = owner.running_mean.clone(), owner.running_var.clone()
+            return F.batch_norm(x, mean, var, owner.weight, owner.bias, False, 0.0, owner.eps)
+        if tracking == "off":
+            return self._normalize(x, owner, None, None)
+        # With momentum 1 the kernel writes the statistics of this batch into the buffers that it is given.
+        mean, var = torch.zeros_like(owner.running_mean), torch.zeros_like(owner.running_var)
+        y = self._normalize(x, owner, mean, var)
+        if tracking != "again":
+            self._count(owner, [mean, var], tracking)
+        return y
+
+    def update(self, owner: nn.Module) -> None:
+        assert isinstance(owner, _BatchNorm)
+        pending, running_mean, running_var = owner.get_buffer("pending"), owner.running_mean, owner.running_var
+        tracked = owner.num_batches_tracked
+        assert running_mean is not None and running_var is not None and tracked is not None
+        passes = pending[-1]
+        seen = passes > 0
+        mean, var = (pending[:-1] / passes.clamp(min=1)).chunk(2)
+        tracked.add_(seen)
+        momentum = 1 / tracked.clamp(min=1).to(pending.dtype) if owner.momentum is None else owner.momentum
+        share = seen.to(pending.dtype) * momentum
+        running_mean.lerp_(mean, share)
+        running_var.lerp_(var, share)
+        pending.zero_()
+
+    def _new_pending(self, owner: nn.Module) -> Tensor | None:
+        mean = owner._buffers["running_mean"]
+        return None if mean is None else mean.new_zeros(2 * self.num_features + 1)
+
+    def _normalize(self, x: Tensor, owner: _BatchNorm, mean: Tensor | None, var: Tensor | None) -> Tensor:
+        if isinstance(self, nn.SyncBatchNorm) and dist.is_initialized():
+            group = self.process_group or dist.group.WORLD
+            ranks = dist.get_world_size(group)
+            if ranks > 1:
+                if x.device.type == "cpu":
+                    raise ValueError("SyncBatchNorm has no CPU kernel: use BatchNorm1d, 2d or 3d there")
+                arguments = (x, owner.weight, owner.bias, mean, var, owner.eps, 1.0, group, ranks)
+                return synchronized_batch_norm.apply(*arguments)  # type: ignore[no-any-return]
+        return F.batch_norm(x, mean, var, owner.weight, owner.bias, True, 1.0, owner.eps)
+
+
+class SplitOwnForward(SplitLayer):
+    """A layer with a forward pass of its own, which runs with the tensors of a branch in the place of the layer's.
+
+    It works on copies of the buffers. What it changes in them is averaged over the forward passes of a step: for a
+    moving average that is one move with the mean over the passes, as in `SplitBatchNorm`.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        branch, batch_statistics, tracking, _ = self._current_way()
+        owner, own = self.owner(branch), (self._parameters, self._buffers, self.training)
+        lent: dict[str, Tensor | None] = {**owner._buffers, **{name: old.clone() for name, old in _tracked(owner)}}
+        try:
+            self._parameters, self._buffers = owner._parameters, lent
+            if batch_statistics is not None:
+                self.training = batch_statistics
+            y = super().forward(*args, **kwargs)
+            changed = self._buffers  # a forward pass may write into a buffer or put another in its place
+        finally:
+            self._parameters, self._buffers, self.training = own
+        pending = owner._buffers.get("pending")
+        if pending is not None and tracking in ("now", "step"):
+            changes = [_change(old, changed[name]).flatten().to(pending) for name, old in _tracked(owner)]
+            self._count(owner, changes, tracking)
+        return y
+
+    def update(self, owner: nn.Module) -> None:
+        pending = owner.get_buffer("pending")
+        buffers = [buffer for _, buffer in _tracked(owner)]
+        mean = pending[:-1] / pending[-1].clamp(min=1)
+        for buffer, change in zip(buffers, mean.split([buffer.numel() for buffer in buffers]), strict=True):
+            _add_change(buffer, change.view_as(buffer))
+        pending.zero_()
+
+    def _new_pending(self, owner: nn.Module) -> Tensor | None:
+        buffers = [buffer for _, buffer in _tracked(owner)]
+        if not buffers:
+            return None
+        like = next((buffer for buffer in buffers if buffer.is_floating_point()), buffers[0].float())
+        return like.new_zeros(sum(buffer.numel() for buffer in buffers) + 1)
+
+
+def split_layers(model: nn.Module) -> list[SplitLayer]:
+    return [module for module in model.modules() if isinstance(module, SplitLayer)]
+
+
+def split_class(plain: type[nn.Module]) -> type[SplitLayer]:
+    """The class that a layer of a class becomes: one for each, however often it is asked for."""
+    if plain not in _CLASSES:
+        kind = SplitBatchNorm if _inherits_forward(plain) else SplitOwnForward
+        _CLASSES[plain] = type(f"Split{plain.__name__}", (kind, plain), {"plain": plain})
+    return _CLASSES[plain]
+
+
+def branch_of(layer: nn.Module, copies: dict[int, Tensor]) -> nn.Module:
+    """What holds a branch: a module with copies of the layer's own tensors, but none of its hooks or children.
+
+    Args:
+        layer: The layer as it is before the split.
+        copies: The copies that were made for this branch so far, by the id of the tensor, so that a tensor that two
+            layers share is shared in the branch too.
+    """
+    branch = _empty_branch(layer)
+    for name, parameter in layer._parameters.items():
+        branch.register_parameter(name, None if parameter is None else _copied(parameter, copies))  # type: ignore[arg-type]
+    for name, buffer in layer._buffers.items():
+        persistent = name not in layer._non_persistent_buffers_set
+        branch.register_buffer(name, None if buffer is None else _copied(buffer, copies), persistent)
+    tracked = branch._buffers.get("num_batches_tracked")
+    if tracked is not None:
+        tracked.zero_()
+    return branch.train(layer.training)
+
+
+def _inherits_forward(kind: type[nn.Module]) -> bool:
+    return issubclass(kind, _BatchNorm) and kind.forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+
+def _empty_branch(layer: nn.Module) -> nn.Module:
+    """A plain BatchNorm for a kind of BatchNorm, which code that looks for `nn.BatchNorm2d` finds."""
+    if not isinstance(layer, _BatchNorm):
+        return nn.Module()
+    kind = next(kind for kind in _KINDS if isinstance(layer, kind))
+    return kind(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+
+
+def _copied(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
+    if id(tensor) not in copies:
+        copy = tensor.detach().clone()
+        copies[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+        vars(copies[id(tensor)]).update(vars(tensor))  # such as a mark for the optimizer
+    return copies[id(tensor)]
+
+
+def _tracked(owner: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, buffer) for name, buffer in owner._buffers.items() if buffer is not None and name != "pending"]
+
+
+def _change(old: Tensor, new: Tensor | None) -> Tensor:
+    assert new is not None
+    return old ^ new if old.dtype == torch.bool else new.detach() - old
+
+
+def _add_change(buffer: Tensor, change: Tensor) -> None:
+    if buffer.dtype == torch.bool:
+        buffer.logical_xor_(change.round())
+    else:
+        buffer.add_((change if buffer.is_floating_point() else change.round()).to(buffer.dtype))
+
+
+def _blank(plain: type[nn.Module]) -> SplitLayer:
+    kind = split_class(plain)
+    return kind.__new__(kind)
+
+
+def _fill_branches(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: object) -> None:
+    """Let a plain checkpoint load: branches that it does not have start as copies of main, never trained."""
+    assert isinstance(layer, SplitLayer) and isinstance(state, dict)
+    for name in layer.branches[1:]:
+        if any(key.startswith(f"{prefix}{name}.") for key in state):
+            continue
+        for key in layer.owner(name).state_dict():
+            if f"{prefix}{key}" in state:
+                value = state[f"{prefix}{key}"]
+                state[f"{prefix}{name}.{key}"] = torch.zeros_like(value) if key == "num_batches_tracked" else value

@@ -1,0 +1,185 @@
+"""Activation checkpointing: a layer that runs again takes the branch that it took, and its statistics count once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from conadv import PGD, route, split_batchnorm
+from conadv.core.splitbn import update_running_stats
+from settings import Setting, every_method, small_batches, small_cnn
+
+# The reentrant kind runs a block within another without gradients first, and warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+
+
+class WithActivation(nn.BatchNorm2d):
+    """A subclass with a forward pass of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+class Checkpointed(nn.Module):
+    """The second block of a net is computed again in the backward pass, within another such block if nested."""
+
+    def __init__(self, norm: Callable[[int], nn.Module], reentrant: bool | None, nested: bool = False) -> None:
+        super().__init__()
+        self.net = small_cnn(norm=norm)
+        self.net.insert(2, nn.Dropout(0.25))
+        self.reentrant, self.nested = reentrant, nested
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.net[7:](self._again(self._block, self.net[0](images)))
+        return outputs
+
+    def _block(self, x: Tensor) -> Tensor:
+        x = self.net[1:3](x)
+        outputs: Tensor = self._again(self.net[3:7], x) if self.nested else self.net[3:7](x)
+        return outputs
+
+    def _again(self, block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if self.reentrant is None:
+            return block(x)
+        outputs: Tensor = checkpoint(block, x, use_reentrant=self.reentrant)
+        return outputs
+
+
+every_way = pytest.mark.parametrize(
+    ("reentrant", "nested"), [(False, False), (False, True), (True, False), (True, True)], ids=str
+)
+every_norm = pytest.mark.parametrize("norm", [nn.BatchNorm2d, WithActivation])
+
+
+def train(setting: Setting, model: nn.Module, chunk_size: int | None) -> None:
+    attack = PGD(8 / 255, 3 / 255, random_start=0.5)
+    method = setting.make(model, attack, chunk_size=chunk_size, seed=5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for now, ahead in method.feed(small_batches(4)):
+        optimizer.zero_grad()
+        method(now, ahead)
+        optimizer.step()
+
+
+def assert_same_state(one: nn.Module, other: nn.Module) -> None:
+    for key, value in other.state_dict().items():
+        assert torch.equal(one.state_dict()[key], value), key
+
+
+@every_way
+@every_norm
+@every_method
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_a_method_takes_the_same_steps(
+    setting: Setting, norm: Callable[[int], nn.Module], reentrant: bool, nested: bool, chunk_size: int | None
+) -> None:
+    """Bit by bit, with dropout, through every branch; the first convolution gives the block a gradient to carry."""
+    models = [split_batchnorm(Checkpointed(norm, way, nested)) for way in (None, reentrant)]
+    for model in models:
+        train(setting, model, chunk_size)
+    assert_same_state(models[1], models[0])
+    assert int(models[0].net[1].num_batches_tracked) == 4
+
+
+@every_way
+@every_norm
+def test_an_attack_gives_the_same_twins_and_leaves_no_trace(
+    norm: Callable[[int], nn.Module], reentrant: bool, nested: bool
+) -> None:
+    models = [split_batchnorm(Checkpointed(norm, way, nested)) for way in (None, reentrant)]
+    before = copy.deepcopy(models[1].state_dict())
+    ((images, labels),) = small_batches(1)
+    attack = PGD(8 / 255, 3 / 255, steps=3, random_start=0.5)
+    expected, got = (attack(model, F.cross_entropy, images, labels) for model in models)
+    assert torch.equal(got, expected) and not torch.equal(got, images)
+    for parameter in models[1].parameters():
+        assert parameter.grad is None and parameter.requires_grad
+    for key, value in models[1].state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+@every_way
+@every_norm
+@pytest.mark.parametrize("branch", ["main", "adv"])
+def test_ones_own_backward_pass_within_the_route(
+    norm: Callable[[int], nn.Module], reentrant: bool, nested: bool, branch: str
+) -> None:
+    models = [split_batchnorm(Checkpointed(norm, way, nested)) for way in (None, reentrant)]
+    for model in models:
+        for tracking in ("now", "step"):
+            torch.manual_seed(3)
+            for images, labels in small_batches(2):
+                with route(model, branch, tracking=tracking):  # type: ignore[arg-type]
+                    F.cross_entropy(model(images), labels).backward()
+            update_running_stats(model)
+    assert_same_state(models[1], models[0])
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        assert one.grad is None or torch.equal(one.grad, other.grad)
+
+
+@every_norm
+def test_outside_of_any_route_statistics_count_once(norm: Callable[[int], nn.Module]) -> None:
+    """Where torch's own layers count twice."""
+    models = [split_batchnorm(Checkpointed(norm, way)) for way in (None, False)]
+    for model in models:
+        torch.manual_seed(3)
+        for images, labels in small_batches(3):
+            F.cross_entropy(model(images), labels).backward()
+    assert_same_state(models[1], models[0])
+    assert int(models[1].net[1].num_batches_tracked) == 3
+
+
+@every_way
+@every_norm
+def test_a_backward_pass_outside_of_the_route_is_refused(
+    norm: Callable[[int], nn.Module], reentrant: bool, nested: bool
+) -> None:
+    """Which branch a layer took is no longer known there; main would be a guess."""
+    model = split_batchnorm(Checkpointed(norm, reentrant, nested))
+    images, labels = small_batches(1)[0]
+    with route(model, "adv"):
+        loss = F.cross_entropy(model(images), labels)
+    loss = loss + F.cross_entropy(model(images), labels)
+    with pytest.raises(RuntimeError, match=r"call backward\(\) within the `with route"):
+        loss.backward()
+    with route(model, "main"):
+        F.cross_entropy(model(images), labels).backward()
+
+
+def test_evaluating_a_branch_does_not_stand_in_the_way() -> None:
+    model = split_batchnorm(Checkpointed(nn.BatchNorm2d, False))
+    images, labels = small_batches(1)[0]
+    with route(model, "main"), torch.no_grad():
+        model(images)
+    model.net[1].adv.num_batches_tracked.fill_(1)
+    model.net[5].adv.num_batches_tracked.fill_(1)
+    with torch.no_grad(), route(model.eval(), "adv"):
+        model(images)
+    F.cross_entropy(model.train()(images), labels).backward()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("inside", [True, False])
+@every_norm
+def test_compiled_blocks_inside_and_a_compiled_model_around(norm: Callable[[int], nn.Module], inside: bool) -> None:
+    torch._dynamo.reset()
+    setting = Setting("disadv", "conadv", delay=0)
+    models = [split_batchnorm(Checkpointed(norm, way)) for way in (None, False)]
+    models[0].net[2].p = models[1].net[2].p = 0.0  # a compiled dropout draws in another order
+    if inside:
+        models[1].net[1].compile(backend="eager")
+        compiled: nn.Module = models[1]
+    else:
+        compiled = torch.compile(models[1], backend="aot_eager")  # type: ignore[assignment]
+    train(setting, models[0], 4)
+    train(setting, compiled, 4)
+    for key, value in models[0].state_dict().items():
+        torch.testing.assert_close(models[1].state_dict()[key], value, rtol=0, atol=1e-12)
+    torch._dynamo.reset()

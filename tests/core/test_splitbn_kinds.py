@@ -1,0 +1,351 @@
+"""BatchNorm as people have it: subclasses, layers of other classes, tied weights, and what cannot be split."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from conadv import PGD, plain_state_dict, route, split_batchnorm
+from conadv.core.branches import SplitBatchNorm, SplitOwnForward
+from conadv.core.splitbn import pending_statistics, update_running_stats
+from settings import SETTINGS, small_batches, small_cnn
+
+
+class Inherits(nn.BatchNorm2d):
+    """Another constructor, the same forward pass."""
+
+    def __init__(self, features: int, mark: str = "own") -> None:
+        super().__init__(features, momentum=0.2)
+        self.mark = mark
+
+
+class WithActivation(nn.BatchNorm2d):
+    """As timm's BatchNormAct2d: normalize, drop, activate, with a child that has weights."""
+
+    def __init__(self, features: int, **options: Any) -> None:
+        super().__init__(features, **options)
+        self.drop = nn.Dropout(0.0)
+        self.act = nn.PReLU(features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated: Tensor = self.act(self.drop(super().forward(x)))
+        return activated
+
+
+class WithoutParent(nn.BatchNorm2d):
+    """A forward pass that calls no parent: the buffers are replaced, not written into."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.running_mean, self.running_var
+        assert mean is not None and var is not None and self.momentum is not None
+        if self.training:
+            var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+            self.running_mean = (1 - self.momentum) * self.running_mean + self.momentum * mean.detach()
+            self.running_var = (1 - self.momentum) * self.running_var + self.momentum * var.detach()
+            self.num_batches_tracked = self.num_batches_tracked + 1
+        scaled = (x - mean.view(-1, 1, 1)) / (var.view(-1, 1, 1) + self.eps).sqrt()
+        return scaled * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+
+
+class RunningRoot(nn.Module):
+    """No BatchNorm: a norm with a running mean square, a counter and a flag."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, features))
+        self.register_buffer("square", torch.ones(features))
+        self.register_buffer("seen", torch.tensor(0))
+        self.register_buffer("started", torch.tensor(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        square = self.square
+        if self.training:
+            square = x.square().mean((0, 2, 3))
+            self.square.lerp_(square.detach(), 0.25)
+            self.seen += 1
+            self.started.fill_(True)
+        return x * (self.weight / square.add(1e-3).sqrt()).view(-1, 1, 1)
+
+
+def tracking_instancenorm(features: int) -> nn.Module:
+    return nn.InstanceNorm2d(features, affine=True, track_running_stats=True)
+
+
+def cumulative(features: int) -> nn.Module:
+    return WithActivation(features, momentum=None)
+
+
+def without_statistics(features: int) -> nn.Module:
+    return WithActivation(features, track_running_stats=False)
+
+
+KINDS: dict[str, Callable[[int], nn.Module]] = {
+    "inherits": Inherits,
+    "activation": WithActivation,
+    "cumulative": cumulative,
+    "without statistics": without_statistics,
+    "without parent": WithoutParent,
+    "running root": RunningRoot,
+    "instance norm": tracking_instancenorm,
+}
+ALSO = (RunningRoot, nn.InstanceNorm2d)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def split(model: nn.Sequential, branches: tuple[str, ...] = ("main", "adv")) -> nn.Sequential:
+    also = [kind for kind in ALSO if any(isinstance(layer, kind) for layer in model)]
+    return split_batchnorm(model, branches, also=also)
+
+
+def gradients(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    F.cross_entropy(model(images), labels).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert list(got) == list(expected)
+    for key, value in expected.items():
+        torch.testing.assert_close(got[key], value, rtol=1e-12, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@every_kind
+def test_outside_of_a_route_it_is_the_layer_that_it_was(kind: str) -> None:
+    plain = small_cnn(norm=KINDS[kind])
+    model = split(copy.deepcopy(plain))
+    for step, (images, labels) in enumerate(small_batches(5)):
+        for one in (plain, model):
+            one.train(step not in (2, 4))
+        assert_same(gradients(model, images, labels), gradients(plain, images, labels))
+        assert_same(plain_state_dict(model), plain.state_dict())
+    plain.load_state_dict(plain_state_dict(model), strict=True)
+    model.load_state_dict(plain.state_dict(), strict=True)
+    assert isinstance(model[1], type(plain[1]))
+
+
+@every_kind
+@pytest.mark.parametrize("branches", [("main", "adv"), ("main", "aug", "adv")], ids=len)
+def test_each_branch_is_a_layer_of_its_own(kind: str, branches: tuple[str, ...]) -> None:
+    """Each branch trains as a model of its own does; what is not the layer's own is left alone here."""
+    plain = small_cnn(norm=KINDS[kind])
+    apart = {branch: copy.deepcopy(plain) for branch in branches}
+    model = split(plain, branches)
+    for images, labels in small_batches(4):
+        for number, branch in enumerate(branches):
+            seen = images * (1 + number)  # each branch sees other images
+            with route(model, branch, tracking="step"):
+                got = gradients(model, seen, labels)
+            expected = gradients(apart[branch], seen, labels)
+            prefix = "" if branch == "main" else f"{branch}."
+            for position in (1, 4):
+                for name, _ in apart[branch][position].named_parameters(recurse=False):
+                    own = f"{position}.{prefix}{name}"
+                    torch.testing.assert_close(got[own], expected[f"{position}.{name}"], rtol=0, atol=1e-12)
+            torch.testing.assert_close(got["0.weight"], expected["0.weight"], rtol=0, atol=1e-12)
+        update_running_stats(model)
+        for branch, other in apart.items():
+            for position in (1, 4):
+                for name, buffer in other[position].named_buffers(recurse=False):
+                    own = model[position].owner(branch)._buffers[name]
+                    torch.testing.assert_close(own, buffer, rtol=1e-12, atol=1e-12)
+
+
+@every_kind
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_statistics_move_once_a_step_with_the_mean_over_chunks(kind: str, chunks: int) -> None:
+    """A moving average of the mean is the mean of moving averages, each from the same start."""
+    model = split(nn.Sequential(KINDS[kind](2)).double())
+    for step in range(3):
+        copies = [copy.deepcopy(model) for _ in range(chunks)]
+        for one, (images, _) in zip(copies, small_batches(chunks, seed=step), strict=True):
+            with route(model, "adv", tracking="step"):
+                model(images)
+            with route(one, "adv"):
+                one(images)
+        before = copy.deepcopy(model.state_dict())
+        update_running_stats(model)
+        assert all(not pending.any() for pending in pending_statistics(model))
+        for key, value in model.state_dict().items():
+            expected = torch.stack([one.state_dict()[key].double() for one in copies]).mean(0).to(value.dtype)
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+            assert "adv" in key or torch.equal(value, before[key])
+
+
+@every_kind
+def test_attributes_hooks_and_copies_survive(kind: str) -> None:
+    model = small_cnn(norm=KINDS[kind])
+    calls: list[str] = []
+    model[1].register_forward_hook(lambda *_: calls.append("forward"))
+    model[1].register_full_backward_hook(lambda *_: calls.append("backward"))
+    model[1].weight.requires_grad_(False)
+    model[4].weight._no_weight_decay = True
+    model[4].eval()
+    kept = [(layer.weight, list(layer.buffers())) for layer in (model[1], model[4])]
+    split(model)
+    for layer, (weight, buffers) in zip((model[1], model[4]), kept, strict=True):
+        assert layer.weight is weight
+        own = [buffer for name, buffer in layer._buffers.items() if name != "pending" and buffer is not None]
+        assert all(one is other for one, other in zip(own, buffers, strict=True))
+        assert layer.adv.weight.dtype == weight.dtype and layer.adv.training == layer.training
+    assert not model[1].adv.weight.requires_grad and model[4].adv.weight.requires_grad
+    assert model[4].adv.weight._no_weight_decay
+    images, labels = small_batches(1)[0]
+    with route(model, "adv"):
+        gradients(model, images, labels)
+    assert calls == ["forward", "backward"]
+    calls.clear()
+    pickled = io.BytesIO()
+    torch.save(split(small_cnn(norm=KINDS[kind])), pickled)
+    pickled.seek(0)
+    for other in (copy.deepcopy(model), torch.load(pickled, weights_only=False)):
+        assert type(other[1]) is type(model[1])
+        with route(other, "adv"):
+            assert other(images).isfinite().all()
+
+
+def test_layers_that_torch_runs_itself_take_its_kernel() -> None:
+    model = split_batchnorm(nn.Sequential(Inherits(3), WithActivation(3)))
+    assert isinstance(model[0], SplitBatchNorm) and isinstance(model[1], SplitOwnForward)
+    assert model[0].mark == "own" and model[0].adv.momentum == 0.2
+    for layer in model:
+        found = [module for module in layer.modules() if isinstance(module, nn.BatchNorm2d)]
+        assert found == [layer, layer.adv]
+
+
+def test_children_of_a_split_layer_are_shared() -> None:
+    model = split_batchnorm(nn.Sequential(WithActivation(2)).double())
+    names = [name for name, _ in model.named_parameters()]
+    assert names == ["0.weight", "0.bias", "0.act.weight", "0.adv.weight", "0.adv.bias"]
+
+
+def test_tied_weights_stay_tied_in_every_branch() -> None:
+    model = small_cnn()
+    model[1] = nn.BatchNorm2d(4).double()
+    model.insert(2, nn.BatchNorm2d(4).double())
+    model[2].weight, model[2].running_var = model[1].weight, model[1].running_var
+    split_batchnorm(model, ("main", "aug", "adv"))
+    for branch in ("adv", "aug"):
+        one, other = model[1].owner(branch), model[2].owner(branch)
+        assert one.weight is other.weight and one.running_var is other.running_var
+        assert one.bias is not other.bias and one.weight is not model[1].weight
+
+
+@every_kind
+def test_frozen_layers_keep_to_their_running_statistics(kind: str) -> None:
+    model = small_cnn(norm=KINDS[kind])
+    for images, _ in small_batches(3, seed=7):
+        model(images)
+    split(model)
+    expected = copy.deepcopy(model).eval()
+    model[1].eval()
+    model[4].eval()
+    before = copy.deepcopy(model.state_dict())
+    images = small_batches(1)[0][0]
+    for branch in ("main", "adv"):
+        for statistics in (None, "batch", "running"):
+            with route(model, branch, statistics=statistics, tracking="step"):  # type: ignore[arg-type]
+                torch.testing.assert_close(model(images), expected(images), rtol=0, atol=1e-12)
+    update_running_stats(model)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+@every_kind
+@pytest.mark.parametrize("training", [True, False])
+def test_buffers_may_be_overwritten_before_the_backward_pass(kind: str, training: bool) -> None:
+    """As DistributedDataParallel does where it broadcasts buffers."""
+    plain, model = (small_cnn(norm=KINDS[kind]).train(training) for _ in range(2))
+    split(model)
+    images, labels = small_batches(1)[0]
+    expected = gradients(plain, images, labels)
+    loss = F.cross_entropy(model(images), labels)
+    for name, buffer in model.named_buffers():
+        if "started" not in name:
+            buffer.add_(1)
+    loss.backward()
+    torch.testing.assert_close(model[0].weight.grad, expected["0.weight"], rtol=0, atol=1e-12)
+
+
+@every_kind
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_method_trains_it_as_by_hand(kind: str, setting: Any) -> None:
+    """Epsilon 0: the twins are the images, so each branch sees what a plain model would."""
+    plain = small_cnn(norm=KINDS[kind])
+    model = split(copy.deepcopy(plain))
+    batch = small_batches(1)[0]
+    method = setting.make(model, PGD(0.0, random_start=0), chunk_size=4)
+    method(*next(iter(method.feed([batch, batch, batch, batch]))))
+    expected: dict[str, Tensor] = {}
+    for images, labels in zip(*(part.split(4) for part in batch), strict=True):
+        for name, gradient in gradients(plain, images, labels).items():
+            expected[name] = expected.get(name, 0) + gradient / 2
+    for name in ("0.weight", "3.weight", "7.weight", "7.bias"):
+        torch.testing.assert_close(model.get_parameter(name).grad, expected[name], rtol=0, atol=1e-12)
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+def replaced() -> nn.Module:
+    layer = nn.BatchNorm2d(3)
+    layer.forward = lambda x: x  # type: ignore[method-assign]
+    return layer
+
+
+def parametrized() -> nn.Module:
+    layer = nn.BatchNorm2d(3)
+    nn.utils.parametrize.register_parametrization(layer, "weight", nn.Softplus())
+    return layer
+
+
+def named_adv() -> nn.Module:
+    layer = WithActivation(3)
+    layer.adv = nn.Identity()
+    return layer
+
+
+class Around(nn.Module):
+    """State only in a child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = RunningRoot(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (nn.LazyBatchNorm2d, "its size is not known yet; run one batch"),
+        (replaced, "its forward method was replaced"),
+        (parametrized, "it is parametrized"),
+        (named_adv, "it has an attribute 'adv' already"),
+        (Around, "it has no parameters or buffers of its own"),
+    ],
+)
+def test_what_cannot_be_split_is_named_and_nothing_is_changed(make: Callable[[], nn.Module], message: str) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3), make())
+    keys = list(model.state_dict())
+    with pytest.raises(ValueError, match=rf"cannot split 1 \(\w+\): {message}"):
+        split_batchnorm(model, also=(Around,) if make is Around else ())
+    assert type(model[0]) is nn.BatchNorm2d and list(model.state_dict()) == keys
+
+
+def test_a_class_that_no_layer_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="also=RunningRoot: the model has no layer of this class"):
+        split_batchnorm(small_cnn(), also=(RunningRoot,))
+
+
+def test_a_layer_that_lost_its_branches_is_refused() -> None:
+    """torch replaces split layers by plain SyncBatchNorm layers when it converts them afterwards."""
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(split_batchnorm(small_cnn()))
+    assert isinstance(model[1], _BatchNorm)
+    with pytest.raises(ValueError, match=r"1 is a plain BatchNorm layer: call conadv\.split_batchnorm"):
+        SETTINGS[1].make(model)
