@@ -151,12 +151,12 @@ def sweep(
     /,
     *,
     out: Annotated[Path | None, _option("The folder to write.", "DIR", "runs/STUDY")] = None,
-    jobs: Annotated[int | None, _option("Cells at once.", "N", "as many as there are cores")] = None,
-    nice: Annotated[int, _option("How far other work goes first, from 0 to 19.", "N", "0")] = 0,
+    jobs: Annotated[int | None, _option("Cells at a time.", "N", "as many as the cores allow")] = None,
+    nice: Annotated[int, _option("Niceness of the cells, from 0 to 19.", "N", "0")] = 0,
     quiet: Annotated[bool, _option("No progress.")] = False,
     json: Json = False,
 ) -> None:
-    """Run the cells of a study that are missing, each an ordinary run; stopped anywhere, it goes on where it was."""
+    """Run the missing cells of a study, each as an ordinary run. A sweep that was stopped continues where it was."""
     from conadv.study.study_file import read_study
     from conadv.study.sweep import sweep as run_sweep
 
@@ -171,18 +171,21 @@ def sweep(
 
 
 def report(
-    folder: Annotated[Path, Parameter(help="The folder of a study, which conadv sweep wrote.")],
+    folder: Annotated[Path, Parameter(help="The folder of a study, written by conadv sweep.")],
     /,
     *,
     out: Annotated[
         Path | None,
         _option(
-            "The page to write; Markdown and figures come beside it.", "FILE.html", "DIR/report.html", ("--out", "-o")
+            "The page to write; Markdown and figures are written beside it.",
+            "FILE.html",
+            "DIR/report.html",
+            ("--out", "-o"),
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write what a study has found as one page that needs no network, and as Markdown."""
+    """Write the results of a study as one HTML page that needs no network, and as Markdown."""
     from conadv.study.report import write_report
 
     _add_pictures(folder)
@@ -274,7 +277,7 @@ def _resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _add_pictures(folder: Path) -> None:
-    """Make the pictures that a study lacks, while the checkpoints are there; only then is PyTorch needed."""
+    """Make the missing pictures of a study from its checkpoints; PyTorch is imported only if there are any to make."""
     from conadv.study.results import without_pictures
 
     results = without_pictures(folder)

@@ -13,9 +13,8 @@ from typing import Any
 from PIL import Image
 
 from conadv import config
-from conadv.study.cells import Cell
 from conadv.study.results import result_of, write_results
-from conadv.study.study_file import read_study
+from conadv.study.study_file import Cell, read_study
 
 FULL = """
 title = "All that a study can have"

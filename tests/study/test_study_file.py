@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from conadv import config
-from conadv.study.cells import NUMBERLESS, Cell
-from conadv.study.study_file import Study, read_study
+from conadv.study.study_file import NUMBERLESS, Cell, Study, read_study
 
 
 def resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:

@@ -18,9 +18,8 @@ import pytest
 
 from conadv import cli
 from conadv.study import sweep as sweeping
-from conadv.study.cells import Cell
 from conadv.study.results import read_results
-from conadv.study.study_file import read_study
+from conadv.study.study_file import Cell, read_study
 
 TIMING = ("seconds", "images_per_second")
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol, TypeGuard, TypeVar
 
 from conadv.train.files import write_atomically
 
-from .cells import Cell, flags
+from .study_file import Cell, flags
 
 FILE = "results.jsonl"
 GALLERY = "gallery.json"

@@ -1,4 +1,4 @@
-"""Study files: TOML that describes many runs.
+"""Study files: TOML that describes many runs, the cells: every combination of an arm and a point of a grid.
 
     title, about, conclusions texts for the report
     keep_checkpoints          true: keep the checkpoints of all cells
@@ -12,17 +12,57 @@ Later ones override earlier ones: base, arm, grid, arm.grid. An arm with `grids 
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
+import math
+import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from .cells import Arm, Cell, Grid, Resolve, expand, slugged
+from conadv.setting import did_you_mean
+from conadv.setting import show as shown
+
+Resolve = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
+"""Maps a recipe's name and overrides (strings by dotted key) to all values; ValueError if one is wrong."""
+
+# Fields that do not affect the results of a run: cells that differ only in these are the same cell.
+NUMBERLESS = frozenset({
+    "layout", "threads", "timeout", "eval_every", "data.workers",
+    "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
+})  # fmt: skip
 
 _TOP = ("title", "about", "conclusions", "keep_checkpoints", "base", "grid", "arm")
 _LARGEST_FILE = 1_000_000
+_MOST_CELLS = 100_000
+_LONGEST_WORDS = 150  # file systems end names at 255 bytes
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    slug: str
+    """Name of its folder; unique among cells with different results."""
+    arm: str
+    grids: tuple[str, ...]
+    """The grids that it belongs to; an only grid is called "main"."""
+    axes: dict[str, str]
+    """The values that the grids vary, by dotted key."""
+    recipe: str
+    overrides: dict[str, str]
+    """Everything that differs from the recipe, by dotted key, as strings for the flags of conadv train."""
+    values: Mapping[str, Any]
+    """The whole recipe, by dotted key."""
+
+    @property
+    def name(self) -> str:
+        """A readable name: the arm and what the grids vary."""
+        return " · ".join([self.arm, *(f"{short(key)} {value}" for key, value in self.axes.items())])
 
 
 @dataclass(frozen=True)
@@ -32,75 +72,142 @@ class Study:
     path: Path
     text: str
     title: str
-    about: str
-    """The question: paragraphs at the top of the report."""
-    conclusions: str
     keep_checkpoints: bool
     cells: tuple[Cell, ...]
 
 
+@dataclass(frozen=True)
+class _Grid:
+    """Lists of values by dotted key; every combination of values is a point of the grid."""
+
+    name: str
+    axes: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class _Arm:
+    """One of the things that a study compares: overrides, and axes of its own."""
+
+    name: str
+    """Empty: the name of the method."""
+    overrides: dict[str, str]
+    axes: dict[str, list[str]]
+    grids: tuple[str, ...]
+    """Empty: all."""
+
+
 def read_study(path: Path, resolve: Resolve) -> Study:
     """Read and check a study file; anything wrong with it is a ValueError of one line."""
-    text = _text(path)
     try:
+        text = _text(path)
         tables = tomllib.loads(text)
-        _known(tables, _TOP, "a study")
-        recipe, base = _base(tables.get("base", {}), path.parent)
-        grids, arms = _grids(tables.get("grid", {})), _arms(tables.get("arm", []))
-        _check_grid_names(arms, grids)
-        return Study(
-            path,
-            text,
-            _typed(tables, "title", str, path.stem),
-            _typed(tables, "about", str, ""),
-            _typed(tables, "conclusions", str, ""),
-            _typed(tables, "keep_checkpoints", bool, False),
-            expand(recipe, base, arms, grids, resolve),
-        )
+        _check_names(tables, _TOP, "a study")
+        texts = {key: _typed(tables, key, str, "") for key in ("title", "about", "conclusions")}
+        overrides = _flat(tables.get("base", {}), "base")
+        recipe = overrides.pop("recipe", "digits")
+        if (path.parent / recipe).is_file():
+            recipe = str(path.parent / recipe)
+        cells = _expand(recipe, overrides, _arms(tables.get("arm", [])), _grids(tables.get("grid", {})), resolve)
+        return Study(path, text, texts["title"] or path.stem, _typed(tables, "keep_checkpoints", bool, False), cells)
     except RecursionError:
         raise ValueError(f"study {str(path)!r}: brackets nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"study {str(path)!r}: {' '.join(str(error).split())}") from None
 
 
+def flags(overrides: Mapping[str, str]) -> list[str]:
+    """Overrides as command-line arguments."""
+    return [word for key, text in overrides.items() for word in ("--" + key.replace("_", "-"), text)]
+
+
+def short(key: str) -> str:
+    """The last part of a dotted key."""
+    return key.rpartition(".")[2]
+
+
+def slugged(text: str) -> str:
+    """Turn a text into a safe file name: 4/255 becomes 4-255."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
+
+
+# Cells
+
+
+def _expand(
+    recipe: str, base: dict[str, str], arms: Sequence[_Arm], grids: Sequence[_Grid], resolve: Resolve
+) -> tuple[Cell, ...]:
+    """All cells, grid by grid and arm by arm. A cell that several grids contain is listed once, with all its grids."""
+    for arm in arms:
+        _check_names(arm.grids, [grid.name for grid in grids], f"arm {arm.name}: the list of grids")
+    pairs = [(grid, arm) for grid in grids for arm in arms if not arm.grids or grid.name in arm.grids]
+    parts = [(grid, arm, {**grid.axes, **arm.axes}) for grid, arm in pairs]
+    count = sum(math.prod(map(len, axes.values())) for _, _, axes in parts)
+    if not 0 < count <= _MOST_CELLS:
+        raise ValueError(f"{count} cells, but a study has from 1 to {_MOST_CELLS}: shorten its lists")
+    found: dict[tuple[object, ...], Cell] = {}
+    for grid, arm, axes in parts:
+        for point in itertools.product(*axes.values()):
+            chosen = dict(zip(axes, point, strict=True))
+            cell = _cell(recipe, {**base, **arm.overrides, **chosen}, chosen, arm.name, grid.name, resolve)
+            identity = (cell.arm, *(value for key, value in cell.values.items() if key not in NUMBERLESS))
+            first = found.setdefault(identity, cell)
+            if grid.name not in first.grids:
+                found[identity] = replace(first, grids=(*first.grids, grid.name))
+    (slug, times), *_ = Counter(cell.slug for cell in found.values()).most_common(1)
+    if times > 1:
+        raise ValueError(f"two cells would share the folder {slug}: give their arms names that differ in letters")
+    return tuple(found.values())
+
+
+def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str, grid: str, resolve: Resolve) -> Cell:
+    model = overrides.get("model", "")
+    if ":" in model:
+        raise ValueError(f"model {model!r} would import code, which a study file may not do: use a built-in model")
+    overrides.setdefault("threads", "1")
+    values = resolve(recipe, overrides)
+    arm = arm or str(values["method"])
+    axes = {key: value for key, value in axes.items() if (key, value) != ("method", arm)}
+    words = slugged("-".join([arm, *(f"{short(key)}{value}" for key, value in axes.items())]))
+    # A hash of the overrides, so that a changed study does not reuse cells of the old one.
+    numbers = {key: text for key, text in overrides.items() if key not in NUMBERLESS}
+    digest = hashlib.sha256(json.dumps([Path(recipe).name, numbers], sort_keys=True).encode()).hexdigest()
+    return Cell(f"{words[:_LONGEST_WORDS]}-{digest[:6]}", arm, (grid,), axes, recipe, overrides, values)
+
+
+# The tables of the file
+
+
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_FILE + 1)
-        if len(content) > _LARGEST_FILE:
-            raise ValueError(f"study {str(path)!r}: larger than {_LARGEST_FILE} bytes; pass a TOML file")
-        return content.decode("utf-8-sig")
     except OSError as error:
-        raise ValueError(f"study {str(path)!r}: {error.strerror or error}; pass a TOML file") from None
+        raise ValueError(f"{error.strerror or error}; pass a TOML file") from None
+    if len(content) > _LARGEST_FILE:
+        raise ValueError(f"larger than {_LARGEST_FILE} bytes; pass a TOML file")
+    try:
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"study {str(path)!r}: not UTF-8 text; pass a TOML file") from None
+        raise ValueError("not UTF-8 text; pass a TOML file") from None
 
 
-def _base(table: object, folder: Path) -> tuple[str, dict[str, str]]:
-    """The recipe, by name or by its path relative to the study file, and the values for all cells."""
-    overrides = _flat(table, "base")
-    recipe = overrides.pop("recipe", "digits")
-    beside = folder / recipe
-    return (str(beside) if beside.is_file() else recipe), overrides
-
-
-def _grids(tables: object) -> list[Grid]:
+def _grids(tables: object) -> list[_Grid]:
     if isinstance(tables, dict):
-        return [Grid("main", _axes(tables, "grid"))]
+        return [_Grid("main", _axes(tables, "grid"))]
     grids = []
     for number, table in enumerate(_list_of_tables(tables, "grid"), 1):
         axes = dict(table)
         name = axes.pop("name", None)
         if not isinstance(name, str) or not name:
             raise ValueError(f'grid {number} of several needs a name: write name = "tuning"')
-        grids.append(Grid(name, _axes(axes, f"grid {name}")))
+        grids.append(_Grid(name, _axes(axes, f"grid {name}")))
     names = [grid.name for grid in grids]
     if len(set(names)) < len(names):
         raise ValueError(f"two grids have the same name ({', '.join(names)}): rename one")
-    return grids or [Grid("main", {})]
+    return grids or [_Grid("main", {})]
 
 
-def _arms(tables: object) -> list[Arm]:
+def _arms(tables: object) -> list[_Arm]:
     """Parse the arms. Two may have the same name, so that an arm can have different grids."""
     arms = []
     for number, table in enumerate(_list_of_tables(tables, "arm"), 1):
@@ -111,22 +218,16 @@ def _arms(tables: object) -> list[Arm]:
         axes = _axes(entries.pop("grid", {}), f"arm {name}: grid")
         grids = entries.pop("grids", [])
         if not isinstance(grids, list) or not all(isinstance(grid, str) for grid in grids):
-            raise ValueError(f"arm {name}: grids is {grids!r} but must be a list of names of grids")
-        arms.append(Arm(name, _flat(entries, f"arm {name}"), axes, tuple(grids)))
-    return arms or [Arm("", {}, {}, ())]
-
-
-def _check_grid_names(arms: Sequence[Arm], grids: Sequence[Grid]) -> None:
-    names = [grid.name for grid in grids]
-    for arm in arms:
-        _known(arm.grids, names, f"arm {arm.name}: the list of grids")
+            raise ValueError(f"arm {name}: grids is {shown(grids)} but must be a list of names of grids")
+        arms.append(_Arm(name, _flat(entries, f"arm {name}"), axes, tuple(grids)))
+    return arms or [_Arm("", {}, {}, ())]
 
 
 def _axes(table: object, place: str) -> dict[str, list[str]]:
     axes = {}
     for key, values in _leaves(table, place):
         if not isinstance(values, list) or not values:
-            raise ValueError(f"{place}: {key} is {_shown(values)} but must be a list of values, such as [0, 1, 2]")
+            raise ValueError(f"{place}: {key} is {shown(values)} but must be a list of values, such as [0, 1, 2]")
         axes[key] = [_as_text(value, f"{place}: {key}") for value in values]
     return axes
 
@@ -138,7 +239,7 @@ def _flat(table: object, place: str) -> dict[str, str]:
 def _leaves(table: object, place: str) -> Iterator[tuple[str, object]]:
     """Yield values by dotted key: optimizer.lr = 1, "optimizer.lr" = 1 and a table [base.optimizer] are the same."""
     if not isinstance(table, dict):
-        raise ValueError(f"{place} is {_shown(table)} but must be a table: write [{place}] and its keys below it")
+        raise ValueError(f"{place} is {shown(table)} but must be a table: write [{place}] and its keys below it")
     for key, value in table.items():
         if isinstance(value, dict):
             yield from ((f"{key}.{inner}", leaf) for inner, leaf in _leaves(value, f"{place}.{key}"))
@@ -155,35 +256,24 @@ def _as_text(value: object, place: str) -> str:
             return value
         case int() | float():
             return repr(value)
-        case _:
-            raise ValueError(f"{place} is {_shown(value)} but must be a number, a text, true or false")
+    raise ValueError(f"{place} is {shown(value)} but must be a number, a text, true or false")
 
 
 def _list_of_tables(tables: object, name: str) -> list[dict[str, Any]]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError(f"{name} is {_shown(tables)} but must be tables: write [[{name}]] and its keys below it")
+        raise ValueError(f"{name} is {shown(tables)} but must be tables: write [[{name}]] and its keys below it")
     return tables
 
 
 def _typed(tables: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
     value = tables.get(key, default)
     if type(value) is not kind:
-        raise ValueError(f"{key} is {_shown(value)} but must be {'a text' if kind is str else 'true or false'}")
+        raise ValueError(f"{key} is {shown(value)} but must be {'a text' if kind is str else 'true or false'}")
     return value
 
 
-def _known(given: Mapping[str, Any] | Sequence[str], known: Sequence[str], place: str) -> None:
+def _check_names(given: Iterable[str], known: Sequence[str], place: str) -> None:
     for name in given:
         if name not in known:
-            _unknown(name, known, place)
-
-
-def _unknown(name: str, known: Sequence[str], place: str) -> NoReturn:
-    nearest = get_close_matches(name, known, 1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
-    raise ValueError(f"{place} has no {name!r}; {hint}")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:60]}..."
+            hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+            raise ValueError(f"{place} has no {name!r}{hint}")

@@ -22,12 +22,11 @@ from conadv.train.files import write_atomically
 from conadv.train.progress import ProgressBar
 from conadv.train.signals import Interrupted
 
-from .cells import NUMBERLESS, Cell, Resolve, flags
 from .origin import record_origin
 from .pool import Ended, Pool, usable_cores
 from .progress import SweepProgress
 from .results import FILE, Result, read_results, result_of, showcase, write_results
-from .study_file import Study
+from .study_file import NUMBERLESS, Cell, Resolve, Study, flags
 
 # Checkpoint by time, because an epoch may be a single step. This does not change any result.
 _CHECKPOINTS = {"checkpoint.every": "1000000000", "checkpoint.minutes": "2", "checkpoint.keep": "1"}

@@ -1,10 +1,89 @@
 """The report of a study as one HTML page and as Markdown, from the files that a sweep wrote. Loads no torch.
 
-write      files of the report         evidence  the folder, read    conditions     runs that differ only in the seed
-accuracy   training   setup            sections of the report        against_paper  the paper's numbers beside ours
-document   blocks, HTML and Markdown   figures   SVG by matplotlib   templates/     the page and its style sheets
+evidence   the folder, read            conditions     runs that differ only in the seed, and what is compared
+accuracy   training   setup            against_paper  the sections
+document   blocks, HTML and Markdown   figures        SVG by matplotlib      templates/  the page and its style sheets
 """
 
-from .write import write_report
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from conadv.train.files import write_atomically
+
+from .accuracy import accuracy_section, setting_sections
+from .against_paper import paper_section
+from .document import Block, Code, Document, Paragraph, Section, figure_files, render_markdown, render_page
+from .evidence import Evidence, collect
+from .figures import standalone
+from .setup import command_section, failure_section, setup_section, status
+from .training import (
+    CURVES,
+    Curves,
+    curve_section,
+    gap_section,
+    picture_section,
+    rate_section,
+    read_curves,
+    time_section,
+)
 
 __all__ = ["write_report"]
+
+
+def write_report(folder: Path, out: Path | None = None) -> dict[str, Any]:
+    """Write the report of a study as OUT.html, OUT.md and OUT-figures/.
+
+    Args:
+        folder: The folder of the study, as `conadv sweep` wrote it; only results.jsonl is required.
+        out: The page to write, which must end in .html; None: report.html in the folder.
+
+    Returns:
+        The paths of the page and of the Markdown file, the number of cells, and how many of them are done.
+    """
+    evidence = collect(folder)
+    page = out or folder / "report.html"
+    if page.suffix != ".html":
+        raise ValueError(f"a report is written as HTML, not {str(page)!r}: choose a name that ends in .html")
+    curves, measured = read_curves(evidence)
+    document = build_document(evidence, curves)
+    figures = page.with_name(f"{page.stem}-figures")
+    try:
+        figures.mkdir(parents=True, exist_ok=True)
+        for name, drawing in figure_files(document).items():
+            write_atomically(figures / name, standalone(drawing))
+        write_atomically(page.with_suffix(".md"), render_markdown(document, figures.name))
+        write_atomically(page, render_page(document))
+    except OSError as error:
+        problem = error.strerror or error
+        raise ValueError(f"cannot write {str(page)!r} ({problem}): choose another file with -o") from None
+    if measured:  # so that the report can be written again without the folders of the runs
+        with suppress(OSError):
+            write_atomically(folder / CURVES, json.dumps(curves) + "\n")
+    done = sum(result.summary is not None for result in evidence.results)
+    return {"page": str(page), "markdown": str(page.with_suffix(".md")), "cells": len(evidence.results), "done": done}
+
+
+def build_document(evidence: Evidence, curves: Curves) -> Document:
+    """The whole report, without the sections for which the study has no data."""
+    lead: list[Block] = [*_paragraphs(evidence.about), status(evidence)]
+    sections: list[Section | None] = []
+    if evidence.conclusions:
+        sections.append(Section("conclusions", "Conclusions", _paragraphs(evidence.conclusions)))
+    if evidence.main:
+        sections += [accuracy_section(evidence), *setting_sections(evidence), paper_section(evidence)]
+        sections += [rate_section(evidence), gap_section(evidence), time_section(evidence)]
+        sections += [curve_section(curves), picture_section(evidence)]
+    sections += [failure_section(evidence), setup_section(evidence), command_section(evidence)]
+    return Document(evidence.title, lead, [section for section in sections if section is not None])
+
+
+def _paragraphs(text: str) -> list[Paragraph]:
+    """Paragraphs are separated by empty lines; `...` is code."""
+    parts = (" ".join(part.split()) for part in re.split(r"\n\s*\n", text.replace("\r\n", "\n")))
+    pieces = (re.split(r"`([^`]+)`", part) for part in parts if part)
+    return [Paragraph(tuple(Code(one) if place % 2 else one for place, one in enumerate(of))) for of in pieces]

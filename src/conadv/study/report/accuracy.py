@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conadv.study import paper
-from conadv.study.cells import slugged
+from conadv.study.study_file import slugged
 
 from .conditions import RATE, TOP1, Condition, compared_settings, described, show, varying_within_arms, word
 from .document import Block, Figure, Items, Paragraph, Section, Table

@@ -12,8 +12,8 @@ from fractions import Fraction
 from statistics import fmean, stdev
 from typing import Any
 
-from conadv.study.cells import NUMBERLESS, short
 from conadv.study.results import Result, is_tuning
+from conadv.study.study_file import NUMBERLESS, short
 
 RATE, TOP1 = "optimizer.lr", "test_top1"
 Setting = tuple[tuple[str, Any], ...]

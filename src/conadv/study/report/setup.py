@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conadv.study.cells import NUMBERLESS
 from conadv.study.results import Result
+from conadv.study.study_file import NUMBERLESS
 
 from .conditions import TOP1, effective, show
 from .document import Block, Code, Items, Listing, Paragraph, Section, Table
