@@ -100,6 +100,15 @@ def test_many_damaged_files_give_a_report_or_one_line(tmp_path: Path, capsys: py
         check(tmp_path / str(seed), seed, capsys)
 
 
+@pytest.mark.slow
+def test_the_committed_report_is_what_its_committed_files_give(tmp_path: Path) -> None:
+    """The text; figures depend on the version of matplotlib."""
+    results = Path(__file__).parents[2] / "docs" / "results"
+    write_report(results / "cifar10-500", tmp_path / "cifar10-500.html")
+    written, committed = (folder / "cifar10-500.md" for folder in (tmp_path, results))
+    assert written.read_text(encoding="utf-8") == committed.read_text(encoding="utf-8")
+
+
 def test_curves_are_kept_for_when_the_runs_are_gone(tmp_path: Path) -> None:
     folder = make_study(tmp_path, STUDY, steps=20)
     write_report(folder)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeGuard, TypeVar
+from typing import Any, NoReturn, TypeGuard, TypeVar
 
 from conadv.train.files import write_atomically
 
@@ -162,20 +162,10 @@ def _is_odd(value: object) -> bool:
 # Which run represents an arm in pictures.
 
 
-class Member(Protocol):
-    """A cell, or its result."""
-
-    @property
-    def arm(self) -> str: ...
-
-    @property
-    def grids(self) -> Sequence[str]: ...
+Member = TypeVar("Member", Cell, Result)
 
 
-M = TypeVar("M", bound=Member)
-
-
-def is_tuning(member: Member) -> bool:
+def is_tuning(member: Cell | Result) -> bool:
     """Whether a cell is only used to choose a learning rate: the names of all its grids start with "tun"."""
     return all(map(is_tuning_grid, member.grids))
 
@@ -184,9 +174,9 @@ def is_tuning_grid(name: str) -> bool:
     return name.lower().startswith("tun")
 
 
-def showcase(members: Iterable[M]) -> dict[str, M]:
+def showcase(members: Iterable[Member]) -> dict[str, Member]:
     """The cell that represents each arm: the first one that is not for tuning, else the first one."""
-    chosen: dict[str, M] = {}
+    chosen: dict[str, Member] = {}
     for member in members:
         if member.arm not in chosen or (is_tuning(chosen[member.arm]) and not is_tuning(member)):
             chosen[member.arm] = member
