@@ -26,7 +26,7 @@ from conadv.flags import flag, with_flags
 from conadv.train.signals import Interrupted
 
 # What `eval` may change of a run: where things lie on this machine, and code to import, which only a flag may name.
-_EVAL_FIELDS = ("model", "threads", "data.path", "data.workers")
+_EVAL_FIELDS = ("model", "threads", "data.path", "data.workers", "data.memory")
 
 # Seconds that a rank leaves to those before it to say what is wrong.
 _TURN = 5.0
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say(f"error: {error}")
         return 1
     except MemoryError:
-        _say("error: out of memory: lower --chunk-size, --data.workers or --data.image-size, or close other programs")
+        _say("error: out of memory: lower --chunk-size, --data.memory, --data.workers or --data.image-size")
         return 1
     except OSError as error:  # a full disk: no fault in our code
         _say(f"error: {error}")

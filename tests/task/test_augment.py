@@ -8,7 +8,7 @@ import pytest
 from conadv.task.augment import AUGMENTATIONS, augmentation
 from conadv.task.data import Arrays, Stream
 from conadv.task.data.draws import mix_all
-from conadv.task.data.fit import fitted
+from conadv.task.data.kept import fitted
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 32, 40, 3), dtype=np.uint8)
 SOURCE = Arrays(IMAGES, np.arange(6), tuple("abcdef"))

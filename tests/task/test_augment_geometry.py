@@ -44,6 +44,20 @@ def test_all_shifts_and_flips_are_as_likely(flip: bool) -> None:
     assert max(abs(count - expected) for count in counts.values()) < 5 * np.sqrt(expected)
 
 
+@pytest.mark.parametrize("shape", [(16, 3, 32, 32), (5, 1, 16, 24), (3, 2, 9, 40), (1, 3, 7, 7)])
+@pytest.mark.parametrize("flip", [True, False])
+def test_a_chunk_is_shifted_as_its_images_one_by_one(shape: tuple[int, ...], flip: bool) -> None:
+    """The draws of an image are its own, so that its place in a chunk changes nothing."""
+    count, _, height, width = shape
+    images, seeds = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8), SEEDS[:count]
+    shifted = Shift(flip)(images, seeds)
+    for image, draws, ours in zip(images, uniforms(seeds, 3), shifted, strict=True):
+        canvas = np.pad(image, ((0, 0), (height // 8,) * 2, (width // 8,) * 2))
+        top, left = int(draws[0] * (2 * (height // 8) + 1)), int(draws[1] * (2 * (width // 8) + 1))
+        crop = canvas[:, top : top + height, left : left + width]
+        np.testing.assert_array_equal(ours, np.flip(crop, axis=2) if flip and draws[2] < 0.5 else crop)
+
+
 def test_images_below_8_pixels_are_only_flipped() -> None:
     image = np.arange(7 * 7, dtype=np.uint8).reshape(1, 7, 7)
     shifted = Shift()(np.broadcast_to(image, (100, 1, 7, 7)), SEEDS[:100])

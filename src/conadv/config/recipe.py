@@ -107,6 +107,9 @@ class Data:
     each, with a BatchNorm branch for each."""
     workers: Whole = 0
     """Threads that prepare images ahead of their use. 0: the training thread itself."""
+    memory: Whole = 1024
+    """MiB of decoded images that a rank keeps, so that each is decoded once. Images of more than that are decoded in
+    every epoch. 0: keep none."""
     damaged: Literal["stop", "skip"] = "stop"
     """What to do about an image that cannot be read: end the run, or name it and go on without it."""
 

@@ -31,7 +31,7 @@ from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
 from conadv.parallel.layout import Layout
 from conadv.task.augment import Augmentation, augmentation
-from conadv.task.data import DataSet, Stream, open_data
+from conadv.task.data import DataSet, Stream, keep, open_data
 from conadv.task.models import build_from_callable, build_model, check_output, fastest_memory
 
 from .ema import Ema
@@ -101,8 +101,8 @@ class Job:
 def build_task(recipe: Recipe, device: torch.device) -> Task:
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
-    data = _open(recipe)
     augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
+    data = keep(_open(recipe), augment.fit, recipe.data.memory, train=augment.looks_at_fit)
     with untouched_randomness(device, recipe.seed):
         model = _model(recipe, data, augment)
     loss = partial(F.cross_entropy, label_smoothing=recipe.label_smoothing)

@@ -144,6 +144,8 @@ def _recorder(recipe: Recipe, job: Job, folder: Path, progress: Progress, quiet:
     with ProgressBar(progress.step, job.stop, quiet) as watch:
         for problem in job.task.data.skipped:
             watch.say(f"left out: {problem}")
+        for note in job.task.data.notes:
+            watch.say(note)
         if job.stream.remainder:
             watch.say(f"each epoch leaves out {job.stream.remainder} images, others every time")
         recorder = FolderRecorder(folder, progress.step, recipe.checkpoint.keep, about, watch)

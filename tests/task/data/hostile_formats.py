@@ -319,7 +319,7 @@ def cifar_pickle(random: Random, path: Path) -> None:
 
 def cifar_bomb(random: Random, path: Path) -> None:
     files = files_of("10-bin")[0]
-    files[random.choice(("other", "data_batch_1.bin"))] = bytes(random.choice((10**6, 3 * 10**7, 6 * 10**8)))
+    files[random.choice(("other", "data_batch_1.bin"))] = bytes(random.choice((10**5, 10**6, 3 * 10**7)))
     if path.is_file():
         _write_cifar_files(path, files)
 

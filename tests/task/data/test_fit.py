@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from conadv.task.data.fit import Fit, fitted, resized
+from conadv.task.data.fit import Fit, decoded, resized
 from conadv.task.data.source import Arrays, Picture
 from task.data.samples import picture
 
@@ -85,7 +85,7 @@ def test_images_of_the_right_size_are_left_alone() -> None:
 
 def test_arrays_are_brought_to_a_size() -> None:
     source = Arrays(np.stack([picture(i) for i in range(3)]), np.zeros(3, int), ("a",))
-    images = fitted(source, np.array([2, 0]), Fit(8))
+    images = decoded(source, np.array([2, 0]), Fit(8))
     assert images.shape == (2, 3, 8, 8)
     np.testing.assert_array_equal(images[1], Fit(8)(source.picture(0)))
 
@@ -101,8 +101,8 @@ def test_images_of_different_sizes_need_a_size() -> None:
             return held(picture(0, 10, 10 + index))
 
     with pytest.raises(ValueError, match=r"1\.jpg .*\(3, 10, 11\) and 0\.jpg .*: set a size"):
-        fitted(Mixed(), np.array([0, 1]), Fit())
-    assert fitted(Mixed(), np.array([0, 1]), Fit(10)).shape == (2, 3, 10, 10)
+        decoded(Mixed(), np.array([0, 1]), Fit())
+    assert decoded(Mixed(), np.array([0, 1]), Fit(10)).shape == (2, 3, 10, 10)
 
 
 def test_no_size_is_refused() -> None:

@@ -11,7 +11,8 @@ from conadv.task.augment.autoaugment import AutoAugment
 from conadv.task.augment.geometry import DRAWS, ResizedCrop, Shift
 from conadv.task.augment.policies import CIFAR10, IMAGENET
 from conadv.task.data.draws import Seeds, mix_all, uniforms
-from conadv.task.data.fit import Fit, check_chunk, fitted
+from conadv.task.data.fit import Fit, check_chunk
+from conadv.task.data.kept import fitted
 from conadv.task.data.source import Planes, Source
 
 __all__ = ["AUGMENTATIONS", "Augmentation", "augmentation"]
@@ -40,6 +41,11 @@ class Augmentation:
         elif self.three_views:
             clean = fitted(source, indices, self.fit)
         return (clean, augmented) if self.three_views else (augmented,)
+
+    @property
+    def looks_at_fit(self) -> bool:
+        """Whether training starts from what evaluation sees, which is the same in every epoch."""
+        return not isinstance(self.crop, ResizedCrop)
 
     def shape(self, source: Source) -> tuple[int, int, int]:
         """Channels, height and width of this source's images as training sees them."""

@@ -21,18 +21,18 @@ class Shift:
 
     def __call__(self, images: Planes, seeds: Seeds) -> Planes:
         """(N, C, H, W) to the same shape."""
-        _, _, height, width = images.shape
+        count, channels, height, width = images.shape
         pad_y, pad_x = height // 8, width // 8
-        padded = np.pad(images, ((0, 0), (0, 0), (pad_y, pad_y), (pad_x, pad_x)))
+        padded = np.zeros((count, channels, height + 2 * pad_y, width + 2 * pad_x), np.uint8)
+        padded[:, :, pad_y : pad_y + height, pad_x : pad_x + width] = images
         draws = uniforms(seeds, 3)
         tops = (draws[:, 0] * (2 * pad_y + 1)).astype(int)
         lefts = (draws[:, 1] * (2 * pad_x + 1)).astype(int)
         flips = (draws[:, 2] < 0.5) & self.flip
-        shifted = np.empty(images.shape, np.uint8)
-        # A copy an image is three times as fast as one indexing operation over all of them.
-        for place, (top, left, flip) in enumerate(zip(tops.tolist(), lefts.tolist(), flips.tolist(), strict=True)):
-            window = padded[place, :, top : top + height, left : left + width]
-            shifted[place] = window[..., ::-1] if flip else window
+        # All windows of an image as a view (N, C, tops, lefts, H, W), of which one copy takes one window each.
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
+        shifted: Planes = windows[np.arange(count), :, tops, lefts]
+        shifted[flips] = shifted[flips][..., ::-1]
         return shifted
 
 

@@ -1,8 +1,9 @@
 """Labelled images, and the batches that training and evaluation take from them."""
 
 from conadv.task.data.fit import Fit
+from conadv.task.data.kept import keep
 from conadv.task.data.open import open_data
 from conadv.task.data.source import Arrays, DataSet, Source
 from conadv.task.data.stream import Stream, evaluation_batches
 
-__all__ = ["Arrays", "DataSet", "Fit", "Source", "Stream", "evaluation_batches", "open_data"]
+__all__ = ["Arrays", "DataSet", "Fit", "Source", "Stream", "evaluation_batches", "keep", "open_data"]

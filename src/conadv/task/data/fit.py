@@ -54,8 +54,8 @@ class Fit:
         return resized(picture, (left, top, left + side, top + side), self.size)
 
 
-def fitted(source: Source, indices: NDArray[np.int64], fit: Fit) -> Planes:
-    """These images as evaluation sees them, (N, C, H, W)."""
+def decoded(source: Source, indices: NDArray[np.int64], fit: Fit) -> Planes:
+    """These images as evaluation sees them, decoded: (N, C, H, W)."""
     if isinstance(source, Arrays) and fit.keeps(*source.images.shape[1:3]):
         return source.images[indices].transpose(0, 3, 1, 2)
     images: list[Planes] = []

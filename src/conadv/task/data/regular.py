@@ -28,7 +28,7 @@ def open_regular(path: str | Path) -> io.FileIO:
     Returns:
         The open file, to be closed by the caller.
     """
-    if not stat.S_ISREG(Path(path).stat().st_mode):
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  # a Path would take longer than small images
         raise _not_regular(path)
     # Between the two looks the file may have been replaced: without waiting, and looked at again.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))

@@ -90,6 +90,8 @@ class DataSet:
     name: str
     skipped: tuple[DamagedError, ...] = ()
     """Images that were left out because they cannot be used."""
+    notes: tuple[str, ...] = ()
+    """What a user should know about how the data is read, one line each."""
 
     def __post_init__(self) -> None:
         if self.train.classes != self.test.classes:

@@ -22,7 +22,8 @@ from torch import Tensor
 from conadv.core.batch import Chunk, Chunked
 from conadv.task.data.ahead import ordered_map
 from conadv.task.data.draws import Seeds, mix_all, permutation
-from conadv.task.data.fit import Fit, fitted
+from conadv.task.data.fit import Fit
+from conadv.task.data.kept import fitted
 from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Planes, Source
 
 # What a random number is for, so that two uses never share one.
@@ -144,7 +145,7 @@ def _advice() -> Iterator[None]:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         raise ValueError(
-            "not enough memory to prepare images: lower chunk_size, data.image_size or data.workers"
+            "not enough memory to prepare images: lower chunk_size, data.memory, data.image_size or data.workers"
         ) from error
 
 
