@@ -48,13 +48,27 @@ class Pool:
         with store() as port:
             return self._run(task, arguments, [environment(rank, size, port) for rank in range(size)])
 
-    def run_twice(self, size: int, task: Callable[[], Any]) -> list[list[Any]]:
-        """What `task()` returns on each rank before and after torchrun has started the ranks again."""
+    def run_twice(self, size: int, task: Callable[..., Any], *arguments: Any, counts: Sequence[int] = (0, 1)) -> Any:
+        """What `task(*arguments)` returns on each rank before and after torchrun has started the ranks again.
+
+        `counts`: what rank 0's agent counts each time; those of other nodes count 0 and 1.
+        """
         with store() as port:
             return [
-                self._run(task, (), [environment(rank, size, port, restart) for rank in range(size)])
-                for restart in (0, 1)
+                self._run(task, arguments, [environment(0, size, port, counts[n]), *self._others(size, port, n)])
+                for n in (0, 1)
             ]
+
+    @staticmethod
+    def _others(size: int, port: int, restart: int) -> list[dict[str, str]]:
+        return [environment(rank, size, port, restart) for rank in range(1, size)]
+
+    def run_counted(self, restarts: Sequence[int], task: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What `task(*arguments)` returns where each rank's own agent has counted so many restarts."""
+        size = len(restarts)
+        with store() as port:
+            environments = [environment(rank, size, port, restarts[rank]) for rank in range(size)]
+            return self._run(task, arguments, environments)
 
     def _run(self, task: Callable[..., Any], arguments: Sequence[Any], environments: list[dict[str, str]]) -> list[Any]:
         for end, settings in zip(self._ends, environments, strict=False):
@@ -106,15 +120,23 @@ class Run:
     """`conadv train` on fresh processes, each a rank, which may be killed; what they say goes to one file."""
 
     def __init__(
-        self, folder: Path, words: Sequence[str], size: int, output: Path | None = None, **settings: str
+        self,
+        folder: Path,
+        words: Sequence[str],
+        size: int,
+        output: Path | None = None,
+        odd: Sequence[str] = (),
+        **settings: str,
     ) -> None:
+        """`odd`: what the last rank is started with instead of `words`."""
         self.folder = folder
         self._output = output or folder.with_suffix(".txt")
         self.store = store()
         port = self.store.__enter__()
         self.processes = []
         for rank in range(size):
-            arguments = (["train", *words], {**environment(rank, size, port), **settings}, str(self._output))
+            own = odd if odd and rank == size - 1 else words
+            arguments = (["train", *own], {**environment(rank, size, port), **settings}, str(self._output))
             process = _CONTEXT.Process(target=_command, args=arguments, daemon=True)
             process.start()
             self.processes.append(process)
@@ -173,7 +195,11 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     os.environ.update(settings)
     torch.set_num_threads(1)
-    watch._PATIENCE = 1.5  # enough on one machine
+    watch._BEAT, watch._HASTE, watch._PATIENCE = 0.5, 0.2, 1.5  # enough on one machine
+    if settings.get("STOP_RANK") == settings["RANK"]:
+        kept = dist.TCPStore("127.0.0.1", int(settings["MASTER_PORT"]), is_master=True, wait_for_workers=False)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        del kept
     status = cli.main(words)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -29,11 +29,43 @@ def test_every_rank_gets_what_the_leading_one_has(data, pool):
 def test_what_goes_wrong_while_waiting_is_another_ranks_fault():
     world = World(0, 1, torch.device("cpu"))
     with world.waiting():
-        assert world.is_waiting.is_set()
-    assert not world.is_waiting.is_set()
+        assert world.is_waiting
+    assert not world.is_waiting
+    assert world.waited() == 0.0
     with pytest.raises(PeerError, match="connection lost"), world.waiting():
         raise RuntimeError("connection lost")
-    assert world.is_waiting.is_set()  # it never stopped waiting
+    assert world.is_waiting  # it never stopped waiting
+    assert world.waited() > 0.0
+
+
+class AsyncWork:
+    """NCCL's: waiting orders streams and returns at once, whether or not the others ever answer."""
+
+    def __init__(self, polls_until_done: float) -> None:
+        self.left = polls_until_done
+        self.waits = 0
+
+    def is_completed(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def wait(self) -> bool:
+        self.waits += 1
+        return True
+
+
+def test_where_a_wait_does_not_block_a_rank_that_does_not_answer_is_noticed():
+    world = World(0, 2, torch.device("cpu"), timeout=0.2, polls=True)
+    with pytest.raises(PeerError, match=r"no answer within 0\.2 seconds"):
+        world.wait(AsyncWork(polls_until_done=float("inf")))
+    assert world.is_waiting
+
+
+def test_where_a_wait_does_not_block_it_is_polled_for():
+    world = World(0, 2, torch.device("cpu"), timeout=20, polls=True)
+    work = AsyncWork(polls_until_done=5)
+    world.wait(work)
+    assert (work.left, work.waits) == (-1, 1)
 
 
 def test_ranks_that_do_not_come_together_are_an_error_after_the_timeout(monkeypatch):
@@ -47,3 +79,8 @@ def test_ranks_that_do_not_come_together_are_an_error_after_the_timeout(monkeypa
 def test_when_torchrun_starts_again_nothing_of_before_counts(pool):
     """It keeps the store, with the addresses of processes that are gone."""
     assert pool.run_twice(2, tasks.speak) == [[True, False], [True, False]]
+
+
+def test_nodes_that_counted_another_number_of_restarts_come_together(pool):
+    """As after the loss of a rank on one of two nodes: only its own agent counts a restart."""
+    assert pool.run_counted([0, 0, 1, 1], tasks.speak) == [True, False, False, False]

@@ -1,11 +1,11 @@
-"""The processes that train together: their start and end, and sums over them. Alone, all of it vanishes."""
+"""The process group of a run: its start and end, all_reduce, broadcast and barrier. No-ops on a single process."""
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -14,11 +14,24 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
+from .attempt import agree_on_attempt
+from .ending import deadline
 from .heartbeats import Heartbeats
+from .launch import local_rank, rank_0_keeps_store, restarts, world_size
+
+# Seconds beyond the timeout in which what waits should have noticed it by itself.
+GRACE = 2.0
+# NCCL's own watchdog aborts the process without a word; it should only act where we did not.
+_NCCL_GRACE = 60.0
 
 
 class PeerError(ConnectionError):
     """Another rank did not answer."""
+
+
+@dataclass
+class _Clock:
+    since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -30,30 +43,52 @@ class World:
     device: torch.device
     heartbeats: Heartbeats | None = None
     """What processes leave for each other outside of any exchange; None: there is only this one."""
-    is_waiting: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
-    """Set while this process waits for others, so that whoever looks can tell who is waited for."""
+    timeout: float = math.inf
+    """Seconds to wait for another process."""
+    polls: bool = False
+    """Whether a wait does not block the host, as with NCCL, so that it must be polled for."""
+    attempt: int = 0
+    """How often the run was started before by the same launcher."""
+    _waits: _Clock = field(default_factory=_Clock, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
         """Whether this is the process that prints and writes."""
         return self.rank == 0
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this process waits for others, or failed in it."""
+        return self._waits.since is not None
+
+    def waited(self) -> float:
+        """Seconds that this process has been waiting for others."""
+        since = self._waits.since
+        return 0.0 if since is None else time.monotonic() - since
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Within, this process waits for others, and what goes wrong is a PeerError: theirs, not its own."""
-        self.is_waiting.set()
+        self._waits.since = time.monotonic()
         try:
             yield
         except RuntimeError as error:  # what every backend raises when a connection breaks or the time is up
             raise PeerError(str(error)) from error
         else:
-            self.is_waiting.clear()
+            self._waits.since = None
+
+    def wait(self, work: dist.Work | None) -> None:
+        """Block until a work is done, or raise a PeerError after the timeout."""
+        with self.waiting():
+            if work is not None and self.polls:
+                _poll(work, self.timeout)
+            if work is not None:
+                work.wait()
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place."""
         if self.size > 1:
-            with self.waiting():
-                dist.all_reduce(tensor)
+            self.wait(self.start_all_reduce(tensor))
         return tensor
 
     def start_all_reduce(self, tensor: Tensor) -> dist.Work | None:
@@ -68,76 +103,114 @@ class World:
         """The largest of the numbers that the processes have."""
         largest = torch.tensor(number, device=self.device)
         if self.size > 1:
-            with self.waiting():
-                dist.all_reduce(largest, dist.ReduceOp.MAX)
+            self.wait(dist.all_reduce(largest, dist.ReduceOp.MAX, async_op=True))
         return int(largest)
 
-    def broadcast(self, data: bytes) -> bytes:
-        """The bytes that the leading process has, on every process."""
+    def broadcast(self, data: bytes, source: int = 0) -> bytes:
+        """The bytes that one process has, on every process."""
         if self.size == 1:
             return data
-        with self.waiting():
-            size = torch.tensor(len(data), device=self.device)
-            dist.broadcast(size, 0)
-            received = torch.empty(int(size), dtype=torch.uint8, device=self.device)
-            if self.is_main and data:
-                received.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            dist.broadcast(received, 0)
+        size = torch.tensor(len(data), device=self.device)
+        self.wait(dist.broadcast(size, source, async_op=True))
+        received = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+        if self.rank == source and data:
+            received.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self.wait(dist.broadcast(received, source, async_op=True))
         return received.cpu().numpy().tobytes()
 
+    @torch.no_grad()
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Give the tensors of every process, in place, the values of rank 0's."""
+        if self.size == 1:
+            return
+        message = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in tensors])
+        self.wait(dist.broadcast(message, 0, async_op=True))
+        parts = message.split([tensor.numel() * tensor.element_size() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+
+    def new_group(self) -> dist.ProcessGroup:
+        """Another group of all processes, whose messages do not wait behind those of the first."""
+        with self.waiting():
+            group: dist.ProcessGroup = dist.new_group(timeout=_patience(self.timeout, self.polls))
+        return group
+
     def barrier(self) -> None:
-        if self.size > 1:
-            with self.waiting():
-                dist.barrier()
-
-
-def world_size() -> int:
-    """How many processes torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def own_rank() -> int:
-    """The number of this process among them."""
-    return int(os.environ.get("RANK", "0"))
+        """Until all processes have come here."""
+        self.all_reduce_max(0)
 
 
 @contextmanager
 def joined(timeout: float) -> Iterator[World]:
-    """Be one of the processes that torchrun started. Whoever does not answer for `timeout` seconds ends them all."""
+    """Join the process group of the ranks that were started together.
+
+    Args:
+        timeout: Seconds to wait for another rank, here and in everything that the world is used for.
+    """
     device = own_device()
     if world_size() == 1:
-        yield World(0, 1, device)
+        yield World(0, 1, device, timeout=timeout, attempt=restarts())
         return
-    world = _join("nccl" if device.type == "cuda" else "gloo", device, timeout)
+    keeper = "rank 0" if rank_0_keeps_store() else "the launcher"
+    silent = f"the {world_size()} ranks did not come together: the store, kept by {keeper}, stopped answering"
+    with deadline(timeout + 2 * GRACE, silent):
+        world = _join("nccl" if device.type == "cuda" else "gloo", device, timeout)
     try:
         yield world
     finally:
-        dist.destroy_process_group()
+        with deadline(timeout + GRACE, "the process group of the ranks could not be closed"):
+            dist.destroy_process_group()
 
 
 def _join(backend: str, device: torch.device, timeout: float) -> World:
-    patience = timedelta(seconds=timeout)
     heartbeats = None
+    polls = backend == "nccl"
     try:
-        kept, rank, size = next(rendezvous("env://", timeout=patience))
-        # torchrun keeps the store when it starts the ranks again, with addresses in it that nobody has any more.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        kept, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        while isinstance(kept, dist.PrefixStore):  # type: ignore[attr-defined]
+            kept = kept.underlying_store  # some versions put the count of this machine's restarts before all keys
+        attempt = agree_on_attempt(kept, rank, size, timeout)
         store = dist.PrefixStore(f"attempt-{attempt}", kept)  # type: ignore[attr-defined]
-        heartbeats = Heartbeats(store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+        heartbeats = Heartbeats(store, rank, size)  # type: ignore[arg-type]  # multi_set is missing in its stub
+        if rank == 0:
+            heartbeats.open()
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_patience(timeout, polls))
     except RuntimeError as error:
-        if heartbeats is not None and not heartbeats.claim_report():
-            raise SystemExit(1) from None
+        with suppress(RuntimeError):
+            if heartbeats is not None and not heartbeats.claim_report():
+                raise SystemExit(1) from None
         reason = " ".join(str(error).split())
         advice = "on several machines, name the network device between them in GLOO_SOCKET_IFNAME"
         raise PeerError(f"the {world_size()} ranks did not come together ({reason}): {advice}") from error
-    return World(rank, size, device, heartbeats)
+    return World(rank, size, device, heartbeats, timeout, polls, attempt=max(attempt, restarts()))
+
+
+def _patience(timeout: float, polls: bool) -> timedelta:
+    """The timeout of a group: where we poll, the backend's own comes after ours."""
+    return timedelta(seconds=timeout + (_NCCL_GRACE if polls else 0.0))
 
 
 def own_device() -> torch.device:
     """The device of this process: its own GPU where there are any."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    count = torch.cuda.device_count()
+    if 1 < count <= local_rank():
+        raise ValueError(
+            f"process {local_rank()} of this machine has no GPU of its own among {count}: start {count} per machine"
+        )
+    # A launcher may show each process its own GPU alone.
+    device = torch.device("cuda", local_rank() if count > 1 else 0)
     torch.cuda.set_device(device)
     return device
+
+
+def _poll(work: dist.Work, timeout: float) -> None:
+    """Until a work is done, in ever longer pauses; NCCL's own wait orders streams, and returns at once."""
+    end = time.monotonic() + timeout
+    pause = 1e-5
+    while not work.is_completed():
+        if time.monotonic() > end:
+            raise RuntimeError(f"no answer within {timeout:g} seconds")
+        time.sleep(pause)
+        pause = min(2 * pause, 1e-3)

@@ -107,9 +107,8 @@ class RankHandoff:
         """Wait for every message that is under way."""
         if self._world.rank == self._target:
             self._post(self._window)
-        with self._world.waiting():
-            for work, _ in (*self._sent, *self._posted):
-                work.wait()
+        for work, _ in (*self._sent, *self._posted):
+            self._world.wait(work)
         self._sent.clear()
         self._posted.clear()
 
@@ -132,9 +131,8 @@ def between_ranks(layout: Layout, world: World, place: Place, ahead: int, steps:
     if route is None:
         return None
     # A group of its own, so that twins never wait behind gradients.
-    with world.waiting():
-        group = dist.new_group()
-    assert group is not None and place.chunks is not None
+    group = world.new_group()
+    assert place.chunks is not None
     # Where twins come with the clean gradient, those of the last step are made and taken by nobody.
     spare = ahead if layout.maker() == Role.CLEAN else 0
     total = (steps + spare) * place.chunks

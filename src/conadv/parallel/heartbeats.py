@@ -1,46 +1,139 @@
-"""What ranks leave for each other in the store, outside of any exchange: signs of life, and who has spoken."""
+"""What ranks leave for each other in the store, outside of any exchange: heartbeats, and why the run ends.
+
+Each rank has one key, its mailbox. It writes its heartbeats there, and the rank that knows why the run ends overwrites
+all of them with the verdict: one request every 5 seconds says that the rank lives, and asks whether the run is over.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
+
+# Seconds that the store has for an answer when a run ends; whatever keeps it may be what stopped.
+_ANSWER = 3.0
+_SILENCE = "0 0"
 
 
 class Store(Protocol):
     """What we need of PyTorch's stores."""
 
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
     def add(self, key: str, amount: int) -> int: ...
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+
+    def multi_get(self, keys: list[str]) -> Sequence[bytes]: ...
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None: ...
+
+
+class Verdict(NamedTuple):
+    """Why a run ends, and the exit status of every rank."""
+
+    status: int
+    text: str
+    lost: int = 0
+    """How many ranks will not read it."""
+
+
+class Pulse(NamedTuple):
+    """The last heartbeat of a rank."""
+
+    beats: int
+    """How many there were."""
+    awaits: bool
+    """Whether the rank waited for others then."""
 
 
 class Heartbeats:
-    """A view of the store of a run, which any thread may use; when the store is gone, its errors are RuntimeErrors."""
+    """One rank's view of the store; a RuntimeError says that the store is gone or does not answer.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        store: The store of this attempt of the run.
+        rank: This rank.
+        size: The number of ranks.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store = store
+        self._size = size
+        self._own = _mailbox(rank)
+        self._count = 0
+        self._last = _SILENCE
 
-    def beat(self, rank: int, awaits: bool) -> None:
-        """A sign of life, and whether the rank waits for others."""
-        self._store.set(f"conadv/awaits/{rank}", "yes" if awaits else "no")
-        self._store.add(f"conadv/beats/{rank}", 1)
+    def open(self) -> None:
+        """Make every mailbox; one rank does, before any heartbeat."""
+        self._fill(_SILENCE)
 
-    def beats(self, rank: int) -> int:
-        """How often a rank has given a sign of life."""
-        return self._store.add(f"conadv/beats/{rank}", 0)
+    def beat(self, awaits: bool) -> Verdict | None:
+        """Write a heartbeat, with whether this rank waits for others; returns the verdict if the run is over."""
+        self._count += 1
+        content = self._store.compare_set(self._own, self._last, f"{self._count} {awaits:d}").decode()
+        self._last = content
+        return _verdict(content)
 
-    def awaits(self, rank: int) -> bool:
-        """Whether a rank that has given a sign of life waited for others then."""
-        return self._store.get(f"conadv/awaits/{rank}") == b"yes"
-
-    def has_report(self) -> bool:
-        """Whether some rank has said why the run ends."""
-        return self._store.add("conadv/spoken", 0) > 0
+    def look(self) -> list[Pulse]:
+        """The last heartbeat of every rank, by one request."""
+        contents = _answered(lambda: self._store.multi_get(self._mailboxes()))
+        return [_pulse(content.decode()) for content in contents]
 
     def claim_report(self) -> bool:
-        """Whether it is on the one who asks to say why the run ends, being the first."""
+        """Whether this rank finds out and says why the run ends: true for the first that asks."""
+        return _answered(lambda: self._store.add("conadv/claims", 1)) == 1
+
+    def publish(self, verdict: Verdict) -> None:
+        """Leave the verdict in every mailbox."""
+        _answered(lambda: self._fill(f"! {verdict.status} {verdict.lost} {verdict.text}"))
+
+    def leave(self) -> None:
+        """Count this rank among those that have ended."""
+        _answered(lambda: self._store.add("conadv/left", 1))
+
+    def left(self) -> int:
+        """How many ranks have ended."""
+        return _answered(lambda: self._store.add("conadv/left", 0))
+
+    def _fill(self, content: str) -> None:
+        self._store.multi_set(self._mailboxes(), [content] * self._size)
+
+    def _mailboxes(self) -> list[str]:
+        return [_mailbox(rank) for rank in range(self._size)]
+
+
+def _mailbox(rank: int) -> str:
+    return f"conadv/mailbox/{rank}"
+
+
+def _verdict(content: str) -> Verdict | None:
+    if not content.startswith("!"):
+        return None
+    _, status, lost, text = content.split(" ", 3)
+    return Verdict(int(status), text, int(lost))
+
+
+def _pulse(content: str) -> Pulse:
+    count, _, awaits = content.partition(" ")
+    return Pulse(int(count), awaits == "1") if count != "!" else Pulse(-1, True)
+
+
+def _answered(request: Callable[[], T]) -> T:
+    """The answer to a request, or a RuntimeError: a client of the store would wait for ever."""
+    box: queue.SimpleQueue[T | RuntimeError] = queue.SimpleQueue()
+
+    def ask() -> None:
         try:
-            return self._store.add("conadv/spoken", 1) == 1
-        except RuntimeError:  # without the store, better twice than never
-            return True
+            box.put(request())
+        except RuntimeError as error:
+            box.put(error)
+
+    threading.Thread(target=ask, name="store", daemon=True).start()
+    try:
+        answer = box.get(timeout=_ANSWER)
+    except queue.Empty:
+        raise RuntimeError(f"the store did not answer within {_ANSWER:g} seconds") from None
+    if isinstance(answer, RuntimeError):
+        raise answer
+    return answer

@@ -1,46 +1,62 @@
-"""Whoever dies, fails or stops answering ends the run on every rank, and one line says who it was.
+"""If a rank crashes, hangs or raises, all ranks end, and one line names it.
 
-every rank     a thread leaves a sign of life in the store, beat by beat
-in an error    its own: the rank says what went wrong          of a peer: whose beats have stopped? who is waited for?
+every rank       one thread writes heartbeats to the store and reads the verdict there; another ends overlong waits
+an error         of its own: the rank says what went wrong, and leaves the verdict to all
+                 of a peer: the first rank that has one looks whose heartbeats stopped and who is waited for, and leaves
+                 the verdict to all; the others wait for it
+
+Whatever happens, a wait ends within the timeout and 15 seconds: 2 until a wait that did not end by itself is ended, 7
+to see which heartbeats stopped, 5 until the verdict is read.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from .collectives import PeerError, World
-from .heartbeats import Heartbeats
+from .collectives import GRACE, PeerError, World
+from .ending import end_process, say_error
+from .heartbeats import Heartbeats, Verdict
+from .launch import rank_0_keeps_store
 from .layout import Layout
 
-# Seconds between two beats of a rank; whoever misses several of them does not live any more.
-_BEAT = 0.5
-_PATIENCE = 3.0
+# Seconds between two heartbeats of a rank, and between two when the run is about to end.
+_BEAT = 5.0
+_HASTE = 1.0
+# Seconds without a heartbeat after which a rank does not live any more.
+_PATIENCE = _BEAT + 2.0
 
 
 @contextmanager
-def watched(world: World, layout: Layout, agreed: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+def watched(
+    world: World,
+    layout: Layout,
+    agreed: tuple[type[BaseException], ...] = (),
+    before_exit: Callable[[int], None] = lambda status: None,
+) -> Iterator[None]:
     """Within, an error of any rank ends this process: one rank says why, and no status is 0.
 
-    `agreed` are exceptions that all ranks raise in the same step, each knowing that the others do: they pass.
+    Args:
+        world: The ranks.
+        layout: Names their roles.
+        agreed: Exceptions that all ranks raise in the same step, each knowing that the others do: they pass.
+        before_exit: Called with the exit status before the process ends at once.
     """
     if world.heartbeats is None:
         yield
         return
-    watch = _Watch(world, layout, world.heartbeats)
-    with _beating(world, world.heartbeats):
+    watch = _Watch(world, layout, world.heartbeats, before_exit)
+    with watch.beating():
         try:
             yield
         except agreed:
             raise
         except PeerError as error:
-            watch.leave_after_peer(error)
+            watch.leave_after_peer(str(error))
         except Exception as error:
             watch.leave(error)
 
@@ -48,81 +64,137 @@ def watched(world: World, layout: Layout, agreed: tuple[type[BaseException], ...
 class _Watch:
     """What a rank makes of an error, from the heartbeats of the others."""
 
-    def __init__(self, world: World, layout: Layout, heartbeats: Heartbeats) -> None:
+    def __init__(
+        self, world: World, layout: Layout, heartbeats: Heartbeats, before_exit: Callable[[int], None]
+    ) -> None:
         self._world = world
         self._layout = layout
         self._heartbeats = heartbeats
+        self._before_exit = before_exit
+        self._over = threading.Event()
+        self._failing = threading.Event()
+        self._wake = threading.Event()  # either of them
+        self._ending = threading.Lock()  # held by the thread that ends the process
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        threads = [threading.Thread(target=work, name=work.__name__, daemon=True) for work in (self._beat, self._guard)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            self._wake.set()
+            for thread in threads:
+                thread.join(GRACE)
 
     def leave(self, error: Exception) -> NoReturn:
         """End this process after an error of its own; the first rank that has one says so."""
+        self._ending.acquire()
         expected = isinstance(error, ValueError | OSError | ArithmeticError)
-        if self._heartbeats.claim_report():
+        status = 2 if isinstance(error, ValueError) else 1
+        if self._speaks():
             if not expected:
                 traceback.print_exception(error)
             name = "" if expected else f"{type(error).__name__}: "
-            _say(f"{self._layout.describe(self._world.rank)}: {name}{error}")
-        _exit(2 if isinstance(error, ValueError) else 1)
+            self._report(Verdict(status, f"{self._layout.describe(self._world.rank)}: {name}{error}"))
+        self._end(status, lost=0)
 
-    def leave_after_peer(self, error: PeerError) -> NoReturn:
-        """End this process because another one did not answer; the first rank that finds out says which."""
+    def leave_after_peer(self, reason: str) -> NoReturn:
+        """End this process because another one did not answer, with the verdict of the first that noticed."""
+        self._failing.set()
+        self._wake.set()
         try:
-            verdict = self._verdict(error)
+            first = self._heartbeats.claim_report()
         except RuntimeError:
-            verdict = "the store of the run stopped answering: it is kept by the launcher, or by rank 0"
-        if self._heartbeats.claim_report():
-            _say(verdict)
-        _exit(1)
+            self._leave_without_store()
+        if not first:
+            time.sleep(_PATIENCE + 2 * _HASTE)  # the verdict ends this process before that
+        self._ending.acquire()
+        try:
+            verdict = self._investigate(reason)
+        except RuntimeError:
+            self._leave_without_store()
+        self._report(verdict)
+        self._end(verdict.status, verdict.lost)
 
-    def _verdict(self, error: PeerError) -> str:
-        lost = self._lost()
+    def _leave_without_store(self) -> NoReturn:
+        self._ending.acquire(timeout=GRACE)
+        if rank_0_keeps_store():
+            say_error(f"{self._layout.describe(0)} stopped answering: the run ends on all {self._world.size} ranks")
+        else:
+            say_error("the launcher stopped answering, which keeps the store of the run: the run ends")
+        self._before_exit(1)
+        end_process(1)
+
+    def _investigate(self, reason: str) -> Verdict:
+        lost, busy = self._lost_and_busy()
+        names = ", ".join(map(self._layout.describe, lost or busy))
         if lost:
-            names = ", ".join(map(self._layout.describe, lost))
-            return f"{names} stopped answering: the run ends on all {self._world.size} ranks"
-        busy = [rank for rank in self._others() if not self._heartbeats.awaits(rank)]
-        if busy:
-            names = ", ".join(map(self._layout.describe, busy))
-            return f"{names} kept the others waiting for too long: raise --timeout if a step may take longer"
-        return f"{self._layout.describe(self._world.rank)} lost a connection, though every rank lives: {error}"
+            text = f"{names} stopped answering: the run ends on all {self._world.size} ranks"
+        elif busy:
+            text = f"{names} kept the others waiting for too long: raise --timeout if a step may take longer"
+        else:
+            names = self._layout.describe(self._world.rank)
+            text = f"{names} lost a connection, though every rank lives: {reason}"
+        return Verdict(1, text, len(lost))
 
-    def _lost(self) -> list[int]:
-        """The ranks that give no sign of life for a while, unless another rank has spoken by then."""
-        before = {rank: self._heartbeats.beats(rank) for rank in self._others()}
-        lost = list(before)
+    def _lost_and_busy(self) -> tuple[list[int], list[int]]:
+        """The ranks that write no heartbeat for a while; and those that do, but do not wait for others."""
+        others = [rank for rank in range(self._world.size) if rank != self._world.rank]
+        before = self._heartbeats.look()
+        now, lost = before, others
         end = time.monotonic() + _PATIENCE
-        while lost and time.monotonic() < end and not self._heartbeats.has_report():
-            time.sleep(_BEAT / 2)
-            lost = [rank for rank in lost if self._heartbeats.beats(rank) == before[rank]]
-        return lost
+        while lost and time.monotonic() < end:
+            time.sleep(_HASTE)
+            now = self._heartbeats.look()
+            lost = [rank for rank in lost if now[rank].beats == before[rank].beats]
+        return lost, [rank for rank in others if not now[rank].awaits]
 
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self._world.size) if rank != self._world.rank]
+    def _speaks(self) -> bool:
+        try:
+            return self._heartbeats.claim_report()
+        except RuntimeError:  # without the store, better twice than never
+            return True
 
+    def _report(self, verdict: Verdict) -> None:
+        say_error(verdict.text)
+        with suppress(RuntimeError):
+            self._heartbeats.publish(verdict)
 
-@contextmanager
-def _beating(world: World, heartbeats: Heartbeats) -> Iterator[None]:
-    over = threading.Event()
+    def _end(self, status: int, lost: int) -> NoReturn:
+        self._before_exit(status)
+        with suppress(RuntimeError):
+            if self._world.is_main and rank_0_keeps_store():  # which others need until they have read the verdict
+                end = time.monotonic() + _BEAT + GRACE
+                while time.monotonic() < end and self._heartbeats.left() < self._world.size - 1 - lost:
+                    time.sleep(_HASTE / 5)
+            else:
+                self._heartbeats.leave()
+        end_process(status)
 
-    def beat() -> None:
+    def _beat(self) -> None:
         with suppress(RuntimeError):  # the store is gone, which the next exchange will notice too
-            while not over.is_set():
-                heartbeats.beat(world.rank, world.is_waiting.is_set())
-                over.wait(_BEAT)
+            while not self._over.is_set():
+                verdict = self._heartbeats.beat(self._world.is_waiting)
+                if verdict is not None:
+                    self._end_as_told(verdict)
+                self._pause()
 
-    thread = threading.Thread(target=beat, name="beat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(_PATIENCE)
+    def _pause(self) -> None:
+        if self._failing.is_set():
+            self._over.wait(_HASTE)
+        else:
+            self._wake.wait(_BEAT)
 
+    def _end_as_told(self, verdict: Verdict) -> None:
+        """Another rank has said why the run ends, unless this process is ending by itself."""
+        if not self._over.is_set() and self._ending.acquire(blocking=False):
+            self._end(verdict.status, verdict.lost)
 
-def _say(text: str) -> None:
-    print(" ".join(f"error: {text}".split()), file=sys.stderr, flush=True)
-
-
-def _exit(status: int) -> NoReturn:
-    """At once: connections to ranks that do not answer would keep an orderly end waiting."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    def _guard(self) -> None:
+        """End a wait that does not end by itself."""
+        while not self._over.wait(GRACE / 4):
+            if not self._failing.is_set() and self._world.waited() > self._world.timeout + GRACE:
+                self.leave_after_peer(f"no answer within {self._world.timeout:g} seconds")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from conadv.parallel.collectives import joined, own_rank
+from conadv.parallel.collectives import joined
+from conadv.parallel.launch import own_rank
 
 from .machine import pin
 from .pieces import exchange

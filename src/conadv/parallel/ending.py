@@ -1,0 +1,41 @@
+"""How a rank ends when others may not answer any more: one line, at once, and never later than a deadline."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+
+def say_error(text: str) -> None:
+    """Print one line on standard error, if anything still reads it."""
+    with suppress(OSError):
+        print(" ".join(f"error: {text}".split()), file=sys.stderr, flush=True)
+
+
+def end_process(status: int) -> NoReturn:
+    """At once: connections to ranks that do not answer would keep an orderly end waiting."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+@contextmanager
+def deadline(seconds: float, text: str) -> Iterator[None]:
+    """Within, this process may spend so many seconds; then it says `text` and ends with status 1."""
+
+    def give_up() -> None:
+        say_error(text)
+        end_process(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
