@@ -107,6 +107,9 @@ class Faulty(nn.Module):
                 raise KeyError("a bug")
             case "sleep":
                 time.sleep(60)
+            case "drift":
+                weight = next(self.parameters()).data.view(torch.int64)
+                weight.flatten()[7] ^= 1  # one bit, the last of one number
             case "loss":
                 return outputs * float("nan")
             case "gradient":

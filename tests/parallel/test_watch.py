@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_a_rank_that_lives_but_keeps_the_others_waiting_is_named(start):
 def test_a_mistake_of_the_user_on_one_rank_is_told_once_with_its_place(start):
     words = tiny.words(**ENDLESS, layout="clean | adv | attack", model="tiny:Faulty")
     run = start(words, 3, **tiny.fault("value", rank=1, forward_pass=20))
-    assert run.statuses() == [1, 2, 1]
+    assert run.statuses() == [2, 2, 2]
     assert run.complaints() == ["error: rank 1 (lane 0, adv): this image cannot be read"], run.said()
     assert "Traceback" not in run.said()
 
@@ -80,6 +81,55 @@ def test_a_fault_in_the_code_on_one_rank_is_told_once_with_its_trace(start):
     assert run.said().count("Traceback") == 1
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_weights_differ_in_one_bit_is_named(rank, start):
+    words = tiny.words(**ENDLESS, layout="clean | adv | attack", model="tiny:Faulty")
+    run = start(words, 3, **tiny.fault("drift", rank=rank, forward_pass=20))
+    assert run.statuses() == [1, 1, 1]
+    (line,) = run.complaints()
+    assert f"the weights of rank {rank} (lane 0, {('clean', 'adv')[rank]}) are not those of the other ranks" in line
+    assert "Traceback" not in run.said()
+
+
+def by_hand() -> dict[str, str]:
+    """Started without torchrun, as by srun: rank 0 keeps the store."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(probe.getsockname()[1])}
+
+
+@pytest.mark.parametrize(
+    ("rank", "name", "number"),
+    [(0, "clean", signal.SIGSTOP), (1, "adv", signal.SIGSTOP), (0, "clean", signal.SIGKILL)],
+)
+def test_where_rank_0_keeps_the_store_any_rank_that_is_lost_is_named(rank, name, number, start):
+    run = start(tiny.words(**ENDLESS, layout="clean | adv | attack", timeout=4), 3, **by_hand())
+    run.wait_for_step(3)
+    run.kill(rank, number)
+    others = [other for other in range(3) if other != rank]
+    assert run.statuses(*others, timeout=4 + 15 + 10) == [1, 1]
+    line = f"error: rank {rank} (lane 0, {name}) stopped answering: the run ends on all 3 ranks"
+    assert set(run.complaints()) == {line}, run.said()
+    assert len(run.complaints()) == 1 or rank == 0  # without a store nobody knows who speaks
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_rank_0_keeps_the_store_an_error_is_told_once(rank, start):
+    words = tiny.words(**ENDLESS, layout="clean | adv | attack", model="tiny:Faulty")
+    run = start(words, 3, **by_hand(), **tiny.fault("value", rank=rank, forward_pass=20))
+    assert run.statuses() == [2, 2, 2]
+    (line,) = run.complaints()
+    assert line.startswith(f"error: rank {rank} (lane 0, ")
+    assert line.endswith("this image cannot be read")
+
+
+def test_a_rank_that_stops_before_all_have_come_ends_the_others(start):
+    run = start(tiny.words(**ENDLESS, layout="clean | adv | attack", timeout=3), 3, **by_hand(), STOP_RANK="0")
+    assert run.statuses(1, 2) == [1, 1]
+    assert all("did not come together" in line for line in run.complaints())
+    assert run.complaints()
+
+
 def test_without_the_store_a_lost_rank_still_ends_the_run(start):
     run = start(tiny.words(**ENDLESS, layout="clean | adv | attack"), 3)
     run.wait_for_step(3)
@@ -88,5 +138,5 @@ def test_without_the_store_a_lost_rank_still_ends_the_run(start):
     assert run.statuses() == [1, -signal.SIGKILL, 1]
     assert run.complaints()
     assert set(run.complaints()) == {
-        "error: the store of the run stopped answering: it is kept by the launcher, or by rank 0"
+        "error: the launcher stopped answering, which keeps the store of the run: the run ends"
     }

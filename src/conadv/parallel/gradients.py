@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from conadv.core.learner import Losses
 from conadv.core.splitbn import pending_statistics
 
+from .checksum import BITS, Checksum, odd_ones
 from .collectives import World
 
 # Small enough that the first sum starts early in the backward pass, large enough that few sums are needed.
@@ -34,6 +35,8 @@ class Outcome:
     """None: every number is finite. Else the ranks with others, and what was not: empty where only their sum is not."""
     stop: int
     """The signal that asked some rank to stop; 0: none did."""
+    drifted: tuple[int, ...] = ()
+    """The ranks whose weights are not those of the others."""
 
 
 class Exchange:
@@ -48,6 +51,7 @@ class Exchange:
         self._share = share
         self._statistics = pending_statistics(model)
         self._like = next(model.parameters())
+        self._checksum = Checksum(list(model.parameters())) if world.size > 1 else None
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # Alone, nothing starts before the end, and a model may use other parameters in each step.
         tell = self._start_ready if world.size > 1 else lambda: None
@@ -71,20 +75,22 @@ class Exchange:
         self._start(len(self._buckets))
         values = torch.stack([*losses]).to(self._like)
         sick = self._sick(values)
-        tail = torch.cat([torch.full_like(values[:1], stop > 0), self._share * values, *self._statistics])
+        bits = values[:0] if self._checksum is None else self._checksum.next().to(values)
+        tail = torch.cat([torch.full_like(values[:1], stop > 0), self._share * values, bits, *self._statistics])
         self._begin_sum(tail)
-        with self._world.waiting():
-            for work in self._sums:
-                work.wait()
+        for work in self._sums:
+            self._world.wait(work)
         self._sums.clear()
-        told, statistics = tail[:_TOLD], tail[_TOLD:]
+        told, statistics = tail[: _TOLD + len(bits)], tail[_TOLD + len(bits) :]
         if self._statistics:
             torch._foreach_copy_(self._statistics, list(statistics.split([len(part) for part in self._statistics])))
         # One not-a-number or infinity anywhere makes the sum one too.
         total = torch.stack([tail.sum(), *(bucket.gradients.sum().to(tail) for bucket in self._buckets)]).sum()
-        stops, clean, adv, everything = torch.cat([told, total[None]]).tolist()
+        everything, stops, clean, adv, *ones = torch.cat([total[None], told]).tolist()
         culprits = None if math.isfinite(everything) else self._culprits(sick)
-        return Outcome(clean, adv, culprits, self._world.all_reduce_max(stop) if stops else 0)
+        # A bit that all ranks have in common is set on all of them or on none.
+        drifted = self._drifted(bits) if any(0 < count < self._world.size for count in ones) else ()
+        return Outcome(clean, adv, culprits, self._world.all_reduce_max(stop) if stops else 0, drifted)
 
     def discard(self) -> None:
         """Forget the statistics of a step that is not to be taken."""
@@ -108,6 +114,12 @@ class Exchange:
             for rank, row in enumerate(found.tolist())
             if any(row)
         }
+
+    def _drifted(self, bits: Tensor) -> tuple[int, ...]:
+        """The ranks whose weights have another checksum than most; every rank asks at once."""
+        table = torch.zeros(self._world.size, BITS, device=bits.device)
+        table[self._world.rank] = bits
+        return odd_ones(self._world.all_reduce(table).tolist())
 
     def _start_ready(self) -> None:
         ready = self._started

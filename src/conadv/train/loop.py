@@ -22,6 +22,10 @@ class NotFiniteError(FloatingPointError):
     """A run that cannot go on, and what to try."""
 
 
+class DriftError(ArithmeticError):
+    """A rank whose weights are not those of the others."""
+
+
 @dataclass
 class Progress:
     """How far a run has come."""
@@ -42,6 +46,7 @@ def run(job: Job, progress: Progress, policy: Policy, request: StopRequest, reco
             job.exchange.zero_grad()
             losses = job.method(now, ahead)
             outcome = job.exchange.finish(losses, request.signal or 0)
+            _check_weights(job, progress.step, outcome)
             rate = job.rate(progress.step)
             job.stale.keep()
             if outcome.culprits is None:
@@ -60,6 +65,16 @@ def run(job: Job, progress: Progress, policy: Policy, request: StopRequest, reco
     if progress.step > first:  # what a run that had ended goes on from is saved already
         save()
     return stopped_by
+
+
+def _check_weights(job: Job, step: int, outcome: Outcome) -> None:
+    if outcome.drifted:
+        _drain(job)
+        names = ", ".join(map(job.layout.describe, outcome.drifted))
+        raise DriftError(
+            f"step {step}: the weights of {names} are not those of the other ranks (faulty memory, or machines that "
+            "compute differently): resume from the last checkpoint, on other machines"
+        )
 
 
 def _drain(job: Job) -> None:
