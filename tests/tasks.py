@@ -25,9 +25,11 @@ from conadv.core.recycled import Recycled
 from conadv.core.roles import Role
 from conadv.core.splitbn import pending_statistics, split_batchnorm
 from conadv.core.stale import StaleWeights
-from conadv.parallel.collectives import joined, own_device, own_rank, world_size
+from conadv.parallel.agreement import AgreedError, check_agreement, from_main
+from conadv.parallel.collectives import joined, own_device
 from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
+from conadv.parallel.launch import own_rank, world_size
 from conadv.parallel.layout import Layout
 from conadv.train import commands
 from conadv.train.build import build_job, build_policy, build_stream, build_task, check_fit
@@ -132,6 +134,32 @@ def exchange_oddities(oddities: dict[int, str], signals: dict[int, int]) -> tupl
         return outcome.culprits, outcome.stop
 
 
+def exchange_after_drift(odd: int) -> list[tuple[int, ...]]:
+    """Which ranks have other weights than most, before and after one bit changed on a rank."""
+    with joined(30) as world:
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3, bias=False)
+        exchange = Exchange(model, world, share=1.0)
+        drifted = []
+        for changed in (False, True):
+            if changed and world.rank == odd:
+                model.weight.data.view(torch.int32)[1, 2] ^= 1
+            exchange.zero_grad()
+            drifted.append(exchange.finish(Losses(torch.tensor(0.0), torch.tensor(0.0))).drifted)
+        return drifted
+
+
+def share_weights() -> list[float]:
+    """Weights of several types and layouts that differ from rank to rank, until rank 0 shares its own."""
+    with joined(30) as world:
+        torch.manual_seed(world.rank)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+        model.append(nn.Linear(3, 1).double())
+        model[1].num_batches_tracked += world.rank
+        world.broadcast_tensors([*model.parameters(), *model.buffers()])
+        return [float(number) for tensor in model.state_dict().values() for number in tensor.flatten()]
+
+
 def use_other_parameters() -> str:
     """A model that takes a layer in the second step which it did not take in the first."""
     with joined(30) as world:
@@ -142,6 +170,31 @@ def use_other_parameters() -> str:
             sum(layer.weight.sum() for layer in list(model)[: 2 + step]).backward()
             exchange.finish(Losses(torch.tensor(0.0), torch.tensor(0.0)))
     return "done"
+
+
+def agree(facts: dict[str, Any], odd: int, others: dict[str, Any]) -> str | None:
+    """What a rank is told when one of them has other facts."""
+    with joined(30) as world:
+        try:
+            check_agreement(world, others if world.rank == odd else facts)
+        except AgreedError as error:
+            return str(error)
+    return None
+
+
+def ask_main(problem: str) -> str | bytes:
+    """What a rank gets of the work that rank 0 does for all, or of the problem that it finds."""
+
+    def work() -> bytes:
+        if problem:
+            raise ValueError(problem)
+        return b"found"
+
+    with joined(30) as world:
+        try:
+            return from_main(world, work)
+        except AgreedError as error:
+            return str(error)
 
 
 def _three_layers() -> nn.Sequential:
@@ -187,6 +240,11 @@ def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 
         except Interrupted as stop:
             return stop.exit_status
     return 0
+
+
+def train_in_two_parts(folder: str, changes: dict[str, Any], stop_after: int) -> int:
+    """`conadv train` as torchrun repeats it: stopped the first time, and to its end the second."""
+    return train(folder, False, changes, 0 if Path(folder).exists() else stop_after)
 
 
 def train_with_small_files(folder: str, largest: int) -> tuple[int, str]:

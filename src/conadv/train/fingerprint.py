@@ -1,0 +1,75 @@
+"""What all ranks must have in common besides flags: the data that they see and the software that they run."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from conadv.task.data import DataSet, Source
+
+# Images whose pixels are compared: all would take minutes, and a decoder that differs does so on every image.
+_SAMPLES = 4
+_NAMES = 1000
+
+
+def data_facts(data: DataSet, path: str | None) -> dict[str, Any]:
+    """The size of a data set, its classes, and digests of labels, names and some pixels, of both parts.
+
+    Args:
+        data: The data set.
+        path: Where it is stored, which may differ between machines, and is left out of names.
+    """
+    facts: dict[str, Any] = {"classes": list(data.train.classes)}
+    for part, source in (("training", data.train), ("test", data.test)):
+        facts[f"{part} images"] = len(source)
+        facts[f"{part} labels"] = _digest(np.ascontiguousarray(source.labels).tobytes())
+        facts[f"{part} names"] = _digest("\n".join(_names(source, path)).encode())
+        facts[f"{part} pixels"] = _digest(*(_pixels(source, index) for index in _spread(len(source), _SAMPLES)))
+    return facts
+
+
+def software_facts(versions: dict[str, str], model: nn.Module) -> dict[str, Any]:
+    """Versions, a digest of our own source, and one of the names and shapes of the model's tensors.
+
+    Args:
+        versions: Versions by the name of the package.
+        model: The model.
+    """
+    tensors = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in model.state_dict().items()]
+    return {**versions, "source": _source(), "model": _digest("\n".join(tensors).encode())}
+
+
+def _names(source: Source, path: str | None) -> list[str]:
+    names = [source.name(index) for index in _spread(len(source), _NAMES)]
+    return [name.removeprefix(path or "").lstrip("/") for name in names]
+
+
+def _pixels(source: Source, index: int) -> bytes:
+    try:
+        return source.image(index).tobytes()
+    except (ValueError, OSError):  # the step that needs it says what is wrong with it
+        return b"damaged"
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """At most so many numbers below a length, evenly spread."""
+    return sorted({length * number // count for number in range(count)} if length > count else set(range(length)))
+
+
+@cache
+def _source() -> str:
+    package = Path(__file__).parents[1]
+    return _digest(*(path.read_bytes() for path in sorted(package.rglob("*.py"))))
+
+
+def _digest(*parts: bytes) -> str:
+    digest = sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8))
+        digest.update(part)
+    return digest.hexdigest()[:12]
