@@ -404,8 +404,9 @@ def test_cli_and_config_do_without_torch():
     )
     ours = ["conadv", "conadv.cli", "conadv.config"]
     ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog", "conadv.core.roles"]
-    ours += ["conadv.encoding", "conadv.flags", "conadv.optim", "conadv.optim.catalog", "conadv.setting"]
-    ours += ["conadv.train", "conadv.train.signals"]
+    ours += ["conadv.encoding", "conadv.flags", "conadv.optim", "conadv.optim.catalog"]
+    ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.launch"]
+    ours += ["conadv.setting", "conadv.train", "conadv.train.signals"]
     assert done.stdout.splitlines()[-1] == str(ours)
 
 

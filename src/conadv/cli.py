@@ -23,6 +23,8 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from conadv import config
 from conadv.encoding import allow_any_encoding
 from conadv.flags import flag, with_flags
+from conadv.parallel.agreement import AgreedError
+from conadv.parallel.launch import adopt_slurm, local_rank, own_rank
 from conadv.train.signals import Interrupted
 
 # What `eval` may change of a run: where things lie on this machine, and code to import, which only a flag may name.
@@ -52,18 +54,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     allow_any_encoding()
     try:
         words = sys.argv[1:] if arguments is None else arguments
+        adopt_slurm()
         command, bound, _ = _app().parse_args(words, print_error=False, exit_on_error=False)
         command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
     except CycloptsError as error:
         return _refuse(f"{error} See {' '.join(['conadv', *(error.command_chain or ())])} --help")
+    except AgreedError as error:  # which all ranks know of
+        if own_rank() == 0:
+            _say(f"error: {error}")
+        return 2
     except ValueError as error:
         return _refuse(str(error))
     except BrokenPipeError:  # whoever read our output has gone; without this, Python complains once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except FloatingPointError as error:  # a loss that is not finite, which all ranks know of
-        if os.environ.get("RANK", "0") == "0":
+    except ArithmeticError as error:  # a loss that is not finite or weights that differ, which all ranks know of
+        if own_rank() == 0:
             _say(f"error: {error}")
         return 1
     except MemoryError:
@@ -324,8 +331,8 @@ def _title(recipe: Path) -> str:
 def _refuse(problem: str) -> int:
     # Every rank reads the same input, so the first says what is wrong with it, whereupon torchrun ends the others.
     # Who is still there after a while was alone with the problem.
-    if os.environ.get("RANK", "0") != "0":
-        time.sleep(_TURN * (1 + int(os.environ.get("LOCAL_RANK", "0"))))
+    if own_rank() != 0:
+        time.sleep(_TURN * (1 + local_rank()))
     _say(f"error: {problem}")
     return 2
 

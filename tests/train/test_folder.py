@@ -1,17 +1,36 @@
-"""The folder of a run: claimed once, found again, and never taken from another run."""
+"""The folder of a run: claimed once, locked while the run lasts, found again, and never taken from another run."""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from conadv.train.folder import claim, default_folder, is_restart, reopen
+from conadv.train import lock
+from conadv.train.folder import RunFolder, default_folder, holds, reopen
+from conadv.train.lock import FolderLock
+
+
+def claim(path: Path, config: str) -> None:
+    """A run that came to its end."""
+    folder = RunFolder(path, config, is_new=True)
+    folder.prepare()
+    folder.open(0)
+    folder.close()
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
 
 
 def test_a_new_folder_holds_the_recipe_alone(tmp_path):
     claim(tmp_path / "a" / "b", "config")
-    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["config.toml"]
+    assert names(tmp_path / "a" / "b") == ["config.toml"]
     assert (tmp_path / "a" / "b" / "config.toml").read_text() == "config"
 
 
@@ -28,7 +47,7 @@ def test_a_folder_that_holds_anything_is_left_alone(tmp_path):
         claim(tmp_path, "config")
     with pytest.raises(ValueError, match="is not an empty folder"):
         claim(tmp_path / "thesis.tex", "config")
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert names(tmp_path) == ["thesis.tex"]
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
@@ -38,28 +57,25 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
 
 
 def test_runs_are_numbered(tmp_path):
-    assert default_folder(tmp_path, "digits", "config") == tmp_path / "digits-001"
+    assert default_folder(tmp_path, "digits", "config", restarted=False) == tmp_path / "digits-001"
     claim(tmp_path / "digits-001", "config")
     claim(tmp_path / "digits-007", "config")
-    assert default_folder(tmp_path, "digits", "config") == tmp_path / "digits-008"
-    assert default_folder(tmp_path, "other", "config") == tmp_path / "other-001"
+    assert default_folder(tmp_path, "digits", "config", restarted=False) == tmp_path / "digits-008"
+    assert default_folder(tmp_path, "other", "config", restarted=False) == tmp_path / "other-001"
 
 
-def test_when_torchrun_starts_again_the_run_goes_on_in_its_folder(tmp_path, monkeypatch):
+def test_when_torchrun_starts_again_the_run_goes_on_in_its_folder(tmp_path):
     claim(tmp_path / "digits-001", "config")
-    assert not is_restart(tmp_path / "digits-001", "config")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert is_restart(tmp_path / "digits-001", "config")
-    assert default_folder(tmp_path, "digits", "config") == tmp_path / "digits-001"
+    assert holds(tmp_path / "digits-001", "config")
+    assert default_folder(tmp_path, "digits", "config", restarted=True) == tmp_path / "digits-001"
 
 
-def test_when_torchrun_starts_again_the_folder_of_another_run_is_left_alone(tmp_path, monkeypatch):
+def test_when_torchrun_starts_again_the_folder_of_another_run_is_left_alone(tmp_path):
     """As it is when the first start was refused because of that folder."""
     claim(tmp_path / "digits-001", "other")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert not is_restart(tmp_path / "digits-001", "config")
-    assert not is_restart(tmp_path / "nowhere", "config")
-    assert default_folder(tmp_path, "digits", "config") == tmp_path / "digits-002"
+    assert not holds(tmp_path / "digits-001", "config")
+    assert not holds(tmp_path / "nowhere", "config")
+    assert default_folder(tmp_path, "digits", "config", restarted=True) == tmp_path / "digits-002"
 
 
 def test_a_run_that_goes_on_keeps_its_file_unless_the_recipe_changed(tmp_path):
@@ -69,4 +85,108 @@ def test_a_run_that_goes_on_keeps_its_file_unless_the_recipe_changed(tmp_path):
     assert (tmp_path / "config.toml").stat().st_ino == before
     reopen(tmp_path, "config with more ranks", 0)
     assert (tmp_path / "config.toml").read_text() == "config with more ranks"
-    assert [path.name for path in Path(tmp_path).iterdir()] == ["config.toml"]
+    assert names(tmp_path) == ["config.toml"]
+
+
+def test_after_bad_input_a_new_run_leaves_nothing_behind(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "one", "config", is_new=True)
+    folder.open(0)
+    (folder.path / "metrics.jsonl").write_text("{}")
+    (folder.path / "checkpoints").mkdir()
+    folder.close(status=2)
+    assert names(tmp_path) == []
+
+
+def test_after_bad_input_what_was_there_before_stays(tmp_path):
+    (tmp_path / "run").mkdir()
+    folder = RunFolder(tmp_path / "run", "config", is_new=True)
+    folder.open(0)
+    (tmp_path / "run" / "notes.txt").write_text("put there while it ran")
+    folder.close(status=2)
+    assert names(tmp_path / "run") == ["notes.txt"]
+
+
+@pytest.mark.parametrize("case", ["has a checkpoint", "failed", "is resumed"])
+def test_a_run_of_which_something_came_stays(case, tmp_path):
+    if case == "is resumed":
+        claim(tmp_path, "config")
+    folder = RunFolder(tmp_path, "config", is_new=case != "is resumed")
+    folder.open(0)
+    if case == "has a checkpoint":
+        (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    folder.close(status=1 if case == "failed" else 2)
+    assert (tmp_path / "config.toml").exists()
+
+
+def test_a_folder_in_use_is_refused_and_free_after_its_end(tmp_path):
+    one = FolderLock(tmp_path)
+    one.acquire()
+    other = FolderLock(tmp_path)
+    place = f"process {os.getpid()} on {socket.gethostname()}"
+    with pytest.raises(ValueError, match=f"is in use by {place}: stop that run or wait"):
+        other.acquire()
+    one.release()
+    assert names(tmp_path) == []
+    other.acquire()
+    other.release()
+
+
+def test_a_claim_of_a_folder_that_another_process_just_claims_is_refused(tmp_path):
+    one = FolderLock(tmp_path)
+    one.acquire()
+    folder = RunFolder(tmp_path, "config", is_new=True)
+    with pytest.raises(ValueError, match="is in use by"):
+        folder.open(0)
+    folder.close(status=2)
+    assert names(tmp_path) == ["run.lock"]
+    one.release()
+
+
+def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_path):
+    code = f"import os; from pathlib import Path; from conadv.train.lock import FolderLock; \
+FolderLock(Path({str(tmp_path)!r})).acquire(); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert names(tmp_path) == ["run.lock"]
+    mine = FolderLock(tmp_path)
+    mine.acquire()
+    assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
+    mine.release()
+
+
+def elsewhere(path: Path) -> None:
+    (path / "run.lock").write_text(json.dumps({"pid": 1, "host": "another-machine", "beats": 3}))
+
+
+def test_a_lock_of_another_machine_without_a_heartbeat_is_taken_over_after_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "_BEAT", 0.1)
+    monkeypatch.setattr(lock, "_WATCH", 0.3)
+    elsewhere(tmp_path)
+    mine = FolderLock(tmp_path)
+    mine.acquire()
+    mine.release()
+
+
+def test_a_lock_of_another_machine_with_a_heartbeat_is_refused(tmp_path, monkeypatch):
+    """As on a network file system that does not pass on the kernel's lock."""
+
+    def beat(seconds: float) -> None:
+        (tmp_path / "run.lock").write_text(json.dumps({"pid": 1, "host": "another-machine", "beats": 4}))
+
+    elsewhere(tmp_path)
+    monkeypatch.setattr(lock.time, "sleep", beat)
+    with pytest.raises(ValueError, match="in use by process 1 on another-machine"):
+        FolderLock(tmp_path).acquire()
+
+
+def test_without_the_kernels_lock_the_heartbeat_decides(tmp_path, monkeypatch):
+    def unsupported(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(lock.fcntl, "flock", unsupported)
+    monkeypatch.setattr(lock, "_BEAT", 0.05)
+    monkeypatch.setattr(lock, "_WATCH", 0.5)
+    one = FolderLock(tmp_path)
+    one.acquire()
+    with pytest.raises(ValueError, match="is in use by"):
+        FolderLock(tmp_path).acquire()
+    one.release()

@@ -12,7 +12,8 @@ import pytest
 
 import tiny
 from conadv import cli
-from conadv.train.signals import Interrupted, listening
+from conadv.train import signals
+from conadv.train.signals import Interrupted, StopRequest, following_launcher, listening
 
 ENDLESS = {"epochs": 100_000, "checkpoint.every": 1000, "checkpoint.keep": 10}
 TERM, INT = signal.SIGTERM, signal.SIGINT
@@ -50,6 +51,29 @@ def test_afterwards_signals_do_what_they_did_before():
     finally:
         signal.signal(TERM, before)
         signal.set_wakeup_fd(wakeup)
+
+
+def test_when_torchrun_is_gone_the_run_is_asked_to_stop(monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setattr(signals, "_LOOK", 0.01)
+    request = StopRequest()
+    with following_launcher(request):
+        time.sleep(0.1)
+        assert request.signal is None
+        parent = os.getppid()
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        until(lambda: request.signal == TERM)
+    assert f"torchrun (process {parent}) is gone" in capsys.readouterr().err
+
+
+def test_without_torchrun_a_process_may_outlive_the_one_that_started_it(monkeypatch):
+    """As under nohup."""
+    monkeypatch.setattr(signals, "_LOOK", 0.01)
+    request = StopRequest()
+    with following_launcher(request):
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        time.sleep(0.1)
+    assert request.signal is None
 
 
 def steps_and_command(said: str) -> tuple[int, str]:

@@ -203,6 +203,46 @@ def test_a_killed_rank_ends_both_nodes(launch, run):
     assert_gone(list(ranks.values()))
 
 
+def test_a_restart_that_only_another_node_counted_goes_on_in_the_folder(run, pool, tmp_path):
+    fields = {"layout": "clean | adv+attack", "checkpoint.every": 1}
+    stopped, finished = pool.run_twice(2, tasks.train_in_two_parts, str(run), fields, 3, counts=(0, 0))
+    assert (stopped, finished) == ([143, 143], [0, 0])
+    whole = tmp_path / "whole"
+    assert pool.run(2, tasks.train, str(whole), False, fields) == [0] * 2
+    assert tiny.equal(tiny.state(run), tiny.state(whole))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_killed_rank_of_one_of_two_nodes_is_restarted_on_both(rank, launch, run, tmp_path):
+    """Each agent counts its own restarts."""
+    fields = {"epochs": 20, "checkpoint.every": 3, "model": "tiny:Slow"}
+    place = words(run, **fields, layout="clean | adv+attack")
+    flags = ["--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-backend", "c10d"]
+    flags += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "two-nodes"]
+    nodes = [launch(flags, place) for _ in (0, 1)]
+    nodes[0].wait_for_step(run, 8)
+    ranks = nodes[0].ranks() | nodes[1].ranks()
+    os.kill(ranks[rank], signal.SIGKILL)
+    assert [launcher.status() for launcher in nodes] == [0, 0], nodes[0].said() + nodes[1].said()
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 40
+    assert tiny.distance(tiny.state(run), undisturbed(tmp_path / "whole", **fields)) <= 1e-12
+
+
+@pytest.mark.slow
+def test_ranks_whose_torchrun_was_killed_save_and_end(launch, run):
+    launcher = launch(["--nproc-per-node", "3"], words(run, **ENDLESS))
+    launcher.wait_for_step(run, 3)
+    ranks = launcher.ranks()
+    os.kill(launcher.pid, signal.SIGKILL)
+    assert_gone(list(ranks.values()))
+    said = launcher.said()
+    assert f"torchrun (process {launcher.pid}) is gone: stopping after this step" in said
+    (line,) = [line for line in said.splitlines() if line.startswith("stopped after step")]
+    steps = int(line.split(";")[0].split()[-1])
+    assert (run / "checkpoints" / f"step-{steps:08d}").exists()
+
+
 @pytest.fixture
 def namespaces() -> Iterator[list[str]]:
     """Two network namespaces with a wire between them, eth0 in both, 10.83.0.1 and 10.83.0.2."""

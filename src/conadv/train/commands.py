@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ import safetensors.torch
 from conadv.config import RESUMABLE, Recipe, dump_recipe, flatten
 from conadv.core.attack import PGD
 from conadv.core.splitbn import plain_state_dict
-from conadv.parallel.collectives import World, joined, own_device, own_rank, world_size
+from conadv.parallel.agreement import AgreedError, check_agreement, from_main
+from conadv.parallel.collectives import World, joined, own_device
+from conadv.parallel.launch import own_rank, world_size
 from conadv.parallel.watch import watched
 
 from .build import Job, Task, build_job, build_optimizer, build_policy, build_stream, build_task, check_fit
@@ -23,13 +25,17 @@ from .checkpoint import Checkpoint, newest_whole
 from .ema import Ema
 from .evaluation import evaluate_task
 from .files import replace_file
-from .folder import claim, default_folder, is_restart, reopen, versions, write_summary
-from .loop import NotFiniteError, Progress, position, run
+from .fingerprint import data_facts, software_facts
+from .folder import RunFolder, default_folder, holds, versions, write_summary
+from .loop import DriftError, NotFiniteError, Progress, position, run
 from .progress import ProgressBar
 from .record import FolderRecorder, NullRecorder, Recorder
 from .resume import Expected, find_checkpoint, restore_job
-from .signals import Interrupted, listening
+from .signals import Interrupted, following_launcher, listening
 from .state import average_weights, fill_state, load_model
+
+# Flags that may differ from machine to machine; whether the data is the same is compared by itself.
+_OF_A_MACHINE = ("threads", "data.path", "data.workers")
 
 
 def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool) -> dict[str, Any]:
@@ -37,25 +43,33 @@ def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool)
     layout = check_fit(recipe, world_size())
     task = build_task(recipe, own_device())
     stream = build_stream(recipe, task)
-    folder, found = _open_folder(recipe, task, folder, resume)
-    agreed = (Interrupted, NotFiniteError)
-    with joined(recipe.timeout) as world, listening() as request, watched(world, layout, agreed):
+    agreed = (AgreedError, Interrupted, NotFiniteError, DriftError)
+    with (
+        joined(recipe.timeout) as world,
+        listening() as request,
+        following_launcher(request),
+        _run_folder(recipe, folder, resume, world) as place,
+        watched(world, layout, agreed, place.close),
+    ):
+        check_agreement(world, _common(recipe, task))
         # Only the leading rank reads the folder, so that all go on from the same checkpoint.
-        packed = world.broadcast(found.pack() if found else b"")
+        packed = from_main(world, lambda: _find(recipe, task, place))
         checkpoint = Checkpoint.unpack(packed) if packed else None
+        # Made from the same seed, but machines may differ in the last digits.
+        world.broadcast_tensors([*task.model.parameters(), *task.model.buffers()])
         job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"] if checkpoint else 0)
         progress = Progress() if checkpoint is None else restore_job(job, checkpoint)
-        with _recorder(recipe, job, folder, progress, quiet) as recorder:
+        from_main(world, lambda: place.open(progress.step))
+        with _recorder(recipe, job, place.path, progress, quiet) as recorder:
             signal_number = run(job, progress, build_policy(recipe, stream), request, recorder)
         if progress.step < job.stop:
-            _tell(f"stopped after step {progress.step}; to go on: {_command(recipe, folder)}")
+            _tell(f"stopped after step {progress.step}; to go on: {_command(recipe, place.path)}")
+            world.barrier()  # a rank that ends earlier would have its launcher end the one that still writes
             raise Interrupted(signal_number)
-        figures = evaluate_task(task, world, job.ema)
-    if not world.is_main:
-        return {}
-    summary = {**_facts(recipe), **position(job, progress), **figures}
-    write_summary(folder, summary)
-    return {**summary, "run": str(folder)}
+        summary = {**_facts(recipe), **position(job, progress), **evaluate_task(task, world, job.ema)}
+        if world.is_main:
+            write_summary(place.path, summary)
+    return {**summary, "run": str(place.path)} if world.is_main else {}
 
 
 def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: int) -> dict[str, Any]:
@@ -91,26 +105,45 @@ def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
     return {"file": str(out), "weights": kind, "tensors": len(tensors), "step": checkpoint.about["step"]}
 
 
-def _open_folder(
-    recipe: Recipe, task: Task, folder: Path | None, resume: Path | None
-) -> tuple[Path, Checkpoint | None]:
-    """The folder of the run and the checkpoint to go on from: the leading rank makes the one and finds the other."""
+@contextmanager
+def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world: World) -> Iterator[RunFolder]:
+    """The folder of the run, which only the leading rank opens; unlocked in the end."""
     header = "\n".join(f"{what} {version}" for what, version in versions().items())
     config = dump_recipe(recipe, f"The recipe of this run, whole. Written with:\n{header}")
     name = f"{recipe.data.name or Path(str(recipe.data.path)).name}-{recipe.method}"
-    folder = resume or folder or default_folder(Path("runs"), name, config)
-    if own_rank() != 0:
-        return folder, None
-    if resume is None and not is_restart(folder, config):
-        claim(folder, config)
-        return folder, None
-    checkpoint = find_checkpoint(folder, _expected(recipe, task), _tell)
-    reopen(folder, config, checkpoint.about["step"] if checkpoint else 0)
+    restarted = world.attempt > 0
+    path = resume or folder or default_folder(Path("runs"), name, config, restarted)
+    place = RunFolder(path, config, is_new=resume is None and not (restarted and holds(path, config)))
+    try:
+        yield place
+    except ValueError:
+        place.close(status=2)
+        raise
+    finally:
+        place.close()
+
+
+def _find(recipe: Recipe, task: Task, place: RunFolder) -> bytes:
+    """The checkpoint to go on from, packed; nothing where the run starts."""
+    place.prepare()
+    if place.is_new:
+        return b""
+    checkpoint = find_checkpoint(place.path, _expected(recipe, task), _tell)
     if checkpoint is None:
-        _tell(f"{folder} has no checkpoint yet: starting from its first step")
-    elif checkpoint.about["versions"] != versions():
+        _tell(f"{place.path} has no checkpoint yet: starting from its first step")
+        return b""
+    if checkpoint.about["versions"] != versions():
         _tell(f"written with {checkpoint.about['versions']}, now {versions()}: numbers may differ in their last digits")
-    return folder, checkpoint
+    return checkpoint.pack()
+
+
+def _common(recipe: Recipe, task: Task) -> dict[str, dict[str, Any]]:
+    """What all ranks must have in common."""
+    return {
+        "flags": {key: value for key, value in flatten(recipe).items() if key not in _OF_A_MACHINE},
+        "data": data_facts(task.data, recipe.data.path),
+        "software": software_facts(versions(), task.model),
+    }
 
 
 def _expected(recipe: Recipe, task: Task) -> Expected:
@@ -175,4 +208,5 @@ def _check_plain(checkpoint: Checkpoint) -> None:
 def _tell(text: str) -> None:
     """A line to whoever watches, from one rank only."""
     if own_rank() == 0:
-        print(text, file=sys.stderr, flush=True)
+        with suppress(OSError):  # the launcher that read it may be gone
+            print(text, file=sys.stderr, flush=True)

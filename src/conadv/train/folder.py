@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
+import shutil
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .checkpoint import set_aside_newer, sweep_partial
+from .checkpoint import checkpoints, set_aside_newer, sweep_partial
 from .files import write_atomically, writing
+from .lock import FolderLock
 
 
 def versions() -> dict[str, str]:
@@ -20,28 +22,84 @@ def versions() -> dict[str, str]:
     return {"conadv": _version("conadv"), "torch": torch.__version__, "python": platform.python_version()}
 
 
-def default_folder(parent: Path, name: str, config: str) -> Path:
+def default_folder(parent: Path, name: str, config: str, restarted: bool) -> Path:
     """The first free folder NAME-001, NAME-002, ...; when torchrun starts again, the last one, if it is this run's."""
     taken = sorted(parent.glob(f"{name}-[0-9][0-9][0-9]"))
-    if taken and is_restart(taken[-1], config):
+    if restarted and taken and holds(taken[-1], config):
         return taken[-1]
     number = int(taken[-1].name.rpartition("-")[2]) + 1 if taken else 1
     return parent / f"{name}-{number:03d}"
 
 
-def claim(folder: Path, config: str) -> None:
-    """Make the folder of a new run; one that holds another run, or anything else, is left alone."""
+class RunFolder:
+    """The folder of a run while its leading rank trains: locked, and removed again if nothing came of the run.
+
+    Args:
+        path: The folder.
+        config: The text of its config.toml.
+        is_new: Whether the run starts here; else it goes on from what is in the folder.
+    """
+
+    def __init__(self, path: Path, config: str, is_new: bool) -> None:
+        self.path = path
+        self.is_new = is_new
+        self._config = config
+        self._lock = FolderLock(path)
+        self._made: list[Path] | None = None  # folders of our own making, outermost first; None: nothing is claimed
+
+    def prepare(self) -> None:
+        """Check that the run can be written here, before anything is: free if it is new, else locked from now on."""
+        if self.is_new:
+            _check_free(self.path)
+        else:
+            self._lock.acquire()
+
+    def open(self, step: int) -> None:
+        """Claim the folder of a new run, or go on in it from the checkpoint of `step`."""
+        if self.is_new:
+            self._claim()
+        else:
+            reopen(self.path, self._config, step)
+
+    def close(self, status: int = 0) -> None:
+        """Unlock the folder. After bad input (status 2) a new run without a checkpoint leaves nothing behind."""
+        if status == 2 and self._made is not None and not checkpoints(self.path / "checkpoints"):
+            self._remove(self._made)
+        self._lock.release()
+
+    def _claim(self) -> None:
+        _check_free(self.path)
+        missing = [folder for folder in (*reversed(self.path.parents), self.path) if not folder.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"cannot make {self.path} ({error.strerror}): name another folder with --run") from None
+        self._lock.acquire()
+        self._made = missing
+        if (self.path / "config.toml").exists():  # by a process that was faster, and has ended since
+            self._made = None
+            _check_free(self.path)
+        write_atomically(self.path / "config.toml", self._config)
+
+    def _remove(self, made: list[Path]) -> None:
+        """Our own files, then the folders that we made, unless something else is in them."""
+        with suppress(OSError):
+            for path in (*self.path.glob(".*.partial"), self.path / "metrics.jsonl", self.path / "config.toml"):
+                path.unlink(missing_ok=True)
+            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+            self._lock.release()
+            for folder in reversed(made):
+                folder.rmdir()
+
+
+def _check_free(folder: Path) -> None:
+    """A folder that holds another run, or anything else, is left alone."""
     if (folder / "config.toml").exists():
         raise ValueError(
             f"{folder} already holds a run: name another folder with --run, or go on with --resume {folder}"
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(path.name != "run.lock" for path in folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder: name another one with --run")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot make {folder} ({error.strerror}): name another folder with --run") from None
-    write_atomically(folder / "config.toml", config)
 
 
 def reopen(folder: Path, config: str, step: int) -> None:
@@ -59,9 +117,9 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
 
 
-def is_restart(folder: Path, config: str) -> bool:
-    """Whether torchrun started this process again, after it or another one failed, and the folder is this run's."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and _content(folder / "config.toml") == config
+def holds(folder: Path, config: str) -> bool:
+    """Whether a folder is of the run with this config.toml."""
+    return _content(folder / "config.toml") == config
 
 
 def _content(path: Path) -> str:

@@ -8,14 +8,19 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from conadv.parallel.launch import local_rank, started_by_torchrun
 
 _HEARD = (signal.SIGTERM, signal.SIGINT)
 # Seconds in which signals are the same request: `timeout` and some schedulers send each one twice.
 _ONE_REQUEST = 1.0
+# Seconds between two looks at the process that started this one.
+_LOOK = 1.0
 
 
 class Interrupted(Exception):  # noqa: N818 - nothing went wrong
@@ -52,6 +57,33 @@ def listening() -> Iterator[StopRequest]:
         writer.close()
         thread.join()
         reader.close()
+
+
+@contextmanager
+def following_launcher(request: StopRequest) -> Iterator[None]:
+    """Within, the end of torchrun, which started this process, is a request to stop like a signal.
+
+    Without it, ranks whose torchrun was killed would go on, and write where the run that replaces them writes.
+    """
+    over = threading.Event()
+    parent = os.getppid()
+
+    def look() -> None:
+        while not over.wait(_LOOK):
+            if os.getppid() != parent:
+                if local_rank() == 0:
+                    with suppress(OSError):
+                        print(f"torchrun (process {parent}) is gone: stopping after this step", file=sys.stderr)
+                request.signal = request.signal or signal.SIGTERM
+                return
+
+    thread = threading.Thread(target=look, name="launcher", daemon=True)
+    if started_by_torchrun():
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _listen(reader: socket.socket, request: StopRequest) -> None:
