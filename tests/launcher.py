@@ -19,10 +19,12 @@ class Torchrun:
     def __init__(self, flags: Sequence[str], words: Sequence[str], output: Path, before: Sequence[str] = ()) -> None:
         self._output = output
         command = [*before, sys.executable, "-m", "torch.distributed.run", *flags, "-m", "conadv", *words]
-        environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         with output.open("w") as file:
             self._process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
         self.pid = self._process.pid
+        self._known: set[int] = set()
 
     def ranks(self) -> dict[int, int]:
         """The process of each rank that lives."""
@@ -31,6 +33,7 @@ class Torchrun:
             rank = _environment(pid).get("RANK")
             if rank is not None:
                 found[int(rank)] = pid
+                self._known.add(pid)
         return found
 
     def wait_for_step(self, folder: Path, step: int, timeout: float = 120) -> None:
@@ -54,6 +57,7 @@ class Torchrun:
     def close(self) -> None:
         """End whatever is left of it."""
         left = [*_descendants(self.pid), self.pid] if self._process.poll() is None else []
+        left += [pid for pid in self._known if "RANK" in _environment(pid)]  # ranks that outlived it
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from conadv import cli
 from conadv.parallel import watch
+from conadv.train import saver
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # PyTorch loads the last of these when the first optimizer is made.
@@ -196,6 +197,9 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
     os.environ.update(settings)
     torch.set_num_threads(1)
     watch._BEAT, watch._HASTE, watch._PATIENCE = 0.5, 0.2, 1.5  # enough on one machine
+    if "SLOW_SAVE" in settings:
+        write = saver.write_checkpoint
+        saver.write_checkpoint = lambda *arguments: (time.sleep(float(settings["SLOW_SAVE"])), write(*arguments))
     if settings.get("STOP_RANK") == settings["RANK"]:
         kept = dist.TCPStore("127.0.0.1", int(settings["MASTER_PORT"]), is_master=True, wait_for_workers=False)
         os.kill(os.getpid(), signal.SIGSTOP)

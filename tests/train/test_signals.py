@@ -115,6 +115,16 @@ def test_whichever_ranks_are_asked_all_stop_in_the_same_step(number, asked, star
     assert run.complaints() == []
 
 
+def test_no_rank_ends_before_the_state_is_saved(start):
+    """Its launcher would end the rank that still writes."""
+    run = start(tiny.words(**ENDLESS, layout="clean | adv | attack"), 3, SLOW_SAVE="2")
+    run.wait_for_step(3)
+    run.kill(1, TERM)
+    assert run.statuses(1) == [143]
+    assert list((run.folder / "checkpoints").glob("step-*"))
+    assert run.statuses() == [143] * 3
+
+
 def test_a_signal_that_comes_twice_at_once_is_one_request(start):
     run = start(tiny.words(**ENDLESS), 1)
     run.wait_for_step(3)
