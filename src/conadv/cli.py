@@ -249,7 +249,7 @@ def _app() -> App:
     app.command(
         "conadv.study.bench.command:bench",
         name="bench",
-        help="Time candidates in turn: step, attack, lars, layout or data; ratios with their spread.",
+        help="Time candidates in turn: step (each method) or layout (roles on ranks); ratios with their spread.",
     )
     return app
 

@@ -8,33 +8,13 @@ import json
 import pytest
 
 from conadv import cli
-from conadv.study import bench_data
-from conadv.study.bench import attack, lars, layout, step
-from conadv.study.bench.progress import progress
+from conadv.study.bench import layout, step
+from conadv.study.bench.alternate import progress
 from conadv.study.bench.result import Findings, Goal, Ratio, Spread, Time
 from conadv.study.bench.table import render
 from conadv.study.bench.workload import Workload
 
 SMALL = ["--model", "resnet8", "--width", "4", "--chunk-size", "4", "--image-size", "8", "--rounds", "2"]
-
-
-def test_json_is_all_there_is_on_standard_output(capsys) -> None:
-    assert cli.main(["bench", "lars", *SMALL, "--json"]) == 0
-    out, err = capsys.readouterr()
-    document = json.loads(out)
-    assert {"processor", "cores", "torch", "load"} <= document["machine"].keys()
-    assert document["sizes"]["lars"]["chunk_size"] == 4
-    first = document["results"][0]
-    assert (first["name"], first["n"], first["benchmark"]) == ("lars/sgd", 2, "lars")
-    assert {"ratio", "low", "high"} <= first.keys()
-    assert "lars: round 3 of 3" in err
-
-
-def test_a_table_is_printed_otherwise(capsys) -> None:
-    assert cli.main(["bench", "attack", *SMALL]) == 0
-    out = capsys.readouterr().out
-    assert "foolbox/pgd" in out
-    assert "≥ 1.3" in out
 
 
 @pytest.fixture
@@ -45,49 +25,26 @@ def stand_ins(monkeypatch):
     def measure(name):
         def run(sizes, rounds, tell):
             asked.append((name, sizes, rounds))
-            return Findings([Ratio(f"{name}/other", Spread.of([2.0]))], ["a note"], [])
+            return Findings([Ratio(f"{name}/other", Spread.of([2.0]))], ["a note"])
 
         return run
 
-    modules = {"step": step, "attack": attack, "lars": lars, "layout": layout, "data": bench_data}
+    modules = {"step": step, "layout": layout}
     for name, module in modules.items():
         monkeypatch.setattr(module, "measure", measure(name))
         monkeypatch.setattr(module, "ROUNDS", 7)
     return asked
 
 
-def test_without_a_name_all_are_run(stand_ins, capsys) -> None:
-    assert cli.main(["bench", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert [entry["benchmark"] for entry in document["results"]] == ["step", "attack", "lars", "layout", "data"]
-    assert document["heartbeats"][0] == "step: a note"
-    small = Workload("resnet20", None, 64, 32, 10)
-    assert stand_ins == [
-        ("step", small, 7),
-        ("attack", small, 7),
-        ("lars", Workload("resnet50", None, 64, 32, 1000), 7),
-        ("layout", small, 7),
-        ("data", bench_data.Reading(None, 256, 224, 64), 7),
-    ]
-
-
-def test_sizes_that_are_given_are_taken(stand_ins, tmp_path) -> None:
-    assert cli.main(["bench", "lars", "--model", "resnet8", "--rounds", "3"]) == 0
-    words = ["bench", "data", "--path", str(tmp_path), "--images", "9", "--chunk-size", "3", "--image-size", "5"]
-    assert cli.main([*words, "--json"]) == 0
-    (_, lars_sizes, rounds), (_, reading, _) = stand_ins
-    assert (lars_sizes.model, rounds) == ("resnet8", 3)
-    assert reading == bench_data.Reading(tmp_path, 9, 5, 3)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nothing"], "Choose from"),
+        (["nothing"], "choose step or layout"),
+        (["attack"], "python benchmarks/attack.py"),
+        (["data"], "python benchmarks/data.py"),
         (["step", "--rounds", "0"], "--rounds 0"),
-        (["step", "--chunk-size", "0"], "--chunk-size 0"),
-        (["step", "--image-size", "0"], "--image-size 0"),
-        (["data", "--images", "65"], "65 images"),
+        (["step", "--chunk-size", "0"], "change --chunk-size"),
+        (["step", "--image-size", "0"], "change --image-size"),
         (["step", "--model", "resnet9"], "resnet9"),
         (["step", "--model", "resnet8", "--image-size", "x"], "image-size"),
         (["step", "--model", "torch.nn:Identity"], "build it for 10 classes"),
@@ -120,14 +77,12 @@ def test_the_table_says_it_all() -> None:
         Time("forward", "seconds_per_image", spread),
         Time("update", "seconds", spread),
     ]
-    row = {"benchmark": "layout", "name": "recycled", "place": "rank 0", "seconds": {"forward": 0.25, "attack": 0.0}}
     text = render(
         {
             "machine": {"processor": "an abacus", "gpu": None},
             "sizes": {"layout": {"model": "resnet20"}},
             "results": [{"benchmark": "layout", **result.to_json()} for result in results],
-            "profile": [row],
-            "heartbeats": ["a note"],
+            "notes": ["a note"],
         }
     )
     lines = {line.split()[1]: line for line in text.splitlines() if line.startswith("layout")}
@@ -135,9 +90,40 @@ def test_the_table_says_it_all() -> None:
     assert lines["recycled/vanilla-2"].endswith("≤ 1.03  missed")
     assert "(composed)" in lines["conadv/vanilla-3"] and "2.500" in lines["conadv/vanilla-3"]
     assert "(composed)" not in lines["disadv/vanilla-2"]
-    assert "forward an image" in text and "1500" in lines["update"]
-    assert "250.0" in text and "attack" not in text  # a part that takes no time needs no column
+    assert "forward per image" in text and "1500" in lines["update"]
     assert text.startswith("processor an abacus\nmodel resnet20\n") and text.endswith("a note")
+
+
+def test_without_a_name_all_are_run(stand_ins, capsys) -> None:
+    assert cli.main(["bench", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [entry["benchmark"] for entry in document["results"]] == ["step", "layout"]
+    assert document["notes"][0] == "step: a note"
+    small = Workload("resnet20", None, 64, 32, 10)
+    assert stand_ins == [("step", small, 7), ("layout", small, 7)]
+
+
+def test_sizes_that_are_given_are_taken(stand_ins) -> None:
+    words = ["--model", "resnet8", "--rounds", "3", "--width", "4", "--chunk-size", "6", "--image-size", "8"]
+    assert cli.main(["bench", "step", *words, "--classes", "3"]) == 0
+    assert stand_ins == [("step", Workload("resnet8", 4, 6, 8, 3), 3)]
+
+
+def test_json_is_all_there_is_on_standard_output(capsys) -> None:
+    assert cli.main(["bench", "step", *SMALL, "--json"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert {"processor", "cores", "torch", "load"} <= document["machine"].keys()
+    assert document["sizes"]["step"]["chunk_size"] == 4
+    first = document["results"][0]
+    assert (first["name"], first["n"], first["benchmark"]) == ("vanilla/plain", 4, "step")
+    assert {"ratio", "low", "high"} <= first.keys()
+    assert "round 3/3" in err
+
+
+def test_a_table_is_printed_otherwise(stand_ins, capsys) -> None:
+    assert cli.main(["bench", "step"]) == 0
+    assert "step/other" in capsys.readouterr().out
 
 
 class Terminal(io.StringIO):
@@ -145,28 +131,20 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_is_one_line_on_a_terminal() -> None:
+def test_progress_is_a_bar_on_a_terminal() -> None:
     stream = Terminal()
     tell = progress("step", stream)
-    tell(1, 2)
-    tell(2, 2)
-    assert stream.getvalue().count("\n") == 1
-    assert stream.getvalue().endswith("step: round 2 of 2, 0 s left\n")
+    for done in (1, 2, 1, 2):  # two measurements, one after the other
+        tell(done, 2)
+    assert "step, 0 s left" in stream.getvalue()
+    assert "2/2" in stream.getvalue()
 
 
-def test_progress_elsewhere_is_no_line_a_round() -> None:
+def test_progress_elsewhere_is_one_line_for_a_short_measurement() -> None:
     stream = io.StringIO()
     tell = progress("step", stream)
-    for done in range(1, 101):
+    for done in (*range(1, 101), *range(1, 101)):
         tell(done, 100)
-    assert stream.getvalue() == "step: round 100 of 100, 0 s left\n"
-
-
-def test_time_left_is_that_of_the_measurement_at_hand(monkeypatch) -> None:
-    clock = iter([0.0, 100.0, 200.0, 203.0, 206.0])
-    monkeypatch.setattr("conadv.study.bench.progress.time.monotonic", lambda: next(clock))
-    stream = Terminal()
-    tell = progress("data", stream)
-    for done in (1, 2, 1, 2):
-        tell(done, 2)
-    assert "round 1 of 2, 3 s left" in stream.getvalue()
+    assert stream.getvalue().count("\n") == 2
+    assert stream.getvalue().count("round 100/100") == 2
+    assert "step, 0 s left" in stream.getvalue()

@@ -1,7 +1,6 @@
-"""Benchmarks: candidates in turn within one run, repeated; ratios with their spread, never times against a memory.
+"""Benchmarks: candidates timed in turn within one run; ratios with their spread.
 
-alternate   the measurement       result     ratio, spread, goal        workload   what is computed
-step        each method           attack     against foolbox            lars       against SGD
-layout      roles on ranks: together, pieces (to compose), contender, reduction, profile, rank, ranks
-command     flags, and all by name           table, progress, machine, extra
+alternate  the measurement               result     ratios, times and their spread   workload  what is computed
+step       each method, and its passes   layout     roles on ranks of their own      ranks     their processes
+command    `conadv bench`                contender  methods in turn on ranks         table     as text
 """

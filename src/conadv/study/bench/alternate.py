@@ -1,6 +1,6 @@
-"""Candidates timed in turn within one process, so that whatever slows the machine for a while slows them all.
+"""Candidates timed in turn within one process, so that a slow phase of the machine slows them all.
 
-round 1: A B C     round 2: B C A     round 3: C A B     ...     a ratio a round, then the median of the ratios
+round 1: A B C     round 2: B C A     round 3: C A B     ...     one ratio per round, then the median of the ratios
 """
 
 from __future__ import annotations
@@ -9,30 +9,58 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TextIO, TypeVar
 
 import torch
+
+from conadv.parallel.collectives import own_device
+from conadv.train.progress import ProgressBar
 
 _Item = TypeVar("_Item")
 
 
 class Lap(NamedTuple):
-    """Seconds that one run took: on the clock on the wall, and of this process' work."""
+    """Seconds that one run took: wall time, and processor time of this process."""
 
     wall: float
     cpu: float
 
 
-# Runs once, and says how long it took.
+# Runs once, and returns how long it took.
 Candidate = Callable[[], Lap]
 Laps = dict[str, list[Lap]]
-# Told after each round, warm-up included: how many are done, and of how many.
+# Called after each round, warm-up included: how many are done, and of how many.
 Tell = Callable[[int, int], None]
 
 
-def read_clock() -> Lap:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()  # what was started on a device belongs to the lap
+def silent(done: int, total: int) -> None:
+    """Show no progress."""
+
+
+def progress(label: str, stream: TextIO | None = None) -> Tell:
+    """Show the rounds of one measurement after the other, and the seconds that are left."""
+    bar: ProgressBar | None = None
+    began = 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal bar, began
+        now = time.monotonic()
+        if bar is None:  # no thread: loaders that are measured may fork
+            bar, began = ProgressBar(0, total, quiet=False, stream=stream, estimates=False).__enter__(), now
+        left = f", {(now - began) / (done - 1) * (total - done):.0f} s left" if done > 1 else ""
+        bar.show(done, label + left, f"round {done}/{total}", last=done == total)
+        if done == total:
+            bar.__exit__(None, None, None)
+            bar = None
+
+    return tell
+
+
+def clock(device: torch.device | None = None) -> Lap:
+    """Both clocks, once all work on the device is done; None: the device of this process."""
+    device = device or own_device()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return Lap(time.perf_counter(), time.process_time())
 
 
@@ -42,12 +70,21 @@ def alternate(
     *,
     warmup: int = 1,
     prepare: Callable[[], object] = lambda: None,
-    tell: Tell = lambda done, total: None,
-    clock: Callable[[], Lap] = read_clock,
+    tell: Tell = silent,
+    clock: Callable[[], Lap] = clock,
 ) -> Laps:
-    """Time each run once a round; the laps of each, without those of the first `warmup` rounds.
+    """Time each run once per round.
 
-    prepare: what puts things in order before each lap, and is not timed.
+    Args:
+        runs: the candidates by name.
+        rounds: how often each is timed.
+        warmup: rounds before them that are not counted.
+        prepare: called before each lap, and not timed.
+        tell: called after each round.
+        clock: what times are read from.
+
+    Returns:
+        The laps of each candidate, one per round.
     """
 
     def candidate(run: Callable[[], object]) -> Candidate:
@@ -60,17 +97,15 @@ def alternate(
     return in_turn({name: candidate(run) for name, run in runs.items()}, rounds, warmup=warmup, tell=tell)
 
 
-def time_run(run: Callable[[], object], clock: Callable[[], Lap] = read_clock) -> Lap:
+def time_run(run: Callable[[], object], clock: Callable[[], Lap] = clock) -> Lap:
     before = clock()
     run()
     after = clock()
     return Lap(after.wall - before.wall, after.cpu - before.cpu)
 
 
-def in_turn(
-    candidates: Mapping[str, Candidate], rounds: int, *, warmup: int = 1, tell: Tell = lambda done, total: None
-) -> Laps:
-    """The same for candidates that time themselves."""
+def in_turn(candidates: Mapping[str, Candidate], rounds: int, *, warmup: int = 1, tell: Tell = silent) -> Laps:
+    """As `alternate`, for candidates that time themselves."""
     laps: Laps = {name: [] for name in candidates}
     with _no_garbage_collection():
         for number in range(warmup + rounds):
@@ -83,14 +118,14 @@ def in_turn(
 
 
 def rotated(items: Sequence[_Item], by: int) -> list[_Item]:
-    """The items in their order, beginning with another one: none is always first, or always after a pause."""
+    """The items in their order, starting with another one, so that none is always first."""
     start = by % len(items)
     return [*items[start:], *items[:start]]
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection would be charged to whoever runs when it comes."""
+    """A collection would be charged to the candidate that happens to run."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

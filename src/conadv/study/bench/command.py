@@ -1,116 +1,128 @@
-"""`conadv bench`: its flags, the benchmarks by name, and what is printed."""
+"""`conadv bench`: a flag for each size, the benchmarks by name, and what is printed."""
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
+import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from dataclasses import asdict, fields
+from typing import Annotated, Any, NamedTuple
 
-from cyclopts import Parameter
+import torch
+from cyclopts import App, Parameter
 
-from conadv.study import bench_data
+from conadv.flags import flag, with_flags
+from conadv.setting import descriptions, did_you_mean, settings_of
+from conadv.study.origin import processor
+from conadv.study.pool import usable_cores
 from conadv.task.models import check_output
+from conadv.train.folder import versions
 
-from . import attack, lars, layout, step
-from .alternate import Tell
-from .machine import describe, one_core
-from .progress import progress
+from . import layout, step
+from .alternate import Tell, progress
+from .ranks import one_core
 from .result import Findings
 from .table import render
 from .workload import Workload
 
-Benchmark = Literal["step", "attack", "lars", "layout", "data"]
-_WHICH = """What to measure; none: all, one after the other.
+_WHICH = """What to measure; none: both, one after the other.
 step: each method against vanilla, vanilla against the plainest loop, and the passes that conadv plan reads.
-attack: one step of PGD against foolbox, and DisAdv against a loop put together from foolbox.
-lars: an update against torch.optim.SGD and pytorch_optimizer's LARS.
-layout: roles on ranks of their own against vanilla on as many.
-data: from disk to batch, against a plain PyTorch loop and webdataset."""
+layout: roles on ranks of their own against vanilla on as many."""
+# Comparisons that need other libraries, and measurements for developers.
+_SCRIPTS = ("attack", "lars", "data", "reduction", "composed", "step_parts")
 
 
-class _Measurement(NamedTuple):
+class Measurement(NamedTuple):
+    """One benchmark, ready to run."""
+
     measure: Callable[[Any, int, Tell], Findings]
-    sizes: Workload | bench_data.Reading
+    sizes: Any
+    """A dataclass, which is printed with the results."""
     rounds: int
-    """How many take about a minute."""
     one_core: bool = True
     """Whether all of it runs in this process."""
 
 
-def bench(
-    which: Annotated[Benchmark | None, Parameter(help=_WHICH)] = None,
+def bench_command(
+    which: Annotated[str | None, Parameter(help=_WHICH)] = None,
     /,
     *,
     rounds: Annotated[int | None, Parameter(help="How often each candidate is timed; none: about a minute.")] = None,
-    model: Annotated[str | None, Parameter(help="A network; none: resnet20, and resnet50 for lars.")] = None,
-    width: Annotated[int | None, Parameter(help="Channels of its first stage; none: its own default.")] = None,
-    chunk_size: Annotated[int, Parameter(help="Images that a rank learns from in a step; of data, a batch.")] = 64,
-    image_size: Annotated[int | None, Parameter(help="Their height and width; none: 32, and 224 for data.")] = None,
-    path: Annotated[Path | None, Parameter(help="Where data lies; none: JPEGs made for the occasion.")] = None,
-    images: Annotated[int, Parameter(help="How many of them data reads in a round.")] = bench_data.Reading.images,
     json_: Annotated[bool, Parameter(name="--json", help="Print one JSON object.", negative="")] = False,
+    **sizes: Any,
 ) -> None:
-    """Time candidates in turn, on one core each, and say by which ratio they differ, with the spread."""
-    names: tuple[Benchmark, ...] = get_args(Benchmark) if which is None else (which,)
+    """Time candidates in turn, on one core each, and print by which ratio they differ, with the spread."""
+    settings = {setting.key: setting for setting in settings_of(Workload)}
+    given: dict[str, Any] = {name: settings[name].parse(text) for name, text in sizes.items() if text is not None}
+    workload = Workload(**given)
+    known = {
+        "step": Measurement(step.measure, workload, rounds or step.ROUNDS),
+        "layout": Measurement(layout.measure, workload, rounds or layout.ROUNDS, one_core=False),
+    }
+    if which in _SCRIPTS:
+        raise ValueError(f"the benchmark {which} is a script of the repository: run python benchmarks/{which}.py")
+    if which is not None and which not in known:
+        raise ValueError(f"unknown benchmark {which!r}: choose step or layout" + did_you_mean(which, known))
     if rounds is not None and rounds < 1:
         raise ValueError(f"--rounds {rounds}: take at least 1")
-    sizes = _Sizes(model, width, chunk_size, image_size, path, images)
-    measurements = {name: _measurement(name, sizes) for name in names}  # all mistakes before the first minute
-    with redirect_stdout(sys.stderr) if json_ else nullcontext():
-        document = _run(measurements, rounds)
-    print(json.dumps(document, default=str) if json_ else render(document))
+    check_output(workload.build(), workload.shape, workload.classes)
+    report(known if which is None else {which: known[which]}, json_)
 
 
-class _Sizes(NamedTuple):
-    """What was asked for; None: what suits the benchmark."""
-
-    model: str | None
-    width: int | None
-    chunk_size: int
-    image_size: int | None
-    path: Path | None
-    images: int
-
-    def workload(self, model: str = "resnet20", classes: int = 10) -> Workload:
-        size = 32 if self.image_size is None else self.image_size
-        workload = Workload(self.model or model, self.width, self.chunk_size, size, classes)
-        check_output(workload.build(), workload.shape, workload.classes)
-        return workload
-
-    def reading(self) -> bench_data.Reading:
-        size = 224 if self.image_size is None else self.image_size
-        return bench_data.Reading(self.path, self.images, size, self.chunk_size)
+def report(measurements: Mapping[str, Measurement], as_json: bool) -> None:
+    """Run benchmarks and print what they found: a table, or one JSON object."""
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        document = _run(measurements)
+    print(json.dumps(document, default=str) if as_json else render(document))
 
 
-def _measurement(name: Benchmark, sizes: _Sizes) -> _Measurement:
-    match name:
-        case "step":
-            return _Measurement(step.measure, sizes.workload(), step.ROUNDS)
-        case "attack":
-            return _Measurement(attack.measure, sizes.workload(), attack.ROUNDS)
-        case "lars":
-            return _Measurement(lars.measure, sizes.workload("resnet50", classes=1000), lars.ROUNDS)
-        case "layout":
-            return _Measurement(layout.measure, sizes.workload(), layout.ROUNDS, one_core=False)
-        case "data":
-            return _Measurement(bench_data.measure, sizes.reading(), bench_data.ROUNDS, one_core=False)
+def run_script(main: Callable[..., None]) -> None:
+    """Run the command of a script: bad input is one line and exit status 2."""
+    app = App(help_format="plaintext")
+    app.default(main)
+    try:
+        app()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
-def _run(measurements: Mapping[Benchmark, _Measurement], rounds: int | None) -> dict[str, Any]:
-    """What `--json` prints: the machine, the sizes, all results, where the time of a step goes, and heartbeats."""
-    machine = describe()
+def _run(measurements: Mapping[str, Measurement]) -> dict[str, Any]:
+    """The machine, the sizes, all results, and notes."""
+    machine = _machine()
     results: list[Mapping[str, Any]] = []
-    profile: list[Mapping[str, Any]] = []
-    heartbeats: list[str] = []
+    notes: list[str] = []
     for name, measurement in measurements.items():
         with one_core() if measurement.one_core else nullcontext():
-            found = measurement.measure(measurement.sizes, rounds or measurement.rounds, progress(name))
+            found = measurement.measure(measurement.sizes, measurement.rounds, progress(name))
         results += [{"benchmark": name, **result.to_json()} for result in found.results]
-        profile += [{"benchmark": name, **row} for row in found.profile]
-        heartbeats += [f"{name}: {note}" for note in found.heartbeats]
+        notes += [f"{name}: {note}" for note in found.notes]
     sizes = {name: asdict(measurement.sizes) for name, measurement in measurements.items()}
-    return {"machine": machine, "sizes": sizes, "results": results, "profile": profile, "heartbeats": heartbeats}
+    return {"machine": machine, "sizes": sizes, "results": results, "notes": notes}
+
+
+def _machine() -> dict[str, Any]:
+    """What a number depends on beside our code; the load shows whether anything else was running."""
+    return {
+        "processor": processor(),
+        "cores": len(usable_cores()),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": f"{platform.system()} {platform.machine()}",
+        "load": round(os.getloadavg()[0], 2),
+        **versions(),
+    }
+
+
+def _flags() -> Iterator[inspect.Parameter]:
+    texts = descriptions(Workload.__module__)
+    defaults = {field.name: field.default for field in fields(Workload)}
+    for setting in settings_of(Workload):
+        default = defaults[setting.key]
+        yield flag(setting, texts[f"Workload.{setting.key}"], None if default is None else str(default))
+
+
+bench = with_flags(bench_command, _flags())

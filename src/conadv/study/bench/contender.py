@@ -1,23 +1,26 @@
-"""A contender: a method in a layout, and what one rank does for it in a step.
+"""Contenders: methods in layouts, timed in turn on the same ranks, one block of steps each.
+
+Between two blocks the ranks meet at a barrier; a rank without a part in a block sleeps there. The first step of a
+block is not timed: after it, twins are on their way as in a run.
 
 together  on all ranks, as in a run
 beside    on each rank for itself: what the cores cost each other
-alone     on the first rank, while the others sleep
+alone     on rank 0, while the others sleep
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from conadv.core.handoff import Handoff, Twin
+from conadv.core.catalog import METHODS
+from conadv.core.handoff import Handoff
+from conadv.core.learner import Losses
 from conadv.core.roles import Place, Role
 from conadv.core.splitbn import update_running_stats
 from conadv.optim.groups import parameter_groups
@@ -27,8 +30,24 @@ from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
 from conadv.parallel.layout import Layout
 
-from .reduction import Averaged, Reduction, SummedAfter
-from .workload import Workload, delay_of, duties_of
+from .alternate import Candidate, Lap, Laps, in_turn, progress, silent, time_run
+from .result import wall_time, work_time
+from .workload import Workload
+
+OVERLAPPED = {name: method.overlapped for name, method in METHODS.items() if name != "vanilla"}
+STEPS = 3
+"""Timed steps per block."""
+_WARMUP = 1
+
+
+class Reduction(Protocol):
+    """What a step needs from the exchange of gradients."""
+
+    def zero_grad(self) -> None:
+        """Begin a step."""
+
+    def finish(self, losses: Losses) -> object:
+        """End it: gradients and pending statistics are those of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +59,6 @@ class Contender:
     layout: str | None = None
     """None: all duties on each rank."""
     ranks: Literal["together", "beside", "alone"] = "together"
-    reduction: Literal["overlapped", "after", "ddp"] = "overlapped"
-    """Sums that start in the backward pass, one sum after it, or DistributedDataParallel."""
 
 
 @dataclass(frozen=True)
@@ -52,64 +69,64 @@ class Share:
     handoff: RankHandoff | None = None
 
 
+def contenders(size: int) -> list[Contender]:
+    """What is measured on so many ranks: vanilla, and the methods of which a lane has this width."""
+    return [
+        Contender("vanilla-1", "vanilla", ranks="alone"),
+        Contender("beside", "vanilla", ranks="beside"),
+        Contender(f"vanilla-{size}", "vanilla"),
+        *(Contender(method, method, OVERLAPPED[method]) for method in of_width(size)),
+    ]
+
+
+def of_width(size: int) -> list[str]:
+    """The methods of which one lane has so many ranks."""
+    return [method for method, layout in OVERLAPPED.items() if layout.count("|") + 1 == size]
+
+
+def together(workload: Workload, rounds: int, world: World) -> dict[str, dict[str, list[float]]]:
+    """Time every contender on these ranks; see `take_turns`."""
+    shares = {c.name: build_share(c, workload, world, block_steps(rounds)) for c in contenders(world.size)}
+    seconds = take_turns(shares, rounds, world)
+    for share in shares.values():
+        if share is not None and share.handoff is not None:
+            share.handoff.drain()
+    return seconds
+
+
+def block_steps(rounds: int) -> int:
+    """Steps that a contender takes in all."""
+    return (_WARMUP + rounds) * (1 + STEPS)
+
+
+def take_turns(shares: Mapping[str, Share | None], rounds: int, world: World) -> dict[str, dict[str, list[float]]]:
+    """Seconds per step of the slowest rank, by contender and round: "wall" time, and the processor time of "work"."""
+    tell = progress(f"layout on {world.size} ranks") if world.is_main else silent
+    blocks = {name: _block(share, world) for name, share in shares.items()}
+    laps = in_turn(blocks, rounds, warmup=_WARMUP, tell=tell)
+    return {
+        name: {contender: (seconds / STEPS).tolist() for contender, seconds in slowest(laps, world, by).items()}
+        for name, by in (("wall", wall_time), ("work", work_time))
+    }
+
+
 def build_share(contender: Contender, workload: Workload, world: World, steps: int) -> Share | None:
     """The part of this rank in so many steps of a contender; None: it sleeps."""
     if contender.ranks == "alone" and not world.is_main:
         return None
     if contender.ranks != "together":
         world = World(0, 1, world.device)
-    layout = Layout.fit(contender.layout, duties_of(contender.method), world.size)
+    method = METHODS[contender.method]
+    layout = Layout.fit(contender.layout, method.duties, world.size)
     place = layout.place(world.rank, layout.lanes)
-    handoff = between_ranks(layout, world, place, delay_of(contender.method), steps, wire(workload))
-    model = workload.build(contender.method)
-    reduction: Reduction
-    match contender.reduction:
-        case "overlapped":
-            reduction = Exchange(model, world, place.share)
-        case "after":
-            reduction = SummedAfter(model, world)
-        case "ddp":
-            # It takes the mean over the ranks, so that none has a smaller share.
-            place = replace(place, share=1.0)
-            reduction = Averaged(model)
-            with warnings.catch_warnings():  # the newer name of the flag is not in every version that we allow
-                warnings.simplefilter("ignore", FutureWarning)
-                model = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
-    return Share(_step(workload, contender.method, model, place, handoff, reduction), handoff)
+    handoff = between_ranks(layout, world, place, method.default_delay, steps, wire(workload))
+    model = workload.build(method.name)
+    step = build_step(workload, method.name, model, place, Exchange(model, world, place.share), handoff)
+    return Share(step, handoff)
 
 
-def role_alone(method: str, layout: Layout, rank: int, workload: Workload) -> Callable[[], None]:
-    """What one rank of a lane does in a step, in a process of its own that exchanges nothing."""
-    place = layout.place(rank, layout.lanes)
-    model = workload.build(method)
-    handoff = None if layout.route(rank) is None else Echo(wire(workload), workload)
-    return _step(workload, method, model, place, handoff, Exchange(model, _no_others(), place.share))
-
-
-def wire(workload: Workload) -> Wire:
-    """As bytes, since nothing starts between them."""
-    return Wire(workload.chunk_size, workload.shape, torch.float32, as_bytes=True)
-
-
-class Echo:
-    """A hand-off without another side: packs what it is given, unpacks a message that it always has."""
-
-    def __init__(self, wire: Wire, workload: Workload) -> None:
-        self._wire = wire
-        self._message = wire.pack(Twin(*workload.pixels()))
-
-    def put(self, twin: Twin) -> None:
-        self._wire.pack(twin)
-
-    def take(self) -> Twin:
-        return self._wire.unpack(self._message)
-
-    def clear(self) -> None:
-        """Nothing is ever in flight."""
-
-
-def _step(
-    workload: Workload, name: str, model: nn.Module, place: Place, handoff: Handoff | None, reduction: Reduction
+def build_step(
+    workload: Workload, name: str, model: nn.Module, place: Place, reduction: Reduction, handoff: Handoff | None = None
 ) -> Callable[[], None]:
     """A step as `conadv train` takes it, with a learning rate of 0, so that every round does the same work."""
     method = workload.method(name, model, place=place, handoff=handoff)
@@ -127,5 +144,35 @@ def _step(
     return step
 
 
-def _no_others() -> World:
-    return World(0, 1, torch.device("cpu"))
+def wire(workload: Workload) -> Wire:
+    """Twins as bytes, which loses nothing since no attack starts between them."""
+    return Wire(workload.chunk_size, workload.shape, torch.float32, as_bytes=True)
+
+
+def slowest(laps: Laps, world: World, clock: Callable[[Lap], float]) -> dict[str, torch.Tensor]:
+    """Seconds by round, in each those of the rank that took longest."""
+    own = torch.tensor([list(map(clock, rounds)) for rounds in laps.values()], dtype=torch.float64)
+    return dict(zip(laps, gathered(own, world).amax(dim=0), strict=True))
+
+
+def _block(share: Share | None, world: World) -> Candidate:
+    def run() -> Lap:
+        world.barrier()
+        if share is None:
+            return Lap(0.0, 0.0)
+        share.step()
+        return time_run(lambda: _take_steps(share))
+
+    return run
+
+
+def _take_steps(share: Share) -> None:
+    for _ in range(STEPS):
+        share.step()
+
+
+def gathered(own: torch.Tensor, world: World) -> torch.Tensor:
+    """What each rank has, by rank: a sum in which every other rank has zeros."""
+    everyone = own.new_zeros((world.size, *own.shape), device=world.device)
+    everyone[world.rank] = own
+    return world.all_reduce(everyone).cpu()

@@ -1,4 +1,7 @@
-"""Start the ranks of a benchmark as processes of their own, each on its own core as far as there are any."""
+"""Ranks of a benchmark: processes of their own, each on its own GPU, or its own core as far as there are any.
+
+torchrun ... -m conadv.study.bench.ranks TASK.json OUT.json
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from .machine import cores
+import torch
+
+from conadv.parallel.collectives import joined
+from conadv.parallel.launch import own_rank
+from conadv.study.pool import usable_cores
+
 from .workload import Workload
 
 _STANDARD_ERROR = 2
@@ -20,33 +30,84 @@ _STANDARD_ERROR = 2
 _TIMEOUT = 1800.0
 
 
-def run_ranks(names: Sequence[str], size: int, workload: Workload, rounds: int) -> dict[str, Any]:
-    """What the first of `size` ranks reports of tasks, by their names."""
+def places() -> int:
+    """How many ranks can have a GPU, or without GPUs a core, of their own."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else len(usable_cores())
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Within, this process works with one thread on its last core; the first one also serves most interrupts."""
+    threads, before = torch.get_num_threads(), usable_cores()
+    torch.set_num_threads(1)
+    _keep_to(before[-1:])
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _keep_to(before)
+
+
+def run_ranks(tasks: Sequence[str], size: int, workload: Workload, rounds: int) -> list[Any]:
+    """Run functions on `size` ranks.
+
+    Args:
+        tasks: as module:name; each is called with the workload, the rounds and the world of the rank.
+        size: number of ranks.
+        workload: what is computed.
+        rounds: how often each candidate is timed.
+
+    Returns:
+        What each task returned on rank 0.
+    """
     with TemporaryDirectory(prefix="conadv-bench-") as folder:
         task, out = Path(folder, "task.json"), Path(folder, "out.json")
-        facts = {"names": names, "workload": asdict(workload), "rounds": rounds, "cores": cores(), "timeout": _TIMEOUT}
-        task.write_text(json.dumps(facts), encoding="utf-8")
+        task.write_text(json.dumps({"tasks": tasks, "workload": asdict(workload), "rounds": rounds}), encoding="utf-8")
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-        program = ["-m", "conadv.study.bench.rank", str(task), str(out)]
-        status = _wait_for([sys.executable, *launcher, *program])
+        status = _wait_for([sys.executable, *launcher, "-m", "conadv.study.bench.ranks", str(task), str(out)])
         if status or not out.exists():
             raise ChildProcessError(f"a rank of the benchmark failed (status {status}): see above")
-        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        found: list[Any] = json.loads(out.read_text(encoding="utf-8"))
         return found
 
 
+def main(task_file: Path, out: Path) -> None:
+    """What each rank runs."""
+    task = json.loads(task_file.read_text(encoding="utf-8"))
+    if not torch.cuda.is_available():
+        cores = usable_cores()
+        _keep_to([cores[own_rank() % len(cores)]])  # before the exchange starts its threads, which are a rank's work
+    torch.set_num_threads(1)
+    found = []
+    with joined(_TIMEOUT) as world:
+        for target in task["tasks"]:
+            module, _, name = target.partition(":")
+            found.append(getattr(import_module(module), name)(Workload(**task["workload"]), task["rounds"], world))
+        world.barrier()  # no rank leaves while another still reads from it
+    if world.is_main:
+        out.write_text(json.dumps(found), encoding="utf-8")
+
+
+def _keep_to(cores: Sequence[int]) -> None:
+    """Use these cores only, where the system lets a process choose; threads that are started later do too."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, cores)
+
+
 def _wait_for(command: list[str]) -> int:
+    # One thread per rank, and the loopback, whatever the name of this machine resolves to.
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    path = os.pathsep.join(path for path in sys.path if path)  # a task may be in a script's folder
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **loopback}
     # Standard output belongs to the result of the whole benchmark.
-    process = subprocess.Popen(command, env=_environment(), stdout=_STANDARD_ERROR)
+    process = subprocess.Popen(command, env=environment, stdout=_STANDARD_ERROR)
     try:
         return process.wait()
-    except BaseException:  # torchrun ends its ranks when it is asked to end, and leaves them behind when it is killed
+    except BaseException:  # torchrun ends its ranks when it is terminated, and leaves them behind when it is killed
         process.terminate()
         process.wait()
         raise
 
 
-def _environment() -> dict[str, str]:
-    """One thread a rank, no GPU, and the loopback, whatever the name of this machine resolves to."""
-    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **loopback}
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

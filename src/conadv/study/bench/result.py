@@ -1,23 +1,23 @@
-"""Results: a ratio or a time, each the median over the rounds with its spread."""
+"""Results: ratios and times, each the median over the rounds with its spread."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from .alternate import Lap, Laps
 
 Unit = Literal["seconds", "seconds_per_image"]
-_FIELDS = ("low", "high", "median_low", "median_high", "n")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of the rounds, how they scatter, and how far the median is to be trusted."""
+    """The median of the rounds, how they scatter, and how sure the median is."""
 
     median: float
     low: float
@@ -25,19 +25,21 @@ class Spread:
     high: float
     """The 90th."""
     median_low: float
-    """With `median_high`: 95 % sure to hold the true median, whatever the distribution; less below 6 rounds."""
+    """With `median_high`: a 95 % confidence interval of the median, whatever the distribution; less below 6 rounds."""
     median_high: float
     n: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of one value per round."""
         ordered = sorted(values)
         rank = _sure_rank(len(ordered))
-        low, median, high = (_percentile(ordered, part) for part in (0.1, 0.5, 0.9))
+        low, median, high = np.percentile(ordered, [10, 50, 90]).tolist()
         return cls(median, low, high, ordered[rank - 1], ordered[-rank], len(ordered))
 
     def to_json(self) -> dict[str, float]:
-        return {name: getattr(self, name) for name in _FIELDS}
+        """All but the median, which each result writes under a name of its own."""
+        return {name: value for name, value in asdict(self).items() if name != "median"}
 
 
 @dataclass(frozen=True)
@@ -56,20 +58,20 @@ class Goal:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times the time of the second the first takes, by the clock that the benchmark says it goes by."""
+    """Time of the first divided by time of the second, by the clock that the benchmark names."""
 
     name: str
     """FIRST/SECOND"""
     spread: Spread
     goal: Goal | None = None
     wall: float | None = None
-    """By the clock on the wall, where the ratio is one of processor times."""
+    """By wall time, where the ratio is one of processor times."""
     work: float | None = None
-    """By the processor time of the busiest rank, where the ratio is one of times on the wall: without any waiting."""
+    """By processor time of the busiest rank, where the ratio is one of wall times: without any waiting."""
     flops: float | None = None
-    """The same ratio of operations, counted."""
+    """The ratio of counted operations."""
     composed: bool | None = None
-    """Whether a side was put together from parts, each measured alone."""
+    """Whether a side was composed from parts, each measured alone."""
 
     def to_json(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"name": self.name, "ratio": self.spread.median, **self.spread.to_json()}
@@ -86,7 +88,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds, of a pass over an image say, under the name that the planner knows."""
+    """Seconds, under a name that `conadv plan --measured` may know."""
 
     name: str
     unit: Unit
@@ -101,19 +103,16 @@ Result = Ratio | Time
 
 @dataclass(frozen=True)
 class Findings:
-    """What a benchmark found, and what a reader has to be told beside it."""
+    """What a benchmark found, and what a reader needs to know about it."""
 
     results: Sequence[Result]
-    heartbeats: Sequence[str] = ()
-    profile: Sequence[Mapping[str, Any]] = ()
-    """Where the time of a step went: a row a rank."""
+    notes: Sequence[str] = ()
 
 
 def work_time(lap: Lap) -> float:
-    """Seconds by the clock that ratios within one process go by.
+    """Seconds for ratios within one process: processor time, which leaves out other users of the core.
 
-    One thread that never waits takes as much time on the wall as on its core, unless others use the core too; their
-    part is left out by the clock of the process. A device works beside the process, so there it is the wall's.
+    On a GPU it is wall time, since the device works while the process waits.
     """
     return lap.wall if torch.cuda.is_available() else lap.cpu
 
@@ -123,23 +122,15 @@ def wall_time(lap: Lap) -> float:
 
 
 def compare(laps: Laps, first: str, second: str, by: Callable[[Lap], float]) -> Spread:
-    """The ratio of two candidates: of the times of each round, and then the median of the rounds."""
+    """The ratios of two candidates, round by round."""
     pairs = zip(laps[first], laps[second], strict=True)
     return Spread.of([by(above) / by(below) for above, below in pairs])
 
 
 def work_ratio(laps: Laps, first: str, second: str, goal: Goal | None = None, flops: float | None = None) -> Ratio:
-    """The ratio of two candidates that ran in one process, with that of the clock on the wall beside it."""
+    """The ratio of two candidates that ran in one process, by `work_time` and by wall time."""
     wall = compare(laps, first, second, wall_time).median
     return Ratio(f"{first}/{second}", compare(laps, first, second, work_time), goal, wall=wall, flops=flops)
-
-
-def _percentile(ordered: Sequence[float], part: float) -> float:
-    """Between the two nearest values, in proportion."""
-    place = part * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def _sure_rank(n: int) -> int:

@@ -1,7 +1,7 @@
 """What a step costs: each method against vanilla, vanilla through this library against the plainest loop, the passes.
 
-The candidates work on one chunk of the same images, with the same optimizer. Its learning rate is 0: the weights
-stay where they are, so that every round does the same work.
+All candidates work on one chunk of the same images, with the same optimizer. Its learning rate is 0, so that the
+weights stay the same and every round does the same work.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from conadv.core.batch import Chunk
+from conadv.core.catalog import METHODS
 from conadv.core.splitbn import update_running_stats
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
@@ -26,7 +27,7 @@ from conadv.parallel.layout import Layout
 
 from .alternate import Laps, Tell, alternate
 from .result import Findings, Goal, Spread, Time, work_ratio, work_time
-from .workload import METHODS, Workload, duties_of
+from .workload import Workload
 
 ROUNDS = 10
 _AS_FAST_AS_PLAIN = Goal("≤", 1.02)
@@ -35,7 +36,7 @@ Step = Callable[[], object]
 
 def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
     """Ratios of steps, and seconds of the passes that the planner builds steps from."""
-    # So small a difference as that to the plain loop needs more rounds, and nothing between its candidates.
+    # The small difference to the plain loop needs more rounds, with nothing else between its candidates.
     overhead = alternate(_plainest(workload), 2 * rounds, tell=tell)
     methods = {name: method_step(workload, name) for name in METHODS}
     flops = {name: _count_flops(step) for name, step in methods.items()}
@@ -47,9 +48,9 @@ def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
             *(work_ratio(laps, name, "vanilla", flops=flops[name] / flops["vanilla"]) for name in others),
             *_pass_times(laps, workload.chunk_size),
         ],
-        heartbeats=[
+        notes=[
             "plain: the plainest PyTorch loop; vanilla: the same through this library; train: as conadv train does it",
-            "by the processor time of the process; times on the wall are in the JSON",
+            "by the processor time of the process; wall times are in the JSON",
         ],
     )
 
@@ -60,7 +61,7 @@ def _plainest(workload: Workload) -> dict[str, Step]:
 
 
 def plain_step(model: nn.Module, batch: Chunk) -> Step:
-    """What one writes without this library."""
+    """The loop without this library."""
     optimizer = sgd(model)
     images, labels = batch
 
@@ -74,7 +75,7 @@ def plain_step(model: nn.Module, batch: Chunk) -> Step:
 
 
 def method_step(workload: Workload, name: str) -> Step:
-    """What one writes with it."""
+    """The loop with it."""
     model = workload.build(name)
     method, optimizer = workload.method(name, model), sgd(model)
     pairs = method.feed(repeat(workload.pixels()))
@@ -89,9 +90,9 @@ def method_step(workload: Workload, name: str) -> Step:
 
 
 def _train_step(workload: Workload) -> Step:
-    """Vanilla as `conadv train` takes a step, whose checks and exchange are there on one rank too."""
+    """A step of vanilla as `conadv train` takes it, with its checks and its exchange."""
     model = workload.build("vanilla")
-    place = Layout.fit(None, duties_of("vanilla"), 1).place(0, 1)
+    place = Layout.fit(None, METHODS["vanilla"].duties, 1).place(0, 1)
     method, optimizer = workload.method("vanilla", model, place=place), sgd(model)
     exchange = Exchange(model, World(0, 1, own_device()), place.share)
     batch = workload.pixels()
@@ -106,12 +107,12 @@ def _train_step(workload: Workload) -> Step:
 
 
 def sgd(model: nn.Module) -> Optimizer:
-    """It leaves the weights where they are."""
+    """An optimizer that leaves the weights as they are."""
     return SGD(model.parameters(), lr=0.0, momentum=0.9, weight_decay=5e-4)
 
 
 def _passes(workload: Workload) -> dict[str, Step]:
-    """Forward passes with ever more of the backward pass behind them; the differences are its parts."""
+    """Forward passes, followed by more and more of the backward pass; the differences are its parts."""
     model = workload.build()
     images, labels = workload.pixels()
     watched = images.clone().requires_grad_()
@@ -144,23 +145,23 @@ def _count_flops(step: Step) -> int:
 
 
 def _pass_times(laps: Laps, images: int) -> list[Time]:
-    """Under the planner's names. They are measured at the chunk size to plan for, so no overhead a pass is left."""
+    """Times by the names of `conadv plan`; at the chunk size to plan for, a pass has no overhead left."""
 
-    def seconds(name: str, less: str | None = None, a_chunk: int = images) -> Spread:
+    def seconds(name: str, less: str | None = None, share: int = images) -> Spread:
         times = list(map(work_time, laps[name]))
         bases = map(work_time, laps[less]) if less else repeat(0.0, len(times))
-        return Spread.of([(time - base) / a_chunk for time, base in zip(times, bases, strict=True)])
+        return Spread.of([(time - base) / share for time, base in zip(times, bases, strict=True)])
 
     return [
         Time("forward", "seconds_per_image", seconds("forward")),
         Time("input_backward", "seconds_per_image", seconds("to pixels", "forward")),
         Time("weight_backward", "seconds_per_image", seconds("to both", "to pixels")),
         Time("pixel_backward", "seconds_per_image", _not_negative(seconds("to both", "to weights"))),
-        Time("update", "seconds", seconds("update", a_chunk=1)),
-        *(Time(f"step of {name}", "seconds", seconds(name, a_chunk=1)) for name in METHODS),
+        Time("update", "seconds", seconds("update", share=1)),
+        *(Time(f"step of {name}", "seconds", seconds(name, share=1)) for name in METHODS),
     ]
 
 
 def _not_negative(spread: Spread) -> Spread:
-    """A product so small that it can drown in the noise of a difference."""
+    """The difference of two noisy times, when it is too small to tell from 0."""
     return replace(spread, median=max(spread.median, 0.0))

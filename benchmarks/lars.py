@@ -1,4 +1,7 @@
-"""What an update by LARS costs, against SGD and against another library's LARS, on the tensors of a whole network."""
+"""An update by our LARS against torch's SGD and another library's LARS, on the tensors of a whole network.
+
+python benchmarks/lars.py --json
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,17 @@ from torch.optim import SGD, Optimizer
 
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
+from conadv.study.bench.alternate import Tell, alternate
+from conadv.study.bench.command import Measurement, report, run_script
+from conadv.study.bench.result import Findings, Goal, work_ratio
+from conadv.study.bench.workload import Workload
+from libraries import absence, load
 
-from .alternate import Tell, alternate
-from .extra import absence, load
-from .result import Findings, Goal, work_ratio
-from .workload import Workload
-
-ROUNDS = 75
 _RATE, _MOMENTUM, _DECAY = 1e-4, 0.9, 5e-4
 
 
 def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
-    """How many times the time of the others ours takes."""
+    """Time of ours divided by that of the others."""
     model = workload.build()
     optimizers: dict[str, Optimizer] = {
         "lars": Lars(parameter_groups(model, _DECAY), _RATE, _MOMENTUM),
@@ -32,14 +34,14 @@ def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
         other = library.LARS(model.parameters(), _RATE, momentum=_MOMENTUM, weight_decay=_DECAY)
         optimizers["pytorch_optimizer"] = other
     steps = {name: optimizer.step for name, optimizer in optimizers.items()}
-    laps = alternate(steps, rounds, prepare=_restore_gradients(model), tell=tell)
+    laps = alternate(steps, rounds, prepare=restore_gradients(model), tell=tell)
     goals = {"sgd": Goal("≤", 1.0)}
     ratios = [work_ratio(laps, "lars", name, goals.get(name)) for name in optimizers if name != "lars"]
-    heartbeats = [f"{workload.model}: {len(list(model.parameters()))} tensors; sgd: torch.optim.SGD(foreach=True)"]
-    return Findings(ratios, heartbeats if library is not None else [*heartbeats, absence("pytorch_optimizer")])
+    notes = [f"{workload.model}: {len(list(model.parameters()))} tensors; sgd: torch.optim.SGD(foreach=True)"]
+    return Findings(ratios, notes if library is not None else [*notes, absence("pytorch_optimizer")])
 
 
-def _restore_gradients(model: nn.Module) -> Callable[[], None]:
+def restore_gradients(model: nn.Module) -> Callable[[], None]:
     """The same gradients before each update: some optimizers leave others behind."""
     parameters = list(model.parameters())
     originals = [torch.randn_like(parameter) for parameter in parameters]
@@ -52,3 +54,21 @@ def _restore_gradients(model: nn.Module) -> Callable[[], None]:
             torch._foreach_copy_(gradients, originals)
 
     return restore
+
+
+def main(
+    *,
+    rounds: int = 75,
+    model: str = "resnet50",
+    width: int | None = None,
+    chunk_size: int = 64,
+    image_size: int = 32,
+    json: bool = False,
+) -> None:
+    """Time an update by LARS against torch.optim.SGD and pytorch_optimizer's LARS."""
+    workload = Workload(model, width, chunk_size, image_size, classes=1000)
+    report({"lars": Measurement(measure, workload, rounds)}, json)
+
+
+if __name__ == "__main__":
+    run_script(main)

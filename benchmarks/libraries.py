@@ -20,5 +20,5 @@ def load(name: str) -> ModuleType | None:
 
 
 def absence(name: str) -> str:
-    """What to say where a row is left out."""
+    """The note where its rows are left out."""
     return f"without {name}, which is not installed: pip install {name} adds the rows that compare with it"

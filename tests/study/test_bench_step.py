@@ -1,29 +1,20 @@
-"""Step, attack and lars: that the candidates do the same work, and what is reported of them. No time is asserted."""
+"""The benchmark of steps: the candidates do the same work, and what is reported of them. No time is asserted."""
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
-import torch.nn.functional as F
 
-from conadv.study.bench import attack, extra, lars, step
-from conadv.study.bench.alternate import Lap
-from conadv.study.bench.machine import cores, one_core
+from conadv.core.catalog import METHODS
+from conadv.study.bench import step
+from conadv.study.bench.alternate import Lap, silent
+from conadv.study.bench.ranks import one_core
 from conadv.study.bench.result import Ratio, Time
-from conadv.study.bench.workload import METHODS, Workload, delay_of, duties_of
+from conadv.study.bench.workload import Workload
 from conadv.study.plan import times_in
+from conadv.study.pool import usable_cores as cores
 
 TINY = Workload("resnet8", width=4, chunk_size=6, image_size=8)
-
-
-def quiet(done: int, total: int) -> None:
-    """Nobody watches."""
-
-
-def names(findings) -> list[str]:
-    return [result.name for result in findings.results]
 
 
 def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -32,7 +23,7 @@ def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def found_step():
-    return step.measure(TINY, 2, quiet)
+    return step.measure(TINY, 2, silent)
 
 
 def test_step_compares_every_method_with_vanilla_and_vanilla_with_the_plain_loop(found_step) -> None:
@@ -103,71 +94,6 @@ def test_steps_leave_the_weights_where_they_are() -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
-def test_foolbox_and_ours_make_the_same_twins() -> None:
-    foolbox = extra.load("foolbox")
-    images, _ = TINY.pixels()
-    runs = attack._attacks(foolbox, TINY.build().eval(), TINY.pixels())
-    ours = runs["pgd"]()
-    assert (ours - images).abs().max() > 0
-    torch.testing.assert_close(ours, runs["foolbox-unchecked"]())
-    torch.testing.assert_close(ours, runs["foolbox"]()[1])
-
-
-def test_the_naive_step_learns_from_both() -> None:
-    model, (images, labels) = TINY.build(), TINY.pixels()
-    attack._naive_step(extra.load("foolbox"), model, (images, labels))()
-    reference = TINY.build()
-    twins = attack._attacks(extra.load("foolbox"), TINY.build().eval(), (images, labels))["pgd"]()
-    (0.5 * F.cross_entropy(reference(images), labels) + 0.5 * F.cross_entropy(reference(twins), labels)).backward()
-    assert model.training
-    for mine, theirs in zip(gradients(model), gradients(reference), strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
-def test_attack_reports_both_ways_to_call_foolbox_and_the_naive_loop() -> None:
-    found = attack.measure(TINY, 2, quiet)
-    assert names(found) == ["foolbox-unchecked/pgd", "foolbox/pgd", "naive/disadv"]
-    assert str(found.results[0].goal) == "≥ 1.3"
-
-
-def test_lars_is_compared_with_sgd_and_the_other_library() -> None:
-    found = lars.measure(TINY, 2, quiet)
-    assert names(found) == ["lars/sgd", "lars/pytorch_optimizer"]
-    tensors = len(list(TINY.build().parameters()))
-    assert f"{tensors} tensors" in found.heartbeats[0]
-
-
-def test_resnet50_has_the_tensors_that_the_goal_speaks_of() -> None:
-    assert len(list(Workload("resnet50", classes=1000).build().parameters())) == 161
-
-
-def test_gradients_are_the_same_before_every_update() -> None:
-    model = TINY.build()
-    restore = lars._restore_gradients(model)
-    before = [gradient.clone() for gradient in gradients(model)]
-    for gradient in gradients(model):
-        gradient.zero_()
-    restore()
-    assert all(torch.equal(old, new) for old, new in zip(before, gradients(model), strict=True))
-
-
-@pytest.mark.parametrize("name", ["foolbox", "pytorch_optimizer"])
-def test_rows_that_need_an_absent_library_are_left_out_with_a_word(name, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, name, None)  # as Python marks what cannot be imported
-    benchmark = {"foolbox": attack, "pytorch_optimizer": lars}[name]
-    found = benchmark.measure(TINY, 1, quiet)
-    assert not any(name in result.name for result in found.results)
-    assert f"pip install {name}" in found.heartbeats[-1]
-
-
-def test_a_library_that_is_there_but_broken_is_not_absent(tmp_path, monkeypatch) -> None:
-    (tmp_path / "half_there.py").write_text("import what_it_needs")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="what_it_needs"):
-        extra.load("half_there")
-    assert extra.load("not_there_at_all") is None
-
-
 def test_one_core_and_one_thread_only_for_the_while() -> None:
     threads, before = torch.get_num_threads(), cores()
     with one_core():
@@ -194,10 +120,10 @@ def test_narrow_networks_stay_away_from_a_kernel_that_writes_past_its_memory(wid
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_are_what_their_names_say(name: str) -> None:
     method = TINY.method(name, TINY.build(name))
-    assert (method.delay, method.duties) == (delay_of(name), duties_of(name))
+    assert (method.delay, method.duties) == (METHODS[name].default_delay, METHODS[name].duties)
 
 
 @pytest.mark.parametrize("sizes", [{"chunk_size": 0}, {"image_size": -1}, {"model": "my.module:net", "width": 3}])
 def test_sizes_that_make_no_sense(sizes) -> None:
-    with pytest.raises(ValueError, match=r"at least 1|drop it"):
+    with pytest.raises(ValueError, match=r"from 1 to 1e6|drop it"):
         Workload(**{"model": "resnet8", **sizes})

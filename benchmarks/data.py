@@ -1,4 +1,6 @@
-"""Images a second from disk to batch, decoded and augmented: ours against a plain PyTorch loop and another loader.
+"""Images per second from disk to batch, decoded and augmented: ours against a plain PyTorch loop and webdataset.
+
+    python benchmarks/data.py --json
 
 Every candidate reads the same JPEGs, crops and flips them at random and delivers batches of bytes. A lap is one pass
 over all of them; workers stay alive from lap to lap where the loader can keep them.
@@ -21,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from conadv.study.bench.alternate import Laps, Tell, alternate
-from conadv.study.bench.extra import absence, load
+from conadv.study.bench.command import Measurement, report, run_script
 from conadv.study.bench.result import Findings, Goal, Ratio, Result, Spread, Time, compare, wall_time, work_time
 from conadv.task.augment import augmentation
 from conadv.task.augment.geometry import DRAWS, random_box
@@ -29,8 +31,8 @@ from conadv.task.data import DataSet, Stream, open_data
 from conadv.task.data.encoded import Encoded
 from conadv.task.data.source import Pixels
 from conadv.task.data.write_shards import write_shards
+from libraries import absence, load
 
-ROUNDS = 12
 _GOAL = Goal("≥", 1.5)
 # Height and width of the images that are made: ImageNet's usual formats, and the larger ones in their share.
 _FORMATS = [(375, 500)] * 5 + [(500, 375)] * 2 + [(333, 500), (400, 400), (768, 1024)]
@@ -41,7 +43,7 @@ class Reading:
     """Sizes of the benchmark."""
 
     path: Path | None = None
-    """An image folder, shards or Parquet; None: ImageNet-sized JPEGs made for the occasion."""
+    """An image folder, shards or Parquet; None: ImageNet-sized JPEGs made for the benchmark."""
     images: int = 256
     """How many of them a lap reads."""
     size: int = 224
@@ -57,7 +59,7 @@ class Reading:
 
 
 def measure(reading: Reading, rounds: int, tell: Tell) -> Findings:
-    """How many times the time of ours the others take, and seconds an image, for each number of workers."""
+    """Time of the others divided by ours, and seconds per image, for each number of workers."""
     webdataset = load("webdataset")
     results: list[Result] = []
     with TemporaryDirectory(prefix="conadv-bench-") as folder:
@@ -68,8 +70,8 @@ def measure(reading: Reading, rounds: int, tell: Tell) -> Findings:
             runs = _runs(source, train, webdataset, reading, workers)
             results += _results(alternate(runs, rounds, tell=tell), reading, workers)
     notes = [
-        f"{reading.images} images to {reading.size} × {reading.size} a lap; by the clock on the wall where there are "
-        "workers, whose time is not this process' own",
+        f"{reading.images} images to {reading.size} × {reading.size} per lap; by wall time where there are "
+        "workers, which are processes of their own",
         "plain: torch's DataLoader over Pillow, bytes in bytes out",
     ]
     return Findings(results, notes if webdataset else [*notes, absence("webdataset")])
@@ -106,7 +108,7 @@ def _ours(source: Encoded, reading: Reading, workers: int) -> None:
 
 
 def _piece(batch_size: int) -> int:
-    """Images a chunk: as in training, a batch is a few chunks, which the workers share."""
+    """Images per chunk: as in training, a batch is a few chunks, which the workers share."""
     return next(size for size in (16, 8, 4, 2, 1) if batch_size % size == 0)
 
 
@@ -116,7 +118,7 @@ def _drain(batches: Any, images: int) -> None:
 
 
 class _PlainImages(Dataset[tuple[Tensor, int]]):
-    """What one writes with Pillow: an image by index, opened, cropped, resized, perhaps flipped."""
+    """The plain loop with Pillow: an image by index, opened, cropped, resized, perhaps flipped."""
 
     def __init__(self, source: Encoded, size: int) -> None:
         self._source, self._size = source, size
@@ -194,3 +196,21 @@ def natural_noise(random: np.random.Generator, height: int, width: int) -> Pixel
     colours = planes[0] + 0.35 * planes[1:]
     pixels: Pixels = (128 + 55 * colours).clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
     return pixels
+
+
+def main(
+    *,
+    rounds: int = 12,
+    path: Path | None = None,
+    images: int = Reading.images,
+    image_size: int = Reading.size,
+    batch_size: int = Reading.batch_size,
+    json: bool = False,
+) -> None:
+    """Time reading images from disk to batch against a plain PyTorch loop and webdataset."""
+    reading = Reading(path, images, image_size, batch_size)
+    report({"data": Measurement(measure, reading, rounds, one_core=False)}, json)
+
+
+if __name__ == "__main__":
+    run_script(main)

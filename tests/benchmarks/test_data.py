@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conadv.study import bench_data
-from conadv.study.bench_data import Reading, measure, natural_noise, plain_image
+import data
+from conadv.study.bench.alternate import silent
+from data import Reading, measure, natural_noise, plain_image
 
 SMALL = Reading(images=4, size=16, batch_size=2, workers=(0, 1))
 
@@ -21,8 +22,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_number_of_workers_has_its_ratio_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_data, "_FORMATS", [(30, 40)])
-    monkeypatch.setattr(bench_data, "load", lambda name: None)
+    monkeypatch.setattr(data, "_FORMATS", [(30, 40)])
+    monkeypatch.setattr(data, "load", lambda name: None)
     told = []
     found = measure(SMALL, 2, lambda done, total: told.append((done, total)))
     names = [result.to_json()["name"] for result in found.results]
@@ -31,25 +32,25 @@ def test_each_number_of_workers_has_its_ratio_and_times(monkeypatch: pytest.Monk
         *("plain/conadv, 1 workers", "conadv, 1 workers", "plain, 1 workers"),
     ]
     assert all(result.spread.n == 2 and result.spread.median > 0 for result in found.results)
-    assert "without webdataset, which is not installed" in found.heartbeats[-1]
+    assert "without webdataset, which is not installed" in found.notes[-1]
     assert told == [(1, 3), (2, 3), (3, 3)] * 2
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves its files open
 def test_another_loader_reads_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_data, "_FORMATS", [(30, 40)])
-    found = measure(Reading(images=4, size=16, batch_size=2, workers=(0,)), 1, lambda done, total: None)
+    monkeypatch.setattr(data, "_FORMATS", [(30, 40)])
+    found = measure(Reading(images=4, size=16, batch_size=2, workers=(0,)), 1, silent)
     assert "webdataset/conadv, 0 workers" in [result.to_json()["name"] for result in found.results]
 
 
 def test_a_users_own_images_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_data, "_FORMATS", [(30, 40)])
-    monkeypatch.setattr(bench_data, "load", lambda name: None)
-    bench_data._make_images(tmp_path / "own", 5)
+    monkeypatch.setattr(data, "_FORMATS", [(30, 40)])
+    monkeypatch.setattr(data, "load", lambda name: None)
+    data._make_images(tmp_path / "own", 5)
     own = Reading(tmp_path / "own", images=4, size=16, batch_size=2, workers=(0,))
-    assert len(measure(own, 1, lambda done, total: None).results) == 3
+    assert len(measure(own, 1, silent).results) == 3
     with pytest.raises(ValueError, match="own: 5 training images; take 5 or fewer"):
-        measure(Reading(tmp_path / "own", images=6, batch_size=2), 1, lambda done, total: None)
+        measure(Reading(tmp_path / "own", images=6, batch_size=2), 1, silent)
 
 
 def test_arrays_have_nothing_to_decode(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_arrays_have_nothing_to_decode(tmp_path: Path) -> None:
         np.save(tmp_path / f"{part}_images.npy", np.zeros((4, 3, 3), np.uint8))
         np.save(tmp_path / f"{part}_labels.npy", np.zeros(4, int))
     with pytest.raises(ValueError, match="holds arrays"):
-        measure(Reading(tmp_path, images=4, batch_size=2), 1, lambda done, total: None)
+        measure(Reading(tmp_path, images=4, batch_size=2), 1, silent)
 
 
 @pytest.mark.parametrize(
