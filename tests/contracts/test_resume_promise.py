@@ -25,6 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "conadv": {"method": "conadv", "delay": 1},
     "conadv-2": {"method": "conadv", "delay": 2},
     "recycled": {"method": "recycled"},
+    "mixed": {"method": "conadv", "delay": 1, "data__mixup": 0.4, "data__cutmix": 1.0},
 }
 # Each optimizer with a learning rate at which the tiny net learns.
 OPTIMIZER_SETTINGS = {

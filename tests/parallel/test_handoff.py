@@ -40,6 +40,21 @@ def test_every_whole_255th_crosses_as_a_byte_to_its_nearest_number(dtype):
     assert torch.equal(received.flatten(), levels.to(dtype) / 255)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_labels_that_are_shares_of_the_classes_cross_bit_by_bit(dtype, as_bytes):
+    wire = Wire(3, (1, 1, 1), dtype, as_bytes, classes=5)
+    sent = Twin(torch.tensor([0, 128, 255]).to(dtype).div(255).view(3, 1, 1, 1), torch.rand(3, 5))
+    message = wire.pack(sent)
+    assert len(message) == wire.size == 3 * (4 * 5 + (1 if as_bytes else dtype.itemsize))
+    received = wire.unpack(message)
+    assert received.labels.dtype == torch.float32
+    assert torch.equal(received.labels, sent.labels)
+    assert torch.equal(received.images, sent.images)
+    with pytest.raises(AssertionError):
+        wire.pack(Twin(sent.images, torch.arange(3)))
+
+
 def test_a_channels_last_twin_crosses_in_the_order_of_its_dimensions():
     wire = Wire(4, SHAPE, torch.float32, as_bytes=False)
     sent = twin(4, torch.float32, 0)

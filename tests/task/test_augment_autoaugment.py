@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from conadv.task.augment import autoaugment
-from conadv.task.augment.autoaugment import AutoAugment, operate
+from conadv.task.augment.autoaugment import AutoAugment
+from conadv.task.augment.operations import operate
 from conadv.task.augment.policies import CIFAR10, IMAGENET
 from conadv.task.data.draws import mix_all
 
@@ -134,7 +135,7 @@ def random_image(seed: int, height: int = 21, width: int = 30) -> np.ndarray:
 
 
 def ours(image: np.ndarray, name: str, level: int, sign: int) -> np.ndarray:
-    return np.asarray(operate(Image.fromarray(image), name, level, sign, FILL))
+    return np.asarray(operate(Image.fromarray(image), name, level / 9, sign, FILL))
 
 
 cases = given(st.integers(0, 10_000), st.integers(0, 9), st.sampled_from([1, -1]))

@@ -98,10 +98,17 @@ class Data:
     """Colours of an image: of synthetic data, and what encoded images are converted to (1 or 3)."""
     classes: Count = 10
     """Synthetic data alone: number of classes."""
-    augment: Literal["none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet"] = (
-        "none"
-    )
-    """What happens to a training image before it is seen."""
+    augment: Literal[
+        "none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet",
+        "randaugment", "randaugment-imagenet",
+    ] = "none"  # fmt: skip
+    """What happens to a training image before it is seen. Small images: crop, crop-flip, autoaugment-cifar10 and
+    randaugment; photographs: the others."""
+    mixup: NotNegative = 0.0
+    """Mix the images of a chunk, and their labels, in shares from Beta(mixup, mixup). 0: off."""
+    cutmix: NotNegative = 0.0
+    """Paste a box of another image of the chunk into each, of an area from Beta(cutmix, cutmix). 0: off. With mixup on
+    too, each chunk has one of the two."""
     views: Literal["one", "three"] = "one"
     """one: learn from augmented images and their twins. three: from clean, augmented and adversarial images, a third
     each, with a BatchNorm branch for each."""
@@ -213,9 +220,20 @@ class Recipe:
                 f"a batch of {self.batch_size} is larger than the {self.data.train_size} training images: "
                 "lower --batch-size or raise --data.train-size"
             )
+        if self.data.mixup or self.data.cutmix:
+            self._check_mixing()
         warmup = self.schedule.warmup_epochs
         if not isinstance(warmup, str) and warmup > self.epochs:
             raise ValueError(
                 f"a warm-up of {warmup:g} epochs is longer than the {self.epochs} of the run: "
                 "lower --schedule.warmup-epochs, or give it as a share of the run such as 30%"
+            )
+
+    def _check_mixing(self) -> None:
+        if self.chunk_size == 1:
+            raise ValueError("data.mixup and data.cutmix mix the images of a chunk, and --chunk-size is 1: raise it")
+        if self.attack.targeted:
+            raise ValueError(
+                "attack.targeted goes towards one wrong label, and mixed images have several right ones: "
+                "drop --attack.targeted, or --data.mixup and --data.cutmix"
             )

@@ -31,23 +31,32 @@ class Wire:
     """The type of the images on either side."""
     as_bytes: bool
     """Whether pixels are whole numbers of 255ths, so that a byte each loses nothing."""
+    classes: int | None = None
+    """Numbers per label where labels are shares of the classes, as float32; None: class numbers, as int64."""
 
     @property
     def size(self) -> int:
         pixel = 1 if self.as_bytes else self.dtype.itemsize
-        return self.images * (8 + pixel * torch.Size(self.shape).numel())
+        return self._label_bytes + self.images * pixel * torch.Size(self.shape).numel()
+
+    @property
+    def _label_bytes(self) -> int:
+        return self.images * (8 if self.classes is None else 4 * self.classes)
 
     def pack(self, twin: Twin) -> Tensor:
         images = twin.images.detach()
         images = images.mul(255).round_().to(torch.uint8) if self.as_bytes else images.to(self.dtype)
-        parts = (twin.labels.to(torch.int64), images)
+        assert twin.labels.is_floating_point() == (self.classes is not None), "labels of the kind that was announced"
+        parts = (twin.labels.to(torch.int64 if self.classes is None else torch.float32), images)
         return torch.cat([part.contiguous().flatten().view(torch.uint8) for part in parts])
 
     def unpack(self, message: Tensor) -> Twin:
-        labels, images = message.split([8 * self.images, self.size - 8 * self.images])
+        labels, images = message.split([self._label_bytes, self.size - self._label_bytes])
         # A clone is aligned, wherever its bytes lay in the message.
         pixels = images.to(self.dtype).div_(255) if self.as_bytes else images.clone().view(self.dtype)
-        return Twin(pixels.view(self.images, *self.shape), labels.clone().view(torch.int64))
+        numbers = labels.clone().view(torch.int64 if self.classes is None else torch.float32)
+        shape = (self.images,) if self.classes is None else (self.images, self.classes)
+        return Twin(pixels.view(self.images, *self.shape), numbers.view(shape))
 
 
 class RankHandoff:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conadv.config import Recipe
@@ -31,6 +31,7 @@ from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
 from conadv.parallel.layout import Layout
 from conadv.task.augment import Augmentation, augmentation
+from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Stream, keep, open_data
 from conadv.task.models import build_from_callable, build_model, check_output, fastest_memory
 
@@ -105,8 +106,21 @@ def build_task(recipe: Recipe, device: torch.device) -> Task:
     data = keep(_open(recipe), augment.fit, recipe.data.memory, train=augment.looks_at_fit)
     with untouched_randomness(device, recipe.seed):
         model = _model(recipe, data, augment)
-    loss = partial(F.cross_entropy, label_smoothing=recipe.label_smoothing)
+    loss = partial(_cross_entropy if _mix(recipe) else F.cross_entropy, label_smoothing=recipe.label_smoothing)
     return Task(model.to(device), data, augment, loss, device, recipe.data.workers)
+
+
+def _mix(recipe: Recipe) -> Mix | None:
+    data = recipe.data
+    return Mix(data.mixup, data.cutmix) if data.mixup or data.cutmix else None
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+    """Also of labels that are shares of the classes, whose type must be that of the outputs."""
+    if labels.is_floating_point():
+        dtype = torch.promote_types(outputs.dtype, labels.dtype)
+        outputs, labels = outputs.to(dtype), labels.to(dtype)
+    return F.cross_entropy(outputs, labels, label_smoothing=label_smoothing)
 
 
 def check_fit(recipe: Recipe, world_size: int) -> Layout:
@@ -125,6 +139,7 @@ def build_stream(recipe: Recipe, task: Task) -> Stream:
         task.augment,
         task.workers,
         pin_memory=task.device.type == "cuda",
+        mix=_mix(recipe),
     )
 
 
@@ -241,7 +256,9 @@ def _wire(recipe: Recipe, task: Task, attack: PGD) -> Wire:
     whole_step = attack.norm == "linf" and attack.direction in (None, "sign", "noise") and attack.steps == 1
     sizes = (attack.epsilon, attack.epsilon if attack.step_size is None else attack.step_size)
     as_bytes = whole_step and not starts_between and all(_is_whole(255 * size) for size in sizes)
-    return Wire(recipe.chunk_size, task.augment.shape(task.data.train), _DTYPES[recipe.precision], as_bytes)
+    classes = len(task.data.train.classes) if _mix(recipe) else None
+    shape = task.augment.shape(task.data.train)
+    return Wire(recipe.chunk_size, shape, _DTYPES[recipe.precision], as_bytes, classes)
 
 
 def _is_whole(number: float) -> bool:

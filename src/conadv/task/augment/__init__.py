@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from conadv.task.augment.autoaugment import AutoAugment
 from conadv.task.augment.geometry import DRAWS, ResizedCrop, Shift
 from conadv.task.augment.policies import CIFAR10, IMAGENET
+from conadv.task.augment.randaugment import RandAugment
 from conadv.task.data.draws import Seeds, mix_all, uniforms
 from conadv.task.data.fit import Fit, check_chunk
 from conadv.task.data.kept import fitted
@@ -28,7 +29,7 @@ class Augmentation:
     crop: Shift | ResizedCrop | None = None
     fit: Fit = field(default_factory=Fit)
     """What evaluation sees, and what `Shift` starts from."""
-    policy: AutoAugment | None = None
+    policy: AutoAugment | RandAugment | None = None
     """Applied to what was cropped."""
     three_views: bool = False
     """Give the images without their last stage too: (clean, augmented), the third view being the adversarial one."""
@@ -74,6 +75,8 @@ AUGMENTATIONS = {
     # What is uncovered is grey and black, as in the authors' code for each.
     "autoaugment-cifar10": Augmentation(Shift(), policy=AutoAugment(CIFAR10, fill=0)),
     "autoaugment-imagenet": Augmentation(ResizedCrop(224), _CENTRE, AutoAugment(IMAGENET, fill=128)),
+    "randaugment": Augmentation(Shift(), policy=RandAugment()),
+    "randaugment-imagenet": Augmentation(ResizedCrop(224), _CENTRE, RandAugment()),
 }
 
 

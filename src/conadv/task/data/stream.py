@@ -24,10 +24,10 @@ from conadv.task.data.ahead import ordered_map
 from conadv.task.data.draws import Seeds, mix_all, permutation
 from conadv.task.data.fit import Fit
 from conadv.task.data.kept import fitted
-from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Planes, Source
+from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Labels, Planes, Source
 
 # What a random number is for, so that two uses never share one.
-_ORDER, _AUGMENT = 11, 12
+_ORDER, _AUGMENT, _MIX = 11, 12, 13
 
 
 class Augment(Protocol):
@@ -35,6 +35,15 @@ class Augment(Protocol):
 
     def __call__(self, source: Source, indices: NDArray[np.int64], seeds: Seeds) -> tuple[Planes, ...]:
         """The views of these images, each (N, C, H, W), as a function of a seed an image."""
+
+
+class Mix(Protocol):
+    """What happens to a chunk as a whole; `conadv.task.augment.mixup` has the usual ones."""
+
+    def __call__(
+        self, views: tuple[Planes, ...], labels: Labels, classes: int, seed: Seeds
+    ) -> tuple[tuple[Planes, ...], NDArray[np.float32]]:
+        """The views mixed alike, and the labels as shares of the classes, (N, classes)."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,8 @@ class Stream:
     """Threads that prepare chunks ahead of their use; 0 prepares them when they are asked for."""
     pin_memory: bool = False
     """Page-locked tensors, which a CUDA device copies without waiting."""
+    mix: Mix | None = None
+    """Labels are shares of the classes with it, (N, classes), and else class numbers."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_size <= len(self.source):
@@ -91,8 +102,12 @@ class Stream:
         indices = self.indices(step, chunk)
         seeds = mix_all(self.seed, _AUGMENT, step // self.steps_per_epoch, indices)
         with _advice():
-            images, *further = (as_tensor(view) for view in self.augment(self.source, indices, seeds))
-        made = (images, torch.from_numpy(self.source.labels[indices]), *further)
+            views, labels = self.augment(self.source, indices, seeds), self.source.labels[indices]
+            if self.mix is not None:
+                seed = mix_all(self.seed, _MIX, step, chunk)
+                views, labels = self.mix(views, labels, len(self.source.classes), seed)  # type: ignore[assignment]
+        images, *further = (as_tensor(view) for view in views)
+        made = (images, torch.from_numpy(labels), *further)
         return tuple(part.pin_memory() for part in made) if self.pin_memory else made
 
     def batches(self, start: int, stop: int | None, chunks: Sequence[int] | None = None) -> Generator[Chunked]:
