@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,12 +19,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from conadv import PGD, Place, plain_state_dict, route, split_batchnorm
 from settings import SETTINGS, Setting, small_batches, small_cnn
 
 ATTACK = PGD(8 / 255, 5 / 255, random_start=0.5)
 RANKS = 2
+
+
+class Activated(nn.BatchNorm2d):
+    """A kind of BatchNorm with a forward pass of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+class Checkpointed(nn.Sequential):
+    """All but the first and the last layer run again in the backward pass."""
+
+    reentrant = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *middle, last = self
+        outputs: Tensor = last(checkpoint(nn.Sequential(*middle), first(x), use_reentrant=self.reentrant))
+        return outputs
+
+
+class Reentrant(Checkpointed):
+    reentrant = True
 
 
 @dataclass(frozen=True)
@@ -34,13 +57,29 @@ class Scenario:
     """Of a rank."""
     frozen: bool = False
     broadcast_buffers: bool = True
+    static_graph: bool = False
+    kind: type[nn.Sequential] = nn.Sequential
+    norm: type[nn.BatchNorm2d] = nn.BatchNorm2d
+    compiled: Literal["inside", "outside"] | None = None
 
     def model(self, setting: Setting) -> nn.Sequential:
         # A parameter that no step uses would stop DistributedDataParallel: vanilla needs no adv branch.
-        model = split_batchnorm(small_cnn(), ("main", "adv") if setting.adversarial else ("main",))
+        model = self.kind(*small_cnn(norm=self.norm))
+        split_batchnorm(model, ("main", "adv") if setting.adversarial else ("main",))
         if self.frozen:
             model[1].eval()
         return model
+
+    def wrap(self, model: nn.Module) -> tuple[DistributedDataParallel, nn.Module]:
+        """The wrapper that exchanges gradients, and the outermost one."""
+        inner = torch.compile(model, backend="aot_eager") if self.compiled == "inside" else model
+        wrapper = DistributedDataParallel(
+            inner,
+            broadcast_buffers=self.broadcast_buffers,
+            static_graph=self.static_graph,  # type: ignore[arg-type]
+        )
+        outer = torch.compile(wrapper, backend="aot_eager") if self.compiled == "outside" else wrapper
+        return wrapper, outer  # type: ignore[return-value]
 
 
 SCENARIOS = (
@@ -48,8 +87,14 @@ SCENARIOS = (
     Scenario("chunks", chunks=2),
     Scenario("frozen", chunks=2, frozen=True),
     Scenario("own buffers", chunks=2, broadcast_buffers=False),
+    Scenario("static graph", static_graph=True),
+    Scenario("own forward pass", chunks=2, norm=Activated),
+    Scenario("checkpointing", chunks=2, kind=Checkpointed),
+    Scenario("reentrant", chunks=2, kind=Reentrant, norm=Activated),
 )
+COMPILED = (Scenario("compiled inside", compiled="inside"), Scenario("compiled outside", compiled="outside"))
 CASES = [(setting, scenario) for setting in SETTINGS for scenario in SCENARIOS]
+CASES += [(setting, scenario) for setting in SETTINGS[1:2] for scenario in COMPILED]
 
 
 def train(model: nn.Module, setting: Setting, chunk_size: int, place: Place, part: slice) -> None:
@@ -63,9 +108,9 @@ def train(model: nn.Module, setting: Setting, chunk_size: int, place: Place, par
 
 def train_as_rank(rank: int, setting: Setting, scenario: Scenario) -> dict[str, Tensor]:
     model = scenario.model(setting)
-    wrapped = DistributedDataParallel(model, broadcast_buffers=scenario.broadcast_buffers)
+    wrapper, wrapped = scenario.wrap(model)
     exchanges: list[None] = []
-    wrapped.register_comm_hook(exchanges, counted_sum)
+    wrapper.register_comm_hook(exchanges, counted_sum)
     size = 8 // RANKS
     place = Place(first_chunk=rank * scenario.chunks)  # what is random differs from rank to rank
     train(wrapped, setting, size // scenario.chunks, place, slice(rank * size, (rank + 1) * size))
@@ -121,11 +166,22 @@ def mistakes_as_rank() -> list[str]:
     return messages
 
 
+def recompute_in_a_static_graph() -> str:
+    """All parts are learnt from in one backward pass there, which cannot tell which branch to compute again."""
+    scenario = Scenario("", kind=Checkpointed, static_graph=True)
+    try:
+        train(scenario.wrap(scenario.model(SETTINGS[1]))[1], SETTINGS[1], 4, Place(), slice(None))
+    except RuntimeError as error:
+        return str(error)
+    return "trained"
+
+
 def run_as_rank(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     try:
         results: dict[str, Any] = {f"{s.name}/{c.name}": train_as_rank(rank, s, c) for s, c in CASES}
         results |= {"attack": attack_as_rank(), "twin": first_twin_as_rank(), "mistakes": mistakes_as_rank()}
+        results |= {"static": recompute_in_a_static_graph()}
         torch.save(results, folder / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -194,6 +250,10 @@ def test_mistakes_are_refused(ranks: list[dict[str, Any]]) -> None:
     assert "never trained" in untrained
     assert "split the model, then wrap it" in early
     assert "find_unused_parameters=False" in unused
+
+
+def test_checkpointing_in_a_static_graph_is_refused(ranks: list[dict[str, Any]]) -> None:
+    assert "needs DistributedDataParallel without static_graph" in ranks[0]["static"]
 
 
 if __name__ == "__main__":
