@@ -1,0 +1,269 @@
+"""BatchNorm of real models: timm's and torchvision's train by a method as they would by themselves."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conadv import PGD, ConAdv, plain_state_dict, route, split_batchnorm
+
+timm = pytest.importorskip("timm", reason="timm is not installed: its models are not tested")
+torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed: its models are not tested")
+
+from timm import layers  # noqa: E402
+
+CLASSES = 5
+# The smallest model with BatchNorm of every family (module) of timm that has one.
+FAMILIES = {
+    "byoanet": "halonet_h1",
+    "byobnet": "test_byobnet",
+    "convmixer": "convmixer_768_32",
+    "cpubone": "cpubone_nano",
+    "cspnet": "cs3darknet_focus_s",
+    "densenet": "densenet121",
+    "dla": "dla46x_c",
+    "dpn": "dpn48b",
+    "efficientformer": "efficientformer_l1",
+    "efficientformer_v2": "efficientformerv2_s0",
+    "efficientnet": "test_efficientnet",
+    "efficientvim": "efficientvim_m1",
+    "efficientvit_mit": "efficientvit_b0",
+    "efficientvit_msra": "efficientvit_m0",
+    "fasternet": "fasternet_t0",
+    "fastvit": "fastvit_t8",
+    "ghostnet": "ghostnet_050",
+    "hardcorenas": "hardcorenas_b",
+    "hgnet": "hgnetv2_b0",
+    "hrnet": "hrnet_w18_small",
+    "iformer": "iformer_t",
+    "inception_next": "inception_next_atto",
+    "inception_resnet_v2": "inception_resnet_v2",
+    "inception_v3": "inception_v3",
+    "inception_v4": "inception_v4",
+    "lcnetv2": "lcnetv2_small",
+    "levit": "levit_192",
+    "lowformer": "lowformer_b0",
+    "maxxvit": "coatnet_nano_cc_224",
+    "mobilenetv3": "mobilenetv3_small_050",
+    "mobilevit": "mobilevit_xxs",
+    "nasnet": "nasnetalarge",
+    "nextvit": "nextvit_small",
+    "pnasnet": "pnasnet5large",
+    "regnet": "regnety_002",
+    "repghost": "repghostnet_050",
+    "repvit": "repvit_m1",
+    "res2net": "res2next50",
+    "resnest": "resnest14d",
+    "resnet": "test_resnet",
+    "resnetv2": "resnetv2_18",
+    "rexnet": "rexnet_100",
+    "selecsls": "selecsls42",
+    "senet": "legacy_seresnet18",
+    "shvit": "shvit_s1",
+    "sknet": "skresnet18",
+    "starnet": "starnet_s050",
+    "swiftformer": "swiftformer_xs",
+    "tiny_vit": "tiny_vit_5m_224",
+    "tresnet": "tresnet_m_448",
+    "vgg": "vgg11_bn",
+    "visformer": "visformer_tiny",
+    "volo": "volo_d1_224",
+    "vovnet": "ese_vovnet19b_slim_dw",
+    "xception": "xception",
+    "xception_aligned": "xception41p",
+    "xcit": "xcit_nano_12_p8_384",
+}
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """Two passes of a step would drop other values; the gradients are to be compared exactly."""
+    for module in model.modules():
+        for name in ("p", "drop_prob", "drop_rate", "drop_path_rate"):
+            if isinstance(vars(module).get(name), float):
+                setattr(module, name, 0.0)
+    return model
+
+
+def batch_for(model: nn.Module, size: int, count: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(count, 3, size, size, generator=generator, dtype=torch.float64)
+    return images, torch.randint(CLASSES, (count,), generator=generator)
+
+
+def assert_trains_as_by_itself(model: nn.Module, batch: tuple[Tensor, Tensor]) -> nn.Module:
+    """Epsilon 0 without a random start: twins are the images, so the step follows the gradient of the plain loss.
+
+    Returns the model, which was split, after one step.
+    """
+    start = copy.deepcopy(model.train().state_dict())
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    moved = copy.deepcopy(model.state_dict())
+    model.load_state_dict(start)
+    model.zero_grad()
+
+    split_batchnorm(model)
+    branched = {name.replace(".adv.", ".") for name, _ in model.named_parameters() if ".adv." in name}
+    method = ConAdv(model, F.cross_entropy, PGD(0.0, random_start=0), delay=0)
+    method(batch, batch)
+    for name, gradient in gradients.items():
+        halves = [name, ".adv.".join(name.rsplit(".", 1))] if name in branched else [name]
+        got = sum(model.get_parameter(half).grad for half in halves)
+        scale = max(1.0, float(gradient.abs().max()))
+        torch.testing.assert_close(got, gradient, rtol=0, atol=1e-10 * scale, msg=lambda text, name=name: name + text)
+    for key, value in plain_state_dict(model).items():
+        torch.testing.assert_close(value, moved[key], rtol=1e-10, atol=1e-10)
+    return model
+
+
+def smallest_size(name: str) -> tuple[nn.Module, int]:
+    """A model for images as small as it takes them, in float64."""
+    for options, size in (({"img_size": 64}, 64), ({}, 64), ({}, 96), ({}, 128), ({}, None)):
+        try:
+            torch.manual_seed(0)
+            model = timm.create_model(name, pretrained=False, num_classes=CLASSES, **options).double()
+            size = size or model.default_cfg["input_size"][-1]
+            with torch.no_grad():
+                model.eval()(torch.zeros(1, 3, size, size, dtype=torch.float64))
+            return without_dropout(model), size
+        except (TypeError, RuntimeError, AssertionError, ValueError):
+            continue
+    raise AssertionError(f"{name} takes no size")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_of_timm_trains_as_by_itself(family: str) -> None:
+    model, size = smallest_size(FAMILIES[family])
+    assert_trains_as_by_itself(model, batch_for(model, size))
+    with torch.device("meta"):
+        plain = timm.create_model(FAMILIES[family], pretrained=False, num_classes=CLASSES)
+    plain.load_state_dict({key: value.to("meta") for key, value in plain_state_dict(model).items()}, strict=True)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_byobnet"])
+def test_small_models_of_timm_train_as_by_themselves(name: str) -> None:
+    model = without_dropout(timm.create_model(name, num_classes=CLASSES).double())
+    plain = copy.deepcopy(model)
+    assert_trains_as_by_itself(model, batch_for(model, 32))
+    plain.load_state_dict(plain_state_dict(model), strict=True)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "mnasnet0_5", "shufflenet_v2_x0_5"])
+def test_small_models_of_torchvision_train_as_by_themselves(name: str) -> None:
+    """A state without its metadata would not load in MNASNet."""
+    model = without_dropout(getattr(torchvision.models, name)(num_classes=CLASSES).double())
+    plain = copy.deepcopy(model)
+    assert_trains_as_by_itself(model, batch_for(model, 64))
+    plain.load_state_dict(plain_state_dict(model), strict=True)
+
+
+def timm_densenet(memory_efficient: bool) -> nn.Module:
+    shape = {"growth_rate": 4, "block_config": (2, 3)}
+    net: nn.Module = timm.models.densenet.DenseNet(num_classes=CLASSES, memory_efficient=memory_efficient, **shape)
+    return net
+
+
+def torchvision_densenet(memory_efficient: bool) -> nn.Module:
+    shape = {"growth_rate": 4, "block_config": (2, 3), "num_init_features": 8}
+    net: nn.Module = torchvision.models.DenseNet(num_classes=CLASSES, memory_efficient=memory_efficient, **shape)
+    return net
+
+
+def timm_model(name: str) -> Callable[[bool], nn.Module]:
+    def make(checkpointing: bool) -> nn.Module:
+        model: nn.Module = timm.create_model(name, num_classes=CLASSES)
+        model.set_grad_checkpointing(checkpointing)
+        return model
+
+    return make
+
+
+CHECKPOINTED = {
+    "resnet": timm_model("test_resnet"),
+    "efficientnet": timm_model("test_efficientnet"),
+    "timm's densenet": timm_densenet,
+    "torchvision's densenet": torchvision_densenet,
+}
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_checkpointing_changes_nothing(name: str, delay: int) -> None:
+    states = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = split_batchnorm(CHECKPOINTED[name](checkpointing).double().train())
+        method = ConAdv(model, F.cross_entropy, PGD(8 / 255), delay=delay, chunk_size=3, seed=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        images, labels = batch_for(model, 32, count=6)
+        for now, ahead in method.feed([(images, labels), (images.flip(0), labels), (images.flip(3), labels)]):
+            optimizer.zero_grad()
+            method(now, ahead)
+            optimizer.step()
+        states.append(model.state_dict())
+    for key, value in states[0].items():
+        assert torch.equal(states[1][key], value), key
+
+
+@pytest.mark.parametrize("kind", [layers.BatchNormAct2d, layers.SyncBatchNormAct])
+def test_norm_and_activation_are_one_layer(kind: type[nn.Module]) -> None:
+    plain = layers.BatchNormAct2d(3, act_layer=nn.PReLU, inplace=False).double()
+    if kind is layers.SyncBatchNormAct:
+        plain = layers.convert_sync_batchnorm(plain)
+    split = split_batchnorm(copy.deepcopy(plain))
+    assert isinstance(split, kind) and split.state_dict().keys() > plain.state_dict().keys()
+    images = batch_for(plain, 6)[0]
+    for training in (True, True, False):
+        with route(split, "adv" if training else "main"):
+            torch.testing.assert_close(split.train(training)(images), plain.train(training)(images))
+        if training:
+            split(images)
+    torch.testing.assert_close(split.adv.running_var, plain.running_var)
+    plain.load_state_dict(plain_state_dict(split), strict=True)
+
+
+@pytest.mark.parametrize("kind", [layers.EvoNorm2dB0, layers.EvoNorm2dB1, layers.EvoNorm2dB2])
+def test_evonorm_is_refused_unless_it_is_split_or_shared(kind: type[nn.Module]) -> None:
+    def model() -> nn.Sequential:
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), kind(4), nn.Flatten(), nn.Linear(144, CLASSES))
+        return net.double()
+
+    batch = batch_for(model(), 8)
+    with pytest.raises(ValueError, match=rf"1 \({kind.__name__}\) tracks statistics"):
+        ConAdv(split_batchnorm(model()), F.cross_entropy, PGD(0.1), delay=0)(batch, batch)
+    for options in ({"also": (kind,)}, {"mixed": (kind,)}):
+        ConAdv(split_batchnorm(model(), **options), F.cross_entropy, PGD(0.1), delay=0)(batch, batch)  # type: ignore[arg-type]
+    net = split_batchnorm(model(), also=(kind,))
+    ConAdv(net, F.cross_entropy, PGD(0.1), delay=0)(batch, batch)
+    assert not torch.equal(net[1].adv.running_var, net[1].running_var)
+    net = model()
+    assert list(net.state_dict()) == list(plain_state_dict(split_batchnorm(copy.deepcopy(net), also=(kind,))))
+
+
+def test_frozen_batchnorm_is_no_running_statistic() -> None:
+    model = timm.create_model("test_byobnet", num_classes=CLASSES).double()
+    model.stages[0] = layers.freeze_batch_norm_2d(model.stages[0])
+    split_batchnorm(model)
+    batch = batch_for(model, 32)
+    ConAdv(model, F.cross_entropy, PGD(0.1), delay=0)(batch, batch)
+
+
+def test_fabric_is_seen_through() -> None:
+    fabric = pytest.importorskip("lightning.fabric", reason="lightning is not installed: Fabric is not tested")
+    torch.manual_seed(0)
+    plain = timm.create_model("test_resnet", num_classes=CLASSES)
+    split = split_batchnorm(copy.deepcopy(plain))
+    wrapped = fabric.Fabric(accelerator="cpu", devices=1).setup(split)
+    plain.load_state_dict(plain_state_dict(wrapped), strict=True)
+    images, labels = (value.float() if value.is_floating_point() else value for value in batch_for(plain, 32))
+    method = ConAdv(wrapped, F.cross_entropy, PGD(0.1), delay=0)
+    method((images, labels), (images, labels))
+    assert all(parameter.grad is not None for parameter in split.parameters())
