@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from conadv.config import Recipe
 from conadv.core.attack import PGD, Loss
 from conadv.core.batch import Batch
+from conadv.core.branches import split_layers
 from conadv.core.catalog import METHODS
 from conadv.core.handoff import Handoff
 from conadv.core.methods import Method
@@ -210,9 +211,21 @@ def _model(recipe: Recipe, data: DataSet, augment: Augmentation) -> nn.Module:
     check_output(model, shape, classes)
     main, *adv = METHODS[recipe.method].branches
     views = (main, "aug") if recipe.data.views == "three" else (main,)
-    model = split_batchnorm(model, (*views, *adv))
+    model = _with_branches(model, (*views, *adv))
     model.to(_DTYPES[recipe.precision])
     return fastest_memory(model)
+
+
+def _with_branches(model: nn.Module, branches: tuple[str, ...]) -> nn.Module:
+    """Split a model, unless its author did: they know layers of other classes that track statistics."""
+    layers = split_layers(model)
+    if not layers:
+        return split_batchnorm(model, branches)
+    if layers[0].branches != branches:
+        raise ValueError(
+            f"the model was split into {layers[0].branches}, but this run needs {branches}: split it so, or not at all"
+        )
+    return model
 
 
 def _attack(recipe: Recipe) -> PGD:

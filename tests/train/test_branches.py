@@ -1,0 +1,34 @@
+"""Layers that track statistics in a run: those of one's own model are split by its author, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tiny
+from conadv import cli
+
+
+def train(run: Path, **changes: str) -> int:
+    return cli.main(["train", *tiny.words(**changes), "--run-dir", str(run)])
+
+
+def test_a_model_that_its_author_split_is_trained_and_exported(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(run, model="tiny:split_by_its_author", method="conadv") == 0
+    assert cli.main(["export", str(run), str(tmp_path / "model.safetensors")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "message"),
+    [
+        ("tiny:tracking", "conadv", "0 (InstanceNorm2d) tracks statistics of images"),
+        ("tiny:split_by_its_author", "vanilla", "this run needs ('main',)"),
+    ],
+)
+def test_other_statistics_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, method: str, message: str
+) -> None:
+    assert train(tmp_path / "run", model=model, method=method) != 0
+    assert message in capsys.readouterr().err
