@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv import PGD, ConAdv, Recycled, Vanilla
+from conadv import PGD, ConAdv, Queue, Recycled, Vanilla
 
 CLASSES = 5
 Method = Vanilla | ConAdv | Recycled
@@ -24,6 +24,8 @@ class Setting:
     name: str
     method: str
     delay: int = 1
+    queued: bool = False
+    """Whether twins wait in memory, instead of being made when they are learnt from."""
 
     @property
     def adversarial(self) -> bool:
@@ -37,6 +39,8 @@ class Setting:
             return Vanilla(model, F.cross_entropy, **options)
         if self.method == "recycled":
             return Recycled(model, F.cross_entropy, attack, **options)
+        if self.queued:
+            options.setdefault("handoff", Queue())
         return ConAdv(model, F.cross_entropy, attack, delay=self.delay, **options)
 
 
@@ -46,6 +50,8 @@ SETTINGS = (
     Setting("conadv", "conadv"),
     Setting("conadv-2", "conadv", delay=2),
     Setting("conadv-3", "conadv", delay=3),
+    Setting("conadv-queue", "conadv", queued=True),
+    Setting("conadv-queue-3", "conadv", delay=3, queued=True),
     Setting("recycled", "recycled"),
 )
 every_method = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)

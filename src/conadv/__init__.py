@@ -8,12 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .core.attack import PGD
-    from .core.learner import Losses
+    from .core.attack import Attack
+    from .core.batch import Batch
+    from .core.feed import Feed
+    from .core.handoff import Queue
+    from .core.learner import Common, Losses
     from .core.methods import ConAdv, Method, Vanilla
+    from .core.pgd import PGD
     from .core.recycled import Recycled
     from .core.roles import Place, Role
     from .core.splitbn import plain_state_dict, route, split_batchnorm
+    from .core.stale import StaleWeights
     from .optim.groups import parameter_groups
     from .optim.lamb import Lamb
     from .optim.lars import Lars
@@ -22,15 +27,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PGD",
+    "Attack",
+    "Batch",
+    "Common",
     "ConAdv",
+    "Feed",
     "Lamb",
     "Lars",
     "Layout",
     "Losses",
     "Method",
     "Place",
+    "Queue",
     "Recycled",
     "Role",
+    "StaleWeights",
     "Vanilla",
     "parameter_groups",
     "plain_state_dict",
@@ -43,12 +54,17 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "core.attack": ("PGD",),
-    "core.learner": ("Losses",),
+    "core.attack": ("Attack",),
+    "core.batch": ("Batch",),
+    "core.feed": ("Feed",),
+    "core.handoff": ("Queue",),
+    "core.learner": ("Common", "Losses"),
     "core.methods": ("ConAdv", "Method", "Vanilla"),
+    "core.pgd": ("PGD",),
     "core.recycled": ("Recycled",),
     "core.roles": ("Place", "Role"),
     "core.splitbn": ("plain_state_dict", "route", "split_batchnorm"),
+    "core.stale": ("StaleWeights",),
     "optim.groups": ("parameter_groups",),
     "optim.lamb": ("Lamb",),
     "optim.lars": ("Lars",),
@@ -62,3 +78,8 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(f".{home}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Let tab completion and documentation generators see the public names."""
+    return [*globals(), *__all__]

@@ -139,7 +139,9 @@ def test_every_step_is_that_of_the_definition(setting: Setting, count: int) -> N
 def test_no_two_methods_take_the_same_steps() -> None:
     """So that the comparison above tells them apart."""
     batches = small_batches(6)
-    weights = [train_reference(setting, batches, 1, 0.5).clean[0].weight.detach() for setting in SETTINGS]
+    weights = [
+        train_reference(setting, batches, 1, 0.5).clean[0].weight.detach() for setting in SETTINGS if not setting.queued
+    ]
     for one, other in itertools.combinations(weights, 2):
         assert float((one - other).abs().max()) > 1e-6
 
@@ -155,7 +157,8 @@ def test_the_gradient_that_recycled_uses_equals_one_computed_apart(count: int) -
     method = Recycled(model, F.cross_entropy, attack, chunk_size=8 // count, adv_weight=0.3)
     for now, ahead in method.feed([(images, labels)]):
         method(now, ahead)
-    twins = [twin for twin, _ in method.state_dict()["twins"]]
+    state = method.state_dict()
+    twins = [state[f"twins.{number}.images"] for number in range(count)]
     for twin, (chunk, chunk_labels) in zip(twins, chunks_of((images, labels), count), strict=True):
         leaf = chunk.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(F.cross_entropy(clean(leaf), chunk_labels, reduction="sum"), leaf)

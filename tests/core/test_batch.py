@@ -7,37 +7,40 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.core.batch import count_chunks, cut, to_pixels
+from conadv.core.batch import Batch, count_chunks, cut, to_pixels
 
 
 @given(chunks=st.integers(1, 6), chunk_size=st.integers(1, 5), views=st.integers(0, 1))
 def test_chunks_are_the_batch_in_order(chunks: int, chunk_size: int, views: int) -> None:
     size = chunks * chunk_size
     images, labels = torch.arange(size * 2).view(size, 2), torch.arange(size)
-    batch = (images, labels, *[images + 1000] * views)
+    batch = Batch(images, {"labels": (labels,)}, images + 1000 if views else None, {"index": labels + 5, "scale": 2.0})
     parts = list(cut(batch, chunk_size))
     assert count_chunks(batch, chunk_size) == len(parts) == chunks
-    assert all(len(tensor) == chunk_size for part in parts for tensor in part)
-    for whole, pieces in zip(batch, zip(*parts, strict=True), strict=True):
-        assert torch.equal(torch.cat(pieces), whole)
+    assert all(len(part.images) == chunk_size for part in parts)
+    assert torch.equal(torch.cat([part.images for part in parts]), images)
+    assert torch.equal(torch.cat([part.labels["labels"][0] for part in parts]), labels)
+    assert torch.equal(torch.cat([part.extra["index"] for part in parts]), labels + 5)
+    assert all(part.extra["scale"] == 2.0 for part in parts)
+    if views:
+        assert torch.equal(torch.cat([part.augmented for part in parts]), images + 1000)
 
 
 def test_without_a_chunk_size_the_batch_is_its_only_chunk() -> None:
-    batch = (torch.zeros(7, 2), torch.zeros(7))
-    ((images, labels),) = cut(batch, None)
-    assert images.shape == (7, 2) and labels.shape == (7,)
+    (part,) = cut(Batch(torch.zeros(7, 2), torch.zeros(7)), None)
+    assert part.images.shape == (7, 2) and part.labels.shape == (7,)
 
 
 @pytest.mark.parametrize(("size", "chunk_size"), [(7, 2), (2, 3), (5, 4)])
 def test_what_the_chunk_does_not_divide_is_refused(size: int, chunk_size: int) -> None:
     with pytest.raises(ValueError, match=f"a batch of {size} images is not a whole number of chunks of {chunk_size}"):
-        count_chunks((torch.zeros(size),), chunk_size)
+        count_chunks(Batch(torch.zeros(size), torch.zeros(size)), chunk_size)
 
 
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_an_empty_batch_is_refused(chunk_size: int | None) -> None:
     with pytest.raises(ValueError, match="an empty batch"):
-        count_chunks((torch.zeros(0, 3),), chunk_size)
+        count_chunks(Batch(torch.zeros(0, 3), torch.zeros(0)), chunk_size)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

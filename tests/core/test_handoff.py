@@ -17,7 +17,7 @@ def test_first_in_first_out() -> None:
     handoff: Handoff = queue
     for number in range(3):
         handoff.put(twin(number))
-    assert [int(labels) for _, labels in queue.state()] == [0, 1, 2] and len(queue) == 3
+    assert [int(queue.state()[f"{number}.labels"]) for number in range(3)] == [0, 1, 2] and len(queue) == 3
     assert int(handoff.take().labels) == 0
     handoff.put(twin(3))
     assert [int(handoff.take().labels) for _ in range(3)] == [1, 2, 3]
@@ -27,7 +27,7 @@ def test_nothing_to_take_is_said_in_words() -> None:
     queue = Queue()
     queue.put(twin(0))
     queue.clear()
-    assert len(queue) == 0 and queue.state() == []
+    assert len(queue) == 0 and queue.state() == {}
     with pytest.raises(ValueError, match=r"no twin is in flight: take the batches from `method.feed\(loader\)`"):
         queue.take()
 
@@ -56,5 +56,5 @@ def test_only_a_queue_can_be_looked_at_or_emptied() -> None:
     empty(queue)
     assert len(queue) == 0
     empty(Elsewhere())
-    with pytest.raises(ValueError, match="keep the weights of then, and prime again"):
+    with pytest.raises(ValueError, match="save the stale weights and regenerate the twins"):
         queue_of(Elsewhere())

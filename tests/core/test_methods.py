@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv import PGD, ConAdv, Place, Recycled, Role, Vanilla, route, split_batchnorm
+import conadv
+from conadv import PGD, ConAdv, Place, Queue, Recycled, Role, Vanilla, route, split_batchnorm
 from conadv.core.batch import Chunked, cut
-from settings import CLASSES, Method, Setting, adversarial_methods, every_method, small_batches, small_cnn
+from settings import CLASSES, SETTINGS, Method, Setting, adversarial_methods, every_method, small_batches, small_cnn
 
 ATTACK = PGD(8 / 255, random_start=0)
 Batch = tuple[Tensor, ...]
@@ -34,6 +35,13 @@ def train(method: Method, model: nn.Module, batches: Iterable[Batch], lr: float 
         optimizer.step()
         losses.append((float(clean), float(adv)))
     return losses
+
+
+def twins_of(method: Method) -> list[tuple[Tensor, Tensor]]:
+    """What is in flight, oldest first."""
+    state = method.state_dict()
+    count = sum(name.endswith("images") for name in state)
+    return [(state[f"twins.{number}.images"], state[f"twins.{number}.labels"]) for number in range(count)]
 
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
@@ -57,7 +65,7 @@ def test_each_batch_is_learnt_from_once_and_attacked_once(setting: Setting, leng
         pairs.append((now, ahead))
     assert [now for now, _ in pairs] == batches
     assert method.step == length
-    delay = setting.delay if setting.method == "conadv" else length
+    delay = setting.delay if setting.queued else length
     assert [ahead for _, ahead in pairs] == [*batches[delay:], *[None] * min(delay, length)][:length]
 
 
@@ -76,12 +84,12 @@ def test_an_endless_stream_is_read_only_as_far_as_needed(setting: Setting) -> No
     assert len(taken) == 5
     for _, (now, ahead) in zip(range(3), method.feed(stream()), strict=False):
         method(now, ahead)
-    assert len(taken) - 5 <= 3 + 1 + (setting.delay if setting.method == "conadv" else 0)
+    assert len(taken) - 5 <= 3 + 1 + (setting.delay if setting.queued else 0)
 
 
 @every_method
 def test_several_epochs_with_a_feed_each(setting: Setting) -> None:
-    """The twins of an epoch's first batches are made when it begins; recycled's last twins stay for the next one."""
+    """In a queue, the twins of an epoch's first batches are made when it begins; recycled's last ones stay."""
     batches = small_batches(4)
     model, other = make_model(), make_model()
     method, apart = setting.make(model), setting.make(other)
@@ -92,14 +100,12 @@ def test_several_epochs_with_a_feed_each(setting: Setting) -> None:
             method(now, ahead)
             optimizers[0].step()
     for number, batch in enumerate(batches * 2):
-        if isinstance(apart, ConAdv) and number % 4 == 0:
-            for ahead_number in range(number, number + apart.delay):
+        if setting.queued and number % 4 == 0:
+            for ahead_number in range(number, number + setting.delay):
                 if ahead_number < number + 4:
                     apart.prime(batches[ahead_number % 4], ahead_number)
-        if isinstance(apart, Recycled) and number == 0:
-            apart.prime(batch, 0)
         within = number % 4 + setting.delay < 4
-        ahead = batches[(number + setting.delay) % 4] if within and isinstance(apart, ConAdv) else None
+        ahead = batches[(number + setting.delay) % 4] if within and setting.queued else None
         optimizers[1].zero_grad()
         apart(batch, ahead)
         optimizers[1].step()
@@ -116,13 +122,14 @@ def test_after_an_early_break_a_new_feed_starts_clean(setting: Setting, steps: i
         method(now, ahead)
     other = copy.deepcopy(model)
     fresh = setting.make(other)
-    fresh.resume(steps)
-    if isinstance(fresh, Recycled):
+    if setting.queued:
+        fresh.resume(steps)
+    else:
         fresh.load_state_dict(method.state_dict())
     train(method, model, second)
     train(fresh, other, second)
     assert same_weights(model, other)
-    assert isinstance(method, Recycled) or not method.state_dict().get("twins")
+    assert isinstance(method, Recycled) or not twins_of(method)
 
 
 @every_method
@@ -132,11 +139,12 @@ def test_what_was_loaded_is_for_the_first_feed_only(setting: Setting) -> None:
     for _, (now, ahead) in zip(range(2), method.feed(small_batches(6)), strict=False):
         method(now, ahead)
     method.load_state_dict(method.state_dict())
-    method(*next(method.feed(small_batches(6)[2:])))
+    method(*next(iter(method.feed(small_batches(6)[2:]))))
     other = copy.deepcopy(model)
     fresh = setting.make(other)
-    fresh.resume(3)
-    if isinstance(fresh, Recycled):
+    if setting.queued:
+        fresh.resume(3)
+    else:
         fresh.load_state_dict(method.state_dict())
     train(method, model, small_batches(3, seed=5))
     train(fresh, other, small_batches(3, seed=5))
@@ -157,8 +165,9 @@ def test_a_method_can_start_again(setting: Setting) -> None:
     assert same_weights(model, other)
 
 
+@pytest.mark.parametrize("queued", [True, False])
 @pytest.mark.parametrize("delay", [0, 1, 2])
-def test_a_step_that_failed_leaves_no_twins_to_the_next_feed(delay: int) -> None:
+def test_a_step_that_failed_leaves_no_twins_to_the_next_feed(delay: int, queued: bool) -> None:
     model, losses_left = make_model(), [100]
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -167,8 +176,8 @@ def test_a_step_that_failed_leaves_no_twins_to_the_next_feed(delay: int) -> None
             raise MemoryError
         return F.cross_entropy(outputs, labels)
 
-    method = ConAdv(model, loss, ATTACK, delay=delay)
-    feed = method.feed(small_batches(6))
+    method = ConAdv(model, loss, ATTACK, delay=delay, handoff=Queue() if queued else None)
+    feed = iter(method.feed(small_batches(6)))
     method(*next(feed))
     losses_left[0] = 1  # the attack succeeds, learning does not
     with pytest.raises(MemoryError):
@@ -176,7 +185,7 @@ def test_a_step_that_failed_leaves_no_twins_to_the_next_feed(delay: int) -> None
     losses_left[0] = 100
     for now, ahead in method.feed(small_batches(2)):
         method(now, ahead)
-    assert method.state_dict()["twins"] == []
+    assert twins_of(method) == []
 
 
 def test_batches_may_have_different_sizes() -> None:
@@ -186,7 +195,8 @@ def test_batches_may_have_different_sizes() -> None:
         sizes: list[int] = []
 
         def loss(outputs: Tensor, labels: Tensor, sizes: list[int] = sizes) -> Tensor:
-            sizes.append(len(labels))
+            if torch.is_grad_enabled():  # else it is asked whether it is a mean
+                sizes.append(len(labels))
             return F.cross_entropy(outputs, labels)
 
         model = make_model()
@@ -203,7 +213,7 @@ def test_batches_may_have_different_sizes() -> None:
 @pytest.mark.parametrize("setting", [Setting("", "vanilla"), Setting("", "conadv", 0), Setting("", "recycled")])
 def test_a_batch_may_come_chunk_by_chunk(setting: Setting) -> None:
     batches, states = small_batches(4), []
-    for given in (batches, [Chunked(4, cut(batch, 2)) for batch in batches]):
+    for given in (batches, [Chunked(4, cut(conadv.Batch(*batch), 2)) for batch in batches]):
         model = make_model()
         train(setting.make(model, chunk_size=2), model, given)
         states.append(model)
@@ -213,35 +223,36 @@ def test_a_batch_may_come_chunk_by_chunk(setting: Setting) -> None:
 def test_a_batch_that_comes_by_chunks_and_was_read_is_refused() -> None:
     """An attack ahead would read it a step before it is learnt from, and leave nothing."""
     model = make_model()
-    batches = [Chunked(4, cut(batch, 2)) for batch in small_batches(3)]
+    batches = [Chunked(4, cut(conadv.Batch(*batch), 2)) for batch in small_batches(3)]
     with pytest.raises(ValueError, match="0 of 4 chunks came"):
-        train(ConAdv(model, F.cross_entropy, ATTACK, chunk_size=2), model, batches)
+        train(ConAdv(model, F.cross_entropy, ATTACK, chunk_size=2, handoff=Queue()), model, batches)
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])
-def test_twins_made_late_with_the_weights_of_then_are_those_made_ahead(delay: int) -> None:
+def test_twins_made_late_with_stale_weights_are_those_made_ahead(delay: int) -> None:
     batches = small_batches(6)
-    ahead = make_model()
-    train(ConAdv(ahead, F.cross_entropy, ATTACK, delay=delay, chunk_size=2), ahead, batches)
+    ahead, keeping = make_model(), make_model()
+    train(ConAdv(ahead, F.cross_entropy, ATTACK, delay=delay, chunk_size=2, handoff=Queue()), ahead, batches)
+    train(ConAdv(keeping, F.cross_entropy, ATTACK, delay=delay, chunk_size=2), keeping, batches)
 
     late = make_model()
     past = [copy.deepcopy(late.state_dict())] * delay
 
     @contextmanager
-    def then() -> Iterator[None]:
+    def stale_weights() -> Iterator[None]:
         now = copy.deepcopy(late.state_dict())
         late.load_state_dict(past[-delay])
         yield
         late.load_state_dict(now)
 
-    method = ConAdv(late, F.cross_entropy, ATTACK, delay=delay, chunk_size=2, stale_weights=then)
+    method = ConAdv(late, F.cross_entropy, ATTACK, delay=delay, chunk_size=2, stale_weights=stale_weights)
     optimizer = torch.optim.SGD(late.parameters(), lr=0.2, momentum=0.9)
-    for now, same in method.feed([Chunked(4, cut(batch, 2)) for batch in batches]):
+    for now, _ in method.feed([Chunked(4, cut(conadv.Batch(*batch), 2)) for batch in batches]):
         optimizer.zero_grad()
-        method(now, same)
+        method(now)
         past.append(copy.deepcopy(late.state_dict()))
         optimizer.step()
-    assert same_weights(ahead, late)
+    assert same_weights(ahead, late) and same_weights(ahead, keeping)
 
 
 @adversarial_methods
@@ -325,7 +336,7 @@ def test_gradients_are_added_to_those_that_are_there(setting: Setting) -> None:
     assert now is batches[0] or ahead is None
 
 
-@adversarial_methods
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.queued or s.method == "recycled"], ids=lambda s: s.name)
 @pytest.mark.parametrize("direction", ["raw", "sign"])
 def test_priming_makes_the_very_twins_of_a_step(setting: Setting, direction: str) -> None:
     """Bit by bit: a run that goes on from stale weights takes the steps of one that never stopped."""
@@ -342,7 +353,7 @@ def test_priming_makes_the_very_twins_of_a_step(setting: Setting, direction: str
         optimizer.zero_grad()
         method(now, ahead)
         optimizer.step()
-    expected = method.state_dict()["twins"]
+    expected = twins_of(method)
 
     again = setting.make(model, attack, chunk_size=4, seed=5, adv_weight=0.3)
     again.resume(4)
@@ -351,14 +362,14 @@ def test_priming_makes_the_very_twins_of_a_step(setting: Setting, direction: str
         model.load_state_dict(versions[made_in])
         torch.manual_seed(99)
         again.prime(batches[number], number)
-    twins = again.state_dict()["twins"]
+    twins = twins_of(again)
     assert len(twins) == len(expected) == 3 * len(again.in_flight(4))
     for (images, labels), (other_images, other_labels) in zip(twins, expected, strict=True):
         assert torch.equal(images, other_images) and torch.equal(labels, other_labels)
     # A feed after resume and prime takes these twins, and makes none of them again.
     model.load_state_dict(versions[4])
-    pair = next(again.feed(batches[4:]))
-    for (images, _), (other, _) in zip(again.state_dict()["twins"], expected, strict=True):
+    pair = next(iter(again.feed(batches[4:])))
+    for (images, _), (other, _) in zip(twins_of(again), expected, strict=True):
         assert torch.equal(images, other)
     again(*pair)
 
@@ -443,7 +454,7 @@ def test_two_views_of_the_same_images(setting: Setting) -> None:
     images, labels = small_batches(1)[0]
     augmented = images.flip(3)
     weights = {"main": 0.3, "aug": 0.3, "adv": 0.4} if setting.adversarial else {"main": 0.5, "aug": 0.5}
-    losses = [method(*pair) for pair in method.feed([(images, labels, augmented)])]
+    losses = [method(*pair) for pair in method.feed([conadv.Batch(images, labels, augmented)])]
     expected, by_branch = 0, {}
     for branch, weight in weights.items():
         plain = small_cnn()
@@ -560,19 +571,18 @@ def test_bfloat16_autocast(setting: Setting, outside: bool) -> None:
     exact = setting.make(reference, chunk_size=4)
     context = torch.autocast("cpu", torch.bfloat16, enabled=outside)
     with context:
-        feed = method.feed(batches)
-        pair = next(feed)
+        pair = next(iter(method.feed(batches)))
     optimizer.zero_grad()
     with context:
         method(*pair)
-    exact(*next(exact.feed(batches)))
+    exact(*next(iter(exact.feed(batches))))
     assert set(seen) == {torch.bfloat16}
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None)
         if one.grad is not None and other.grad is not None:
             assert one.grad.dtype == torch.float32
             assert float(F.cosine_similarity(one.grad.flatten(), other.grad.flatten(), dim=0)) > 0.9
-    for images, _ in method.state_dict().get("twins", ()):
+    for images, _ in twins_of(method):
         assert images.dtype == torch.float32
 
 
@@ -613,13 +623,15 @@ def test_an_empty_batch_is_refused(setting: Setting) -> None:
 
 
 @adversarial_methods
-def test_a_batch_that_did_not_come_from_feed_is_refused(setting: Setting) -> None:
+def test_a_batch_that_did_not_come_from_feed_is_refused_where_twins_wait(setting: Setting) -> None:
     batch = small_batches(1)[0]
+    if not setting.queued:
+        setting.make(make_model())(batch)
+        return
     with pytest.raises(ValueError, match=r"method.feed\(loader\)"):
         setting.make(make_model())(batch)
-    if setting.delay and setting.method == "conadv":
-        with pytest.raises(ValueError, match=r"0 batches are in flight .*method.feed\(loader\)"):
-            setting.make(make_model())(batch, batch)
+    with pytest.raises(ValueError, match=r"0 batches are in flight .*method.feed\(loader\)"):
+        setting.make(make_model())(batch, batch)
 
 
 def test_recycled_needs_batches_of_one_number_of_chunks() -> None:
@@ -639,7 +651,6 @@ def test_recycled_needs_batches_of_one_number_of_chunks() -> None:
         (lambda model: Recycled(model, F.cross_entropy, ATTACK, adv_weight=1.0), "adv_weight 1.0: from 0 to below 1"),
         (lambda model: Recycled(model, F.cross_entropy, replace(ATTACK, steps=2)), "steps=1, targeted=False"),
         (lambda model: Recycled(model, F.cross_entropy, replace(ATTACK, targeted=True)), "steps=1, targeted=False"),
-        (lambda model: Vanilla(model, F.cross_entropy, autocast=torch.float16), "bfloat16"),
         (lambda _: Vanilla(nn.Flatten(), F.cross_entropy), "a model without parameters"),
     ],
 )
@@ -671,7 +682,7 @@ def test_an_optimizer_made_before_the_split_is_refused(setting: Setting) -> None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     split_batchnorm(model)
     method = setting.make(model)
-    feed = method.feed(small_batches(3))
+    feed = iter(method.feed(small_batches(3)))
     method(*next(feed))
     optimizer.step()
     optimizer.zero_grad()
@@ -683,7 +694,7 @@ def test_a_third_view_without_a_branch_for_it_is_refused() -> None:
     images, labels = small_batches(1)[0]
     model = make_model()
     with pytest.raises(ValueError, match="no branch 'aug'"):
-        train(ConAdv(model, F.cross_entropy, ATTACK), model, [(images, labels, images)])
+        train(ConAdv(model, F.cross_entropy, ATTACK), model, [conadv.Batch(images, labels, images)])
 
 
 def test_evaluation_between_the_steps_goes_through_main() -> None:

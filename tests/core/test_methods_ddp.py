@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,8 +141,10 @@ def attack_as_rank() -> dict[str, bool]:
 
 def first_twin_as_rank() -> Tensor:
     """Made without a word on which rank this is, of images that both have, with the seed that both have."""
-    method = SETTINGS[2].make(DistributedDataParallel(split_batchnorm(small_cnn())), ATTACK, seed=3)
-    next(method.feed(small_batches(3)))
+    method = replace(SETTINGS[2], queued=True).make(
+        DistributedDataParallel(split_batchnorm(small_cnn())), ATTACK, seed=3
+    )
+    next(iter(method.feed(small_batches(3))))
     return method.handoff.take().images
 
 

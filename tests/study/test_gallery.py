@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from conadv import cli, config
-from conadv.core.attack import PGD
+from conadv.core.pgd import PGD
 from conadv.study.gallery import add_galleries, attack_of, make_gallery
 from conadv.study.report import write_report
 from conadv.study.results import read_results

@@ -37,7 +37,7 @@ def invert(
     loss: Callable[[Tensor, Tensor], Tensor],
     images: Tensor,
     labels: Tensor,
-    generator: torch.Generator | None = None,
+    seed: int = 0,
 ) -> Tensor:
     return 1 - images
 
@@ -143,7 +143,7 @@ def test_gradients_are_for_the_attack_alone() -> None:
         loss: Callable[[Tensor, Tensor], Tensor],
         images: Tensor,
         labels: Tensor,
-        generator: torch.Generator | None = None,
+        seed: int = 0,
     ) -> Tensor:
         assert not any(module.training for module in model.modules())
         images = images.clone().requires_grad_()
@@ -167,25 +167,27 @@ def test_robust_accuracy_is_that_on_attacked_images() -> None:
     assert inverted.top1 != plain.top1
 
 
-def test_the_attack_gets_the_generator_and_the_loss() -> None:
+def test_the_attack_gets_the_loss_and_a_seed_of_its_own_for_each_batch() -> None:
     images, labels = make_data()
     model = make_model()
-    received = []
+    received, seeds = [], []
 
     def listen(
         model: nn.Module,
         loss: Callable[[Tensor, Tensor], Tensor],
         images: Tensor,
         labels: Tensor,
-        generator: torch.Generator | None = None,
+        seed: int = 0,
     ) -> Tensor:
-        received.append((model, loss, generator, len(images), labels.tolist()))
+        received.append((model, loss, len(images), labels.tolist()))
+        seeds.append(seed)
         return images
 
-    generator = torch.Generator()
-    result = evaluate(model, in_batches(images, labels, 20), attack=listen, generator=generator)
+    result = evaluate(model, in_batches(images, labels, 20), attack=listen, seed=3)
     first, last = labels[:20].tolist(), labels[20:].tolist()
-    assert received == [(model, F.cross_entropy, generator, 20, first), (model, F.cross_entropy, generator, 3, last)]
+    assert received == [(model, F.cross_entropy, 20, first), (model, F.cross_entropy, 3, last)]
+    evaluate(model, in_batches(images, labels, 20), attack=listen, seed=4)
+    assert len(set(seeds)) == 4
     assert result.robust_top1 == result.top1
 
 

@@ -1,27 +1,61 @@
-"""What a batch is: images and labels, and how it is cut into the chunks that BatchNorm sees."""
+"""What a batch is, and how it is cut into the chunks that BatchNorm sees."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-# (images, labels), or (images, labels, augmented) where a method learns from both views of the same images.
-# Images are bytes, or floats in [0, 1] (or normalized, when the attack is told mean and std): N, C, H, W.
+# Tensors as a data layer makes them: images and labels, and an augmented view if there is one.
 Chunk = tuple[Tensor, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Images and labels, and what else a step may need.
+
+    Args:
+        images: what is attacked: bytes, or floats in [0, 1] (or normalized, when the attack is told mean and std),
+            (N, C, H, W). Any other input works too (see `PGD`).
+        labels: what the loss takes beside the outputs: a tensor of N, or tuples and dicts of such tensors.
+        augmented: another view of the same images, to learn from through a BatchNorm branch of its own.
+        extra: further inputs of the model by name; the method needs `input_name` for the images then.
+    """
+
+    images: Tensor
+    labels: Any
+    augmented: Tensor | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class Chunked:
-    """A batch that need not be whole in memory: its chunks may come one at a time, and once."""
+    """A batch that need not be whole in memory: its chunks may come one at a time, and can be iterated once.
+
+    Args:
+        count: the number of chunks.
+        chunks: each of them a batch, or what a method's `batch` function makes one from.
+    """
 
     count: int
-    chunks: Iterable[Chunk]
+    chunks: Iterable[Any]
 
 
-Batch = Chunk | Chunked
+def as_batch(item: Any) -> Batch:
+    """What a loader yields as a batch: (images, labels), or a `Batch` as it is."""
+    if isinstance(item, Batch):
+        return item
+    if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Tensor):
+        return Batch(*item)
+    what = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list | dict) else type(item).__name__
+    raise ValueError(
+        f"the loader yields a {what}, not (images, labels): "
+        "pass batch=lambda item: conadv.Batch(images, labels), with what each of them is"
+    )
 
 
 def to_pixels(images: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -31,36 +65,63 @@ def to_pixels(images: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
     return images.to(device, non_blocking=True)
 
 
-def count_chunks(batch: Batch, chunk_size: int | None) -> int:
-    """How many chunks a batch has; a batch that the chunk does not divide is an error."""
+def to_device(values: Any, device: torch.device) -> Any:
+    """All tensors of a structure, where the model is."""
+    if isinstance(values, Tensor):
+        return values.to(device, non_blocking=True)
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), values)
+
+
+def count_chunks(batch: Batch | Chunked, chunk_size: int | None) -> int:
+    """The number of chunks of a batch; a batch that the chunk size does not divide is an error."""
     if isinstance(batch, Chunked):
         return batch.count
-    size = len(batch[0])
+    size = len(batch.images)
     if size == 0:
         raise ValueError("an empty batch: drop it from the loader")
     if chunk_size is None:
         return 1
     if size % chunk_size:
-        raise ValueError(
-            f"a batch of {size} images is not a whole number of chunks of {chunk_size}: "
-            "choose a chunk size that divides it, and drop the last, smaller batch of an epoch (drop_last=True)"
-        )
+        raise ValueError(not_divided(size, chunk_size))
     return size // chunk_size
 
 
-def cut(batch: Batch, chunk_size: int | None) -> Iterator[Chunk]:
+def not_divided(size: int, chunk_size: int) -> str:
+    """Say that a batch is not a whole number of chunks, and what to do."""
+    return (
+        f"a batch of {size} images is not a whole number of chunks of {chunk_size}: "
+        "choose a chunk size that divides it, and drop the last, smaller batch of an epoch (drop_last=True)"
+    )
+
+
+def cut(batch: Batch | Chunked, chunk_size: int | None) -> Iterator[Any]:
     """The chunks of a batch, in order; without a chunk size the batch is its only chunk."""
     if isinstance(batch, Chunked):
-        return _whole(batch)
+        return _counted(batch)
     count = count_chunks(batch, chunk_size)
-    return zip(*(part.chunk(count) for part in batch), strict=True)
+    return iter([batch]) if count == 1 else _parts(batch, count)
 
 
-def _whole(batch: Chunked) -> Iterator[Chunk]:
+def _parts(batch: Batch, count: int) -> Iterator[Batch]:
+    size = len(batch.images)
+
+    def part(values: Any, number: int) -> Any:
+        def one(tensor: Tensor) -> Tensor:
+            shared = tensor.dim() == 0 or len(tensor) != size  # not a value per image
+            return tensor if shared else tensor.chunk(count)[number]
+
+        return one(values) if isinstance(values, Tensor) else tree_map_only(Tensor, one, values)
+
+    for number in range(count):
+        augmented = None if batch.augmented is None else part(batch.augmented, number)
+        yield Batch(part(batch.images, number), part(batch.labels, number), augmented, part(dict(batch.extra), number))
+
+
+def _counted(batch: Chunked) -> Iterator[Any]:
     """Its chunks, and an error where they end too early, so that nothing is left out without a word."""
     came = 0
     for chunk in batch.chunks:
         came += 1
         yield chunk
     if came < batch.count:
-        raise ValueError(f"{came} of {batch.count} chunks came: a batch that comes by chunks can be read once")
+        raise ValueError(f"{came} of {batch.count} chunks came: a chunked batch can be iterated only once")

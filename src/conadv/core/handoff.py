@@ -1,24 +1,27 @@
-"""The hand-off: all that lies between making a twin and learning from it, `delay` steps later."""
+"""The hand-off: all that lies between generating a twin and learning from it, `delay` steps later."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from .attack import Call, call_plainly
 
 
 class Twin(NamedTuple):
     """The adversarial version of a chunk, with its labels."""
 
     images: Tensor
-    labels: Tensor
+    labels: Any
+    call: Call = call_plainly
+    """How the model is called with these images."""
 
 
 class Handoff(Protocol):
-    """First in, first out, a chunk at a time; across ranks `put` sends and `take` receives."""
+    """First in, first out, one chunk at a time; across ranks `put` sends and `take` receives."""
 
     def put(self, twin: Twin) -> None: ...
 
@@ -29,7 +32,7 @@ class Handoff(Protocol):
 
 
 class Queue:
-    """The hand-off within one process."""
+    """The hand-off within one process: twins wait in memory."""
 
     def __init__(self) -> None:
         self._twins: deque[Twin] = deque()
@@ -45,12 +48,21 @@ class Queue:
     def clear(self) -> None:
         self._twins.clear()
 
-    def state(self) -> list[tuple[Tensor, Tensor]]:
-        """What is in flight, oldest first; plain tuples, which `torch.load` takes from any file."""
-        return [(twin.images, twin.labels) for twin in self._twins]
+    def state(self) -> dict[str, Tensor]:
+        """What is in flight, oldest first, as tensors by name."""
+        found: dict[str, Tensor] = {}
+        for number, twin in enumerate(self._twins):
+            if not isinstance(twin.labels, Tensor) or twin.call is not call_plainly:
+                raise ValueError("twins with structured labels or extra inputs have no state: stop between epochs")
+            found |= {f"{number}.images": twin.images, f"{number}.labels": twin.labels}
+        return found
 
-    def restore(self, state: Iterable[tuple[Tensor, Tensor]], device: torch.device) -> None:
-        self._twins = deque(Twin(images.to(device), labels.to(device)) for images, labels in state)
+    def restore(self, state: dict[str, Tensor], device: torch.device) -> None:
+        """Put in flight what `state` returned."""
+        self._twins = deque(
+            Twin(state[f"{number}.images"].to(device), state[f"{number}.labels"].to(device))
+            for number in range(len(state) // 2)
+        )
 
     def __len__(self) -> int:
         return len(self._twins)
@@ -59,11 +71,13 @@ class Queue:
 def queue_of(handoff: Handoff) -> Queue:
     """The hand-off as something whose twins can be looked at, which those between ranks are not."""
     if not isinstance(handoff, Queue):
-        raise ValueError("twins in flight between ranks have no state: keep the weights of then, and prime again")
+        raise ValueError(
+            "twins in flight between ranks have no state: save the stale weights and regenerate the twins (prime)"
+        )
     return handoff
 
 
 def empty(handoff: Handoff) -> None:
-    """Forget what lies in this process; what was under way between ranks was drained when the run stopped."""
+    """Forget what waits in this process; messages between ranks were drained when the run stopped."""
     if isinstance(handoff, Queue):
         handoff.clear()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from .attack import PGD, Loss, input_gradient, without_trace
-from .batch import Batch, Chunk, cut, to_pixels
+from .attack import Attack, Call, Loss, call_plainly, input_gradient, without_trace
+from .batch import Batch, Chunked, as_batch, cut, to_device, to_pixels
 from .branches import split_layers
 from .buffers import no_mixed_statistics
+from .checks import Checks
 from .handoff import Twin
 from .roles import ALONE, Place
 from .seeds import mix, untouched_randomness
@@ -27,24 +27,33 @@ _ATTACK, _FORWARD = 1, 2
 _BRANCH_NUMBER = {"main": 0, "aug": 1, "adv": 2}
 
 
+class Common(TypedDict, total=False):
+    """The keyword arguments that every method takes."""
+
+    chunk_size: int | None
+    """Images that share BatchNorm statistics and are worked on at once; it divides the batch. None: the whole batch."""
+    seed: int | None
+    """Decides everything random in the method and the model. None: PyTorch's global seed."""
+    autocast: torch.dtype | None
+    """Run forward passes in this precision; None: as the surrounding code says."""
+    batch: Callable[[Any], Batch] | None
+    """From what the loader yields to a `Batch`; None: it yields (images, labels)."""
+    input_name: str | None
+    """The model's keyword argument for the images, where a batch has `extra` inputs. None: the first argument."""
+    place: Place
+    """Where this process stands among others; by default it is alone, or a rank of a data-parallel loop."""
+
+
 class Part(NamedTuple):
     """Images that a step learns from, the branch they go through, and their weight in the loss."""
 
     branch: str
     images: Tensor
-    labels: Tensor
+    labels: Any
     weight: float
-
-
-def clean_parts(chunk: Chunk, weight: float) -> list[Part]:
-    """The images and, where the batch has one, their augmented view, with equal parts of the weight."""
-    images, labels, *augmented = chunk
-    share = weight / (1 + len(augmented))
-    return [Part("main", images, labels, share), *(Part("aug", view, labels, share) for view in augmented)]
-
-
-def adv_part(twin: Twin, weight: float) -> Part:
-    return Part("adv", twin.images, twin.labels, weight)
+    call: Call = call_plainly
+    views: int = 1
+    """How many views of the same images the step learns from, of which this is one."""
 
 
 class Losses(NamedTuple):
@@ -55,36 +64,47 @@ class Losses(NamedTuple):
 
 
 class Learner:
-    """A model and its loss, and how a batch becomes gradients: in chunks, each with its own BatchNorm statistics."""
+    """A model and its loss, and how a batch becomes gradients: in chunks, each with its own BatchNorm statistics.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        chunk_size: int | None,
-        seed: int | None,
-        autocast: torch.dtype | None,
-        place: Place,
-    ) -> None:
-        if chunk_size is not None and chunk_size < 1:
-            raise ValueError(f"chunk_size {chunk_size}: take at least 1 image, or None for the whole batch")
-        if autocast == torch.float16:
-            raise ValueError("autocast torch.float16 needs a scaled loss, which a method does not do: torch.bfloat16")
+    Args:
+        model: the network, which may be wrapped (DistributedDataParallel, torch.compile).
+        loss: from outputs and labels to the mean over the images.
+        common: see `Common`.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, common: Common) -> None:
         self.model = model
         self.loss = loss
-        self.chunk_size = chunk_size
-        self.seed = seed
-        self.autocast = autocast
-        self._parallel = data_parallel(model)
-        self.place = _of_rank(self._parallel) if place is ALONE and self._parallel is not None else place
+        self.chunk_size = common.get("chunk_size")
+        self.seed = common.get("seed")
         self.step = 0
-        parameter = next(model.parameters(), None)
-        if parameter is None:
+        self._autocast = common.get("autocast")
+        self._as_batch = common.get("batch") or as_batch
+        self._input_name = common.get("input_name")
+        self._place = common.get("place", ALONE)
+        self._clean: list[Tensor] = []
+        self._adv: list[Tensor] = []
+        if self.chunk_size is not None and self.chunk_size < 1:
+            raise ValueError(f"chunk_size {self.chunk_size}: take at least 1 image, or None for the whole batch")
+        if next(model.parameters(), None) is None:
             raise ValueError("a model without parameters has nothing to learn")
-        self.device, self.dtype = parameter.device, parameter.dtype
-        self._losses = torch.zeros(2, device=self.device, dtype=torch.promote_types(self.dtype, torch.float32))
-        self._looked = False  # whether the images were seen to be pixels
+        self._parallel = data_parallel(model)
         self._watched = True  # whether no layer was seen to mix the statistics of several branches
+        self._checks = Checks(model, loss, self.chunk_size, alone=self._place is ALONE)
+
+    @property
+    def place(self) -> Place:
+        """Where this process stands: as it was told, or found out, when the process group exists, by its rank."""
+        return _of_rank() if self._place is ALONE else self._place
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is now."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
 
     def require_branches(self, *branches: str) -> None:
         """Refuse a model that would mix the statistics of clean and adversarial images without a word."""
@@ -98,46 +118,86 @@ class Learner:
         if "adv" in branches and self._parallel is not None and self._parallel.find_unused_parameters:
             raise ValueError("two branches in a step look unused in turn: wrap with find_unused_parameters=False")
 
-    def chunks(self, batch: Batch) -> Iterator[Chunk]:
-        """The chunks of a batch, where the model is and as it takes them."""
-        for images, labels, *augmented in cut(batch, self.chunk_size):
-            first, *rest = (to_pixels(view, self.device, self.dtype) for view in (images, *augmented))
-            yield first, labels.to(self.device, non_blocking=True), *rest
+    def batch(self, item: Any) -> Batch | Chunked:
+        """What the loader yielded, as a batch."""
+        return item if isinstance(item, Batch | Chunked) else self._as_batch(item)
 
-    def learn(self, parts: list[Part], number: int, count: int) -> None:
+    def chunks(self, item: Any) -> Iterator[Batch]:
+        """The chunks of a batch, where the model is and as it takes them."""
+        device, dtype = self.device, self.dtype
+        for chunk in cut(self.batch(item), self.chunk_size):
+            own = self.batch(chunk)
+            assert isinstance(own, Batch)
+            self._checks.look_at_labels(own.labels)
+            if own.extra and self._input_name is None:
+                raise ValueError("a batch with extra inputs: pass input_name=, the model's argument for the images")
+            augmented = None if own.augmented is None else to_pixels(own.augmented, device, dtype)
+            images, labels = to_pixels(own.images, device, dtype), to_device(own.labels, device)
+            yield Batch(images, labels, augmented, to_device(dict(own.extra), device))
+
+    def clean_parts(self, chunk: Batch, weight: float) -> list[Part]:
+        """The images and, where the batch has one, their augmented view, with equal parts of the weight."""
+        views = [("main", chunk.images)] + ([] if chunk.augmented is None else [("aug", chunk.augmented)])
+        call = self._call(chunk)
+        return [Part(name, images, chunk.labels, weight / len(views), call, len(views)) for name, images in views]
+
+    def adv_part(self, twin: Twin, weight: float) -> Part:
+        """What is learnt from the twins of a chunk."""
+        return Part("adv", twin.images, twin.labels, weight, twin.call)
+
+    def scale(self, part: Part, count: int) -> float:
+        """What the mean loss of a part is multiplied by, in a step with `count` chunks on this process."""
+        return part.weight * self.place.share / count
+
+    def learn(self, parts: Sequence[Part], number: int, count: int) -> None:
         """Add the gradients of chunk `number` of `count` to `.grad`: a part at a time, whose activations then go.
 
         DistributedDataParallel exchanges gradients once a step, with the last part of the last chunk. A static graph
         does not allow a first backward pass without an exchange: there all parts are learnt from at once.
         """
+        if self._autocast == torch.float16:
+            raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(now, ahead)).backward()")
         if number == 0:
             self._require_cleared_branches()
         together = [parts] if self._parallel and self._parallel.static_graph else [[part] for part in parts]
-        losses = []
         for some in together:
             with self._syncing(last=number == count - 1 and some is together[-1]):
-                elsewhere = [part.branch for part in parts if all(part is not one for one in some)]
-                losses += self._learn(some, elsewhere, number, count)
-        clean = sum(part.branch != "adv" for part in parts)
-        for part, loss in zip(parts, losses, strict=True):
-            place, mates = (1, 1) if part.branch == "adv" else (0, clean)
-            self._losses[place] += loss / (mates * count)
+                total = self.objective(some, number, count)
+                if self._parallel is not None:  # it waits for every parameter, also for those of the other branches
+                    elsewhere = [part.branch for part in parts if all(part is not one for one in some)]
+                    total = _Touch.apply(total, *self._weights_of(elsewhere))
+                with self._recomputing(some):
+                    total.backward()
+
+    def objective(self, parts: Sequence[Part], number: int, count: int) -> Tensor:
+        """The loss of some parts of chunk `number` of `count`, scaled, with its graph. Remembers the mean losses."""
+        total = None
+        for part in parts:
+            loss = self._forward(part, number)
+            mean = loss.detach() / (count * part.views)
+            (self._adv if part.branch == "adv" else self._clean).append(mean)
+            scaled = loss * self.scale(part, count)
+            total = scaled if total is None else total + scaled
+        assert total is not None
+        return total
 
     def end_step(self) -> Losses:
         """Let the running statistics move, unless others have a part in them, and start the next step."""
-        if self.place.updates_stats:
+        place = self.place
+        if place.updates_stats:
             update_running_stats(self.model)
         self.step += 1
-        losses = Losses(*self._losses.clone())
-        self._losses.zero_()
+        losses = Losses(self._total(self._clean), self._total(self._adv))
+        self._clean, self._adv = [], []
         return losses
 
-    def attack(self, attack: PGD, chunk: Chunk, batch_number: int, chunk_number: int) -> Twin:
-        images, labels = chunk[:2]
-        self.require_pixels(attack, images)
-        generator = self.generator(batch_number, chunk_number)
+    def attack(self, attack: Attack, chunk: Batch, batch_number: int, chunk_number: int) -> Twin:
+        """Generate the twins of a chunk."""
+        self._checks.look_at_images(attack, chunk.images)
+        call = self._call(chunk)
         with self._precision():
-            return Twin(attack(self.model, self.loss, images, labels, generator), labels)
+            seed = self.attack_seed(batch_number, chunk_number)
+            return Twin(attack(self.model, self.loss, chunk.images, chunk.labels, seed, call), chunk.labels, call)
 
     def input_gradient(self, part: Part, step: int, number: int, count: int) -> Tensor:
         """The gradient that `learn` would leave on the images of a part in `step`, bit by bit. It leaves no trace."""
@@ -146,41 +206,26 @@ class Learner:
 
         def total(images: Tensor) -> Tensor:
             with self._precision():
-                loss = self.loss(model(images), part.labels)
-            return (part.weight * loss).mul(self.place.share / count)
+                return self.loss(part.call(model, images), part.labels) * self.scale(part, count)
 
         return input_gradient(model, total, part.images, partial(without_trace, model, part.branch, None, seed))
 
-    def require_pixels(self, attack: PGD, images: Tensor) -> None:
+    def check_images(self, attack: Attack, images: Tensor) -> None:
         """Look at the first images only: it waits for the device."""
-        if not self._looked:
-            attack.check_range(images)
-            self._looked = True
+        self._checks.look_at_images(attack, images)
 
-    def generator(self, batch_number: int, chunk_number: int) -> torch.Generator:
+    def begin_step(self, delayed: bool) -> None:
+        """Look for misuse that would train wrongly without a word, in the first steps.
+
+        Args:
+            delayed: each call counts as a step, because something is learnt from in a later one.
+        """
+        self._checks.begin_step(self.step, delayed)
+
+    def attack_seed(self, batch_number: int, chunk_number: int) -> int:
         """What is random in an attack is a function of the seed, the batch and the chunk."""
         seed = torch.initial_seed() if self.seed is None else self.seed
-        return torch.Generator().manual_seed(mix(seed, _ATTACK, batch_number, self.place.first_chunk + chunk_number))
-
-    def _learn(self, parts: list[Part], elsewhere: list[str], number: int, count: int) -> list[Tensor]:
-        """Learn from some parts; `elsewhere` are the branches of the other parts of the chunk."""
-        losses = [self._forward(part, number) for part in parts]
-        weighted = [part.weight * loss for part, loss in zip(parts, losses, strict=True)]
-        total = torch.stack(weighted).sum().mul(self.place.share / count)
-        if self._parallel is not None:  # it waits for every parameter, also for those of the other branches
-            total = _Touch.apply(total, *self._weights_of(elsewhere))
-        with self._recomputing(parts):
-            total.backward()
-        return [loss.detach() for loss in losses]
-
-    def _weights_of(self, branches: list[str]) -> list[nn.Parameter]:
-        owners = [layer.owner(branch) for layer in split_layers(self.model) for branch in branches]
-        return [p for owner in owners for p in owner.parameters(recurse=False) if p.requires_grad]
-
-    def _recomputing(self, parts: list[Part]) -> AbstractContextManager[None]:
-        """Activation checkpointing runs layers again in the backward pass: through the branch of the forward pass."""
-        one = len(parts) == 1
-        return routed(self.model, parts[0].branch, tracking="again") if one else closed(self.model)
+        return mix(seed, _ATTACK, batch_number, self.place.first_chunk + chunk_number)
 
     def _forward(self, part: Part, number: int) -> Tensor:
         with (
@@ -191,7 +236,21 @@ class Learner:
         ):
             # A model may work in place, which a leaf of the graph (images whose gradient is wanted) does not allow.
             images = part.images.clone() if part.images.requires_grad else part.images
-            return self.loss(self.model(images), part.labels)
+            outputs = part.call(self.model, images)
+            loss = self.loss(outputs, part.labels)
+            self._checks.look_at_loss(loss, outputs, part.labels)
+            return loss
+
+    def _call(self, chunk: Batch) -> Call:
+        if self._input_name is None:
+            return call_plainly
+        extra, name = dict(chunk.extra), self._input_name
+        return lambda model, images: model(**{name: images}, **extra)
+
+    def _total(self, losses: list[Tensor]) -> Tensor:
+        if not losses:
+            return torch.zeros((), device=self.device, dtype=torch.promote_types(self.dtype, torch.float32))
+        return losses[0].clone() if len(losses) == 1 else torch.stack(losses).sum()
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -203,6 +262,15 @@ class Learner:
             with no_mixed_statistics(model):
                 yield
             self._watched = True
+
+    def _weights_of(self, branches: list[str]) -> list[nn.Parameter]:
+        owners = [layer.owner(branch) for layer in split_layers(self.model) for branch in branches]
+        return [p for owner in owners for p in owner.parameters(recurse=False) if p.requires_grad]
+
+    def _recomputing(self, parts: Sequence[Part]) -> AbstractContextManager[None]:
+        """Activation checkpointing runs layers again in the backward pass: through the branch of the forward pass."""
+        one = len(parts) == 1
+        return routed(self.model, parts[0].branch, tracking="again") if one else closed(self.model)
 
     def _require_cleared_branches(self) -> None:
         """Refuse an optimizer that does not know the branches: it would never move them, without a word."""
@@ -231,7 +299,7 @@ class Learner:
         return mix(self.seed, _FORWARD, step, self.place.first_chunk + number, _BRANCH_NUMBER[branch])
 
     def _precision(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
+        return nullcontext() if self._autocast is None else torch.autocast(self.device.type, self._autocast)
 
 
 class _Touch(torch.autograd.Function):
@@ -247,6 +315,8 @@ class _Touch(torch.autograd.Function):
         return (gradient, *[None] * ctx.weights)
 
 
-def _of_rank(model: DistributedDataParallel) -> Place:
-    """Ranks of a loop of one's own, which often share a seed, take numbers of chunks that never meet."""
-    return Place(first_chunk=dist.get_rank(model.process_group) << 32)
+def _of_rank() -> Place:
+    """Ranks of a data-parallel loop, which often share a seed, take numbers of chunks that never meet."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return ALONE
+    return Place(first_chunk=dist.get_rank() << 32)

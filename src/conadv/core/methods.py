@@ -1,4 +1,4 @@
-"""The ways to take a step: a method takes a batch and leaves gradients in `.grad`, nothing else.
+"""The ways to take a step: a method takes a batch and leaves gradients in `.grad`, or returns a loss.
 
 Vanilla    x_t ──► main ──► gradients
 ConAdv     x_t ──► main ──┬► gradients         x_{t+delay} ──► attack with these weights ──► hand-off
@@ -9,115 +9,139 @@ Recycled   x_t ──► main ──┬► gradients         the same backward p
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .attack import PGD, Loss
-from .batch import Batch, Chunk, count_chunks
-from .handoff import Handoff, Queue, empty, queue_of
-from .learner import Learner, Losses, adv_part, clean_parts
-from .roles import ALONE, Place, Role
+from .attack import Attack, Loss
+from .batch import Batch, count_chunks
+from .feed import Feed
+from .handoff import Handoff, Queue, Twin, empty, queue_of
+from .learner import Common, Learner, Losses, Part
+from .roles import Role
 from .splitbn import plain_layers
+from .stale import StaleWeights
+from .state import State, below, pack, unpack
 
-# What a step sees of the data: the batch to learn from, and the one to attack; None where a role needs none.
-Pair = tuple[Batch | None, Batch | None]
+# The parts that a step learns from in one chunk, the number of the chunk, and how many there are.
+Work = tuple[list[Part], int, int]
 
 
 class Method(Protocol):
     """What a training loop knows of a method."""
 
     duties: Role
-    delay: int
+
+    @property
+    def delay(self) -> int:
+        """Steps between generating a twin and learning from it."""
 
     @property
     def step(self) -> int:
         """How many steps were taken."""
 
-    def feed(self, batches: Iterable[Batch | None]) -> Iterator[Pair]:
+    def feed(self, loader: Iterable[Any]) -> Feed:
         """What the method is called with, step by step. Batches may be None for a role that sees none."""
 
-    def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
+    def __call__(self, now: Any, ahead: Any = None) -> Losses:
         """Add the gradients of one step to `.grad`."""
+
+    def loss(self, now: Any, ahead: Any = None) -> Tensor:
+        """The loss of one step, which the caller backpropagates; it holds the graph of the whole batch."""
 
     def in_flight(self, step: int) -> range:
         """The numbers of the batches whose twins are in flight before `step`, each made one step after the last."""
 
-    def prime(self, batch: Batch, number: int) -> None:
-        """Put the twins of batch `number`, made with the weights as they are, in flight."""
+    def prime(self, batch: Any, number: int) -> None:
+        """Put the twins of batch `number`, generated with the weights as they are, in flight."""
 
     def resume(self, step: int) -> None:
-        """Go on at `step`; what was in flight is to be primed again."""
+        """Continue at `step`; what was in flight is to be primed again."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the next step needs beside the weights, as numbers and tensors; of a process that stands alone."""
+    def state_dict(self, all_ranks: bool = False) -> State:
+        """What the next step needs beside the weights, as tensors by name."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
 
 
 class Vanilla:
-    """Learn from the images as they are: the baseline, by the same calls."""
+    """Learn from the images as they are: the baseline, by the same calls.
+
+    Args:
+        model: the network; with `chunk_size`, its BatchNorm layers are split (`split_batchnorm(model, ("main",))`).
+        loss: from outputs and labels to the mean loss over the images.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, place.
+    """
 
     duties = Role.CLEAN
     delay = 0
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        *,
-        chunk_size: int | None = None,
-        seed: int | None = None,
-        autocast: torch.dtype | None = None,
-        place: Place = ALONE,
-    ) -> None:
-        self._learner = Learner(model, loss, chunk_size, seed, autocast, place)
-        if chunk_size is not None and plain_layers(model):  # chunks need statistics that move once a step
+    def __init__(self, model: nn.Module, loss: Loss, **common: Unpack[Common]) -> None:
+        self._learner = Learner(model, loss, common)
+        if self._learner.chunk_size is not None and plain_layers(model):  # statistics have to move once per step
             self._learner.require_branches("main")
 
     @property
     def step(self) -> int:
         return self._learner.step
 
-    def feed(self, batches: Iterable[Batch | None]) -> Iterator[Pair]:
-        for batch in batches:
-            yield batch, None
+    def feed(self, loader: Iterable[Any]) -> Feed:
+        return Feed(loader, chunk_size=self._learner.chunk_size)
 
-    def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
-        assert now is not None
-        count = count_chunks(now, self._learner.chunk_size)
-        for number, chunk in enumerate(self._learner.chunks(now)):
-            self._learner.learn(clean_parts(chunk, 1.0), number, count)
+    def __call__(self, now: Any, ahead: Any = None) -> Losses:
+        for work in self._work(now):
+            self._learner.learn(*work)
         return self._learner.end_step()
+
+    def loss(self, now: Any, ahead: Any = None) -> Tensor:
+        return total_loss(self._learner, list(self._work(now)))
 
     def in_flight(self, step: int) -> range:
         return range(0)
 
-    def prime(self, batch: Batch, number: int) -> None:
+    def prime(self, batch: Any, number: int) -> None:
         """Nothing is ever in flight."""
 
     def resume(self, step: int) -> None:
         self._learner.step = step
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step}
+    def state_dict(self, all_ranks: bool = False) -> State:
+        return pack({"method": "Vanilla", "step": self.step}, {}, own=False, all_ranks=all_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.resume(state["step"])
+        about, _ = unpack(state, {"method": "Vanilla"}, own=False)
+        self.resume(about["step"])
+
+    def _work(self, now: Any) -> Iterator[Work]:
+        batch = self._learner.batch(now)
+        self._learner.begin_step(delayed=False)
+        count = count_chunks(batch, self._learner.chunk_size)
+        for number, chunk in enumerate(self._learner.chunks(batch)):
+            yield self._learner.clean_parts(chunk, 1.0), number, count
 
 
 class ConAdv:
-    """Learn from the images and from their twins, generated `delay` steps ago with the weights at that step.
+    """Learn from the images and from their twins, generated with the weights of `delay` steps ago.
 
     The update at step t follows (1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_t), x̂_t made with the weights of step
     t - delay (the first ones: with the weights at the start). delay 1 is the paper's ConAdv, delay 0 is DisAdv.
 
-    `stale_weights` is for a rank that attacks and learns: a context in which the model has the weights of `delay`
-    steps ago. Twins are then generated when they are learnt from, one chunk at a time, and none wait in memory.
+    In a process of its own it keeps a copy of the weights of the last `delay` steps, and generates the twins of a batch
+    when it learns from them. With `handoff=Queue()`, twins wait in memory instead, and batches come from `feed`.
+
+    Args:
+        model: the network, after `split_batchnorm`.
+        loss: from outputs and labels to the mean loss over the images.
+        attack: what generates the twins, such as `PGD(4/255)`.
+        delay: age, in steps, of the weights that twins are generated with.
+        adv_weight: share of the twins in the loss; the clean images have the rest.
+        handoff: where twins wait between generating and learning; None: no twin waits.
+        stale_weights: a context in which the model has the weights of `delay` steps ago, kept by the caller.
+            None: the method keeps them.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, place.
     """
 
     duties = Role.CLEAN | Role.ADV | Role.ATTACK
@@ -126,106 +150,139 @@ class ConAdv:
         self,
         model: nn.Module,
         loss: Loss,
-        attack: PGD,
+        attack: Attack,
         *,
         delay: int = 1,
         adv_weight: float = 0.5,
-        chunk_size: int | None = None,
-        seed: int | None = None,
-        autocast: torch.dtype | None = None,
-        place: Place = ALONE,
         handoff: Handoff | None = None,
         stale_weights: Callable[[], AbstractContextManager[None]] | None = None,
+        **common: Unpack[Common],
     ) -> None:
         if delay < 0:
             raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
         if not 0 <= adv_weight <= 1:
             raise ValueError(f"adv_weight {adv_weight}: a part of the loss, from 0 to 1")
         self.attack = attack
-        self.delay = delay
         self.adv_weight = adv_weight
+        self._delay = delay
+        self._learner = Learner(model, loss, common)
+        self._learner.require_branches("main", "adv")
+        keeps = handoff is None and stale_weights is None
+        self._stale = StaleWeights(model, delay if keeps else 0)
+        self._ahead = 0 if keeps or stale_weights is not None else delay  # batches in flight between steps
+        self._weights = stale_weights or (self._stale.swapped_in if keeps and delay else nullcontext)
         self.handoff: Handoff = Queue() if handoff is None else handoff
-        self._stale_weights = nullcontext if stale_weights is None else stale_weights
-        self._ahead = delay if stale_weights is None else 0  # how many batches are in flight between steps
         self._attacked = 0  # the number of the next batch to attack
         self._loaded = False
-        self._learner = Learner(model, loss, chunk_size, seed, autocast, place)
-        self._learner.require_branches("main", "adv")
+
+    @property
+    def delay(self) -> int:
+        return self._delay
 
     @property
     def step(self) -> int:
         return self._learner.step
 
-    def feed(self, batches: Iterable[Batch | None]) -> Iterator[Pair]:
-        """Pair each batch with the one to attack beside it. The first ones are attacked here, before the first step."""
-        if not self._loaded:
-            self._forget()
-        self._loaded = False
-        delay = self._ahead if self._does(Role.ATTACK) else 0
-        window: deque[Batch | None] = deque()
-        for batch in batches:
-            window.append(batch)
-            if len(window) > delay:
-                yield self._pair(window.popleft(), batch)
-            elif len(window) > self._attacked - self.step:
-                assert batch is not None
-                self.prime(batch, self._attacked)
-        while window:
-            yield self._pair(window.popleft(), None)
+    def feed(self, loader: Iterable[Any]) -> Feed:
+        """A loader of the pairs that the method is called with; see `Feed`."""
+        ahead = self._ahead if self._does(Role.ATTACK) else 0
+        return Feed(loader, ahead, self._begin_epoch, self._prime_first, self._learner.chunk_size)
 
-    def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
-        self._check_ahead(ahead)
-        clean = self._chunks(now)
-        attacked = self._chunks(None if ahead is now else ahead)  # chunks of the same batch are made once
-        count = self._count(now, ahead)
-        for number in range(count):
-            chunk = next(clean, None)
-            self._attack(chunk if ahead is now else next(attacked, None), self._attacked, number)
-            parts = [] if chunk is None else clean_parts(chunk, 1 - self.adv_weight)
-            if self._does(Role.ADV):
-                parts.append(adv_part(self.handoff.take(), self.adv_weight))
+    def __call__(self, now: Any, ahead: Any = None) -> Losses:
+        for parts, number, count in self._work(now, ahead):
             if parts:
                 self._learner.learn(parts, number, count)
-        for number, chunk in enumerate(attacked, count):  # the batch ahead may be the larger one
-            self._attack(chunk, self._attacked, number)
-        self._attacked += ahead is not None
+        self._stale.keep()
         return self._learner.end_step()
+
+    def loss(self, now: Any, ahead: Any = None) -> Tensor:
+        # All attacks first: while a graph is alive, the model must keep its weights.
+        work = [item for item in self._work(now, ahead) if item[0]]
+        self._stale.keep()
+        return total_loss(self._learner, work)
 
     def in_flight(self, step: int) -> range:
         return range(step, step + self._ahead)
 
-    def prime(self, batch: Batch, number: int) -> None:
-        for chunk_number, chunk in enumerate(self._chunks(batch)):
+    def prime(self, batch: Any, number: int) -> None:
+        for chunk_number, chunk in enumerate(self._learner.chunks(batch)):
             self._attack(chunk, number, chunk_number)
         self._attacked = number + 1
 
     def resume(self, step: int) -> None:
         empty(self.handoff)
         self._learner.step = self._attacked = step
+        self._stale.reset()
         self._loaded = True
 
-    def state_dict(self) -> dict[str, Any]:
-        counts = {"step": self.step, "attacked": self._attacked, "chunk_size": self._learner.chunk_size}
-        return {**counts, "twins": queue_of(self.handoff).state()}
+    def state_dict(self, all_ranks: bool = False) -> State:
+        """What the next step needs beside the weights, as tensors by name, for torch.save or safetensors.
+
+        Args:
+            all_ranks: with twins in flight on several ranks, gather those of all; every rank calls it.
+        """
+        twins = queue_of(self.handoff).state()
+        tensors = {f"twins.{name}": tensor for name, tensor in twins.items()}
+        for number, version in enumerate(self._stale.versions()):
+            tensors |= {f"stale.{number}.{name}": tensor for name, tensor in version.items()}
+        about = {**self._identity(), "step": self.step, "attacked": self._attacked}
+        return pack(about, tensors, own=self._ahead > 0, all_ranks=all_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["attacked"] - state["step"] > self.delay or state["chunk_size"] != self._learner.chunk_size:
-            raise ValueError("the state is of a method with another delay or chunk_size: make this one alike")
-        self._learner.step, self._attacked = state["step"], state["attacked"]
-        queue_of(self.handoff).restore(state["twins"], self._learner.device)
+        about, tensors = unpack(state, self._identity(), own=self._ahead > 0)
+        self._learner.step, self._attacked = about["step"], about["attacked"]
+        queue_of(self.handoff).restore(below("twins.", tensors), self._learner.device)
+        versions = range(len(self._stale.versions()))
+        self._stale.load([below(f"stale.{number}.", tensors) for number in versions])
         self._loaded = True
 
-    def _chunks(self, batch: Batch | None) -> Iterator[Chunk]:
+    def _identity(self) -> dict[str, Any]:
+        own = {"method": "ConAdv", "delay": self.delay, "ahead": self._ahead}
+        return {**own, "chunk_size": self._learner.chunk_size, "seed": self._learner.seed}
+
+    def _work(self, now: Any, ahead: Any) -> Iterator[Work]:
+        """The parts to learn from, chunk by chunk, after the attack on a chunk of the batch ahead."""
+        now, ahead = self._seen(now, ahead)
+        self._learner.begin_step(delayed=self.delay > 0)
+        if self._ahead == 0:
+            empty(self.handoff)  # a step that failed may have left twins
+        clean = self._chunks(now)
+        attacked = self._chunks(None if ahead is now else ahead)  # chunks of the same batch are made once
+        count = self._count(now, ahead)
+        for number in range(count):
+            chunk = next(clean, None)
+            self._attack(chunk if ahead is now else next(attacked, None), self._attacked, number)
+            learnt = chunk if self._does(Role.CLEAN) else None
+            parts = [] if learnt is None else self._learner.clean_parts(learnt, 1 - self.adv_weight)
+            if self._does(Role.ADV):
+                parts.append(self._learner.adv_part(self.handoff.take(), self.adv_weight))
+            yield parts, number, count
+        for number, chunk in enumerate(attacked, count):  # the batch ahead may be the larger one
+            self._attack(chunk, self._attacked, number)
+        self._attacked += ahead is not None
+
+    def _seen(self, now: Any, ahead: Any) -> tuple[Any, Any]:
+        """The batches that this role learns from and attacks: without twins in flight, the same one."""
+        batch = None if now is None else self._learner.batch(now)
+        if not self._does(Role.ATTACK):
+            return batch, None
+        if self._ahead == 0:
+            other = batch if ahead is None or ahead is now else self._learner.batch(ahead)
+            return batch if self._does(Role.CLEAN) else None, other
+        self._check_ahead(ahead)
+        return batch if self._does(Role.CLEAN) else None, None if ahead is None else self._learner.batch(ahead)
+
+    def _chunks(self, batch: Any) -> Iterator[Batch]:
         return iter(()) if batch is None else self._learner.chunks(batch)
 
-    def _attack(self, chunk: Chunk | None, batch_number: int, chunk_number: int) -> None:
+    def _attack(self, chunk: Batch | None, batch_number: int, chunk_number: int) -> None:
         """Put the twins of a chunk in flight."""
         if chunk is not None:
-            with self._stale_weights():
-                twin = self._learner.attack(self.attack, chunk, batch_number, chunk_number)
+            with self._weights():
+                twin: Twin = self._learner.attack(self.attack, chunk, batch_number, chunk_number)
             self.handoff.put(twin)
 
-    def _check_ahead(self, ahead: Batch | None) -> None:
+    def _check_ahead(self, ahead: Any) -> None:
         if ahead is not None and self._attacked - self.step != self._ahead:
             raise ValueError(
                 f"{self._attacked - self.step} batches are in flight where delay {self.delay} asks for {self._ahead}: "
@@ -235,17 +292,28 @@ class ConAdv:
     def _does(self, duty: Role) -> bool:
         return duty in self._learner.place.role
 
-    def _pair(self, now: Batch | None, ahead: Batch | None) -> Pair:
-        return now if self._does(Role.CLEAN) else None, ahead if self._does(Role.ATTACK) else None
-
-    def _count(self, now: Batch | None, ahead: Batch | None) -> int:
+    def _count(self, now: Any, ahead: Any) -> int:
         batch = now if now is not None else ahead
         if batch is not None:
             return count_chunks(batch, self._learner.chunk_size)
         return self._learner.place.chunks or 0
 
-    def _forget(self) -> None:
+    def _prime_first(self, batch: Any, place: int) -> None:
+        """Attack one of the first batches of an epoch before its first step, unless it was attacked already."""
+        if place > self._attacked - self.step:
+            self.prime(batch, self._attacked)
+
+    def _begin_epoch(self) -> None:
         """Twins left by a feed that was not finished belong to batches that do not come again."""
-        if self._attacked > self.step:
+        if self._attacked > self.step and not self._loaded:
             self.handoff.clear()
             self._attacked = self.step
+        self._loaded = False
+
+
+def total_loss(learner: Learner, work: Iterable[Work]) -> Tensor:
+    """The scaled losses of a whole step added up, with their graph, and the end of the step."""
+    totals = [learner.objective(*item) for item in work]
+    assert totals
+    learner.end_step()
+    return totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])

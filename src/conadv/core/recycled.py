@@ -1,19 +1,23 @@
-"""Recycled: the twins of a batch come with its own backward pass, and are learnt from beside the next batch."""
+"""Recycled: the twins of a batch come with its own backward pass, and are learnt from together with the next batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from .attack import PGD, Loss
+from .attack import Attack, Loss
 from .batch import Batch, Chunked, count_chunks
+from .feed import Feed
 from .handoff import Handoff, Queue, Twin, empty, queue_of
-from .learner import Learner, Losses, Part, adv_part, clean_parts
-from .methods import Pair
-from .roles import ALONE, Place, Role
+from .learner import Common, Learner, Losses, Part
+from .methods import Work, total_loss
+from .roles import Role
+from .state import State, below, pack, unpack
 
 
 class Recycled:
@@ -22,6 +26,14 @@ class Recycled:
     The update at step t follows (1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_{t-1}), x̂_{t-1} made with the weights
     of step t - 1; the first step takes the twins of its own batch. The attack is one step from the image itself,
     through the main branch: `random_start`, `branch` and `statistics` of the attack do not apply.
+
+    Args:
+        model: the network, after `split_batchnorm`.
+        loss: from outputs and labels to the mean loss over the images.
+        attack: its step is taken along the gradient of the clean loss.
+        adv_weight: share of the twins in the loss, below 1; the clean images have the rest.
+        handoff: where twins wait for the next step; None: in memory.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, place.
     """
 
     duties = Role.CLEAN | Role.ADV
@@ -31,63 +43,60 @@ class Recycled:
         self,
         model: nn.Module,
         loss: Loss,
-        attack: PGD,
+        attack: Attack,
         *,
         adv_weight: float = 0.5,
-        chunk_size: int | None = None,
-        seed: int | None = None,
-        autocast: torch.dtype | None = None,
-        place: Place = ALONE,
         handoff: Handoff | None = None,
+        **common: Unpack[Common],
     ) -> None:
-        if attack.steps != 1 or attack.targeted:
-            raise ValueError(
-                "recycled takes one untargeted step along the gradient that it has: steps=1, targeted=False"
-            )
+        attack.check_reusable()
         if not 0 <= adv_weight < 1:
             raise ValueError(f"adv_weight {adv_weight}: from 0 to below 1, since the clean loss brings the gradient")
         self.attack = attack
         self.adv_weight = adv_weight
         self.handoff: Handoff = Queue() if handoff is None else handoff
         self._primed = False
-        self._learner = Learner(model, loss, chunk_size, seed, autocast, place)
+        self._awaited: dict[int, Twin | None] = {}  # twins of a loss that the caller backpropagates, by chunk
+        self._learner = Learner(model, loss, common)
         self._learner.require_branches("main", "adv")
 
     @property
     def step(self) -> int:
         return self._learner.step
 
-    def feed(self, batches: Iterable[Batch | None]) -> Iterator[Pair]:
-        for batch in batches:
-            if not self._primed and batch is not None:
-                if isinstance(batch, Chunked):  # it is read twice
-                    batch = Chunked(batch.count, list(batch.chunks))
-                self.prime(batch, self.step)
-            yield batch, None
+    def feed(self, loader: Iterable[Any]) -> Feed:
+        """A loader of the pairs that the method is called with; see `Feed`."""
+        return Feed(loader, chunk_size=self._learner.chunk_size)
 
-    def __call__(self, now: Batch | None, ahead: Batch | None = None) -> Losses:
-        count = self._count(now)
-        clean = self._learner.chunks(now) if now is not None else None
-        for number in range(count):
-            parts = []
-            if clean is not None:
-                images, *rest = next(clean)
-                parts = clean_parts((images.detach().requires_grad_(), *rest), 1 - self.adv_weight)
-            if Role.ADV in self._learner.place.role:
-                parts.append(adv_part(self.handoff.take(), self.adv_weight))
+    def __call__(self, now: Any, ahead: Any = None) -> Losses:
+        for parts, number, count in self._work(now):
             self._learner.learn(parts, number, count)
-            if clean is not None:  # the backward pass left the gradient on the images
-                self.handoff.put(self._twin(parts[0], parts[0].images.grad, count, self.step, number))
+            if parts[0].branch == "main":  # the backward pass left the gradient on the images
+                gradient = parts[0].images.grad
+                assert gradient is not None
+                self.handoff.put(self._twin(parts[0], gradient, count, self.step, number))
         return self._learner.end_step()
+
+    def loss(self, now: Any, ahead: Any = None) -> Tensor:
+        work = list(self._work(now))
+        step = self.step
+        total = total_loss(self._learner, work)
+        factor: list[Tensor] = []  # what the caller's framework multiplied the loss by: scaling, accumulation
+        total.register_hook(lambda gradient: factor.append(gradient.detach()))
+        for parts, number, count in work:
+            self._awaited[number] = None
+            parts[0].images.register_hook(partial(self._receive, parts[0], factor, count, step, number))
+        return total
 
     def in_flight(self, step: int) -> range:
         return range(step - 1, step)
 
-    def prime(self, batch: Batch, number: int) -> None:
-        count = count_chunks(batch, self._learner.chunk_size)
-        for chunk_number, chunk in enumerate(self._learner.chunks(batch)):
-            self._learner.require_pixels(self.attack, chunk[0])
-            part = clean_parts(chunk, 1 - self.adv_weight)[0]
+    def prime(self, batch: Any, number: int) -> None:
+        own = self._learner.batch(batch)
+        count = count_chunks(own, self._learner.chunk_size)
+        for chunk_number, chunk in enumerate(self._learner.chunks(own)):
+            self._learner.check_images(self.attack, chunk.images)
+            part = self._learner.clean_parts(chunk, 1 - self.adv_weight)[0]
             gradient = self._learner.input_gradient(part, number, chunk_number, count)
             self.handoff.put(self._twin(part, gradient, count, number, chunk_number))
         self._primed = True
@@ -97,31 +106,81 @@ class Recycled:
         self._learner.step = step
         self._primed = False
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "twins": queue_of(self.handoff).state()}
+    def state_dict(self, all_ranks: bool = False) -> State:
+        """What the next step needs beside the weights, as tensors by name, for torch.save or safetensors.
+
+        Args:
+            all_ranks: on several ranks, gather the twins of all; every rank calls it.
+        """
+        self._hand_over()
+        twins = {f"twins.{name}": tensor for name, tensor in queue_of(self.handoff).state().items()}
+        return pack({**self._identity(), "step": self.step}, twins, own=True, all_ranks=all_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._learner.step = state["step"]
-        queue_of(self.handoff).restore(state["twins"], self._learner.device)
-        self._primed = len(state["twins"]) > 0
+        about, tensors = unpack(state, self._identity(), own=True)
+        self._learner.step = about["step"]
+        twins = below("twins.", tensors)
+        queue_of(self.handoff).restore(twins, self._learner.device)
+        self._primed = len(twins) > 0
 
-    def _twin(self, part: Part, gradient: Tensor | None, count: int, batch_number: int, chunk_number: int) -> Twin:
-        """The twin of a chunk, from the gradient of its weighted loss."""
-        assert gradient is not None
+    def _identity(self) -> dict[str, Any]:
+        return {"method": "Recycled", "chunk_size": self._learner.chunk_size, "seed": self._learner.seed}
+
+    def _work(self, now: Any) -> Iterator[Work]:
+        self._learner.begin_step(delayed=True)
+        self._hand_over()
+        batch = None if now is None else self._primed_batch(now)
+        count = self._count(batch)
+        clean = self._learner.chunks(batch) if batch is not None else None
+        for number in range(count):
+            parts = []
+            if clean is not None:
+                chunk = next(clean)
+                images = chunk.images.detach().requires_grad_()
+                parts = self._learner.clean_parts(replace(chunk, images=images), 1 - self.adv_weight)
+            if Role.ADV in self._learner.place.role:
+                parts.append(self._learner.adv_part(self.handoff.take(), self.adv_weight))
+            yield parts, number, count
+
+    def _primed_batch(self, now: Any) -> Batch | Chunked:
+        """The batch to learn from; the twins of the first one are those that its step learns from."""
+        batch = self._learner.batch(now)
+        if not self._primed:
+            if isinstance(batch, Chunked):  # it is iterated twice
+                batch = Chunked(batch.count, list(batch.chunks))
+            self.prime(batch, self.step)
+        return batch
+
+    def _twin(self, part: Part, gradient: Tensor, count: int, batch_number: int, chunk_number: int) -> Twin:
+        """The twin of a chunk, from the gradient of its scaled loss."""
         images = part.images.detach()
-        if self.attack.direction == "noise":
-            gradient = self.attack.noise(images, self._learner.generator(batch_number, chunk_number))
-        # The loss was a weighted mean; the loss of an attack is a sum over images.
-        scale = part.weight * self._learner.place.share / (count * len(images))
-        return Twin(self.attack.step(images, images, gradient / scale), part.labels)
+        # The loss was a scaled mean; the loss of an attack is a sum over images.
+        gradient = gradient / (self._learner.scale(part, count) / len(images))
+        seed = self._learner.attack_seed(batch_number, chunk_number)
+        return Twin(self.attack.along(images, gradient, seed), part.labels, part.call)
 
-    def _count(self, now: Batch | None) -> int:
-        if now is None:
+    def _receive(self, part: Part, factor: list[Tensor], count: int, step: int, number: int, gradient: Tensor) -> None:
+        """Make a twin when the caller's backward pass reaches the images."""
+        # An overflow in 16 bits leaves no direction; the twin is the image itself there.
+        own = torch.nan_to_num(gradient.detach() / factor[-1], nan=0.0)
+        self._awaited[number] = self._twin(part, own, count, step, number)
+
+    def _hand_over(self) -> None:
+        """Put the twins of the last loss in flight, in the order of their chunks."""
+        twins = [self._awaited[number] for number in sorted(self._awaited)]
+        self._awaited = {}
+        for twin in twins:
+            if twin is None:
+                raise ValueError("backpropagate the loss of each step: recycled takes the twins from there")
+            self.handoff.put(twin)
+
+    def _count(self, batch: Batch | Chunked | None) -> int:
+        if batch is None:
             return self._learner.place.chunks or 0
-        count = count_chunks(now, self._learner.chunk_size)
+        count = count_chunks(batch, self._learner.chunk_size)
         if isinstance(self.handoff, Queue) and len(self.handoff) != count:
             raise ValueError(
-                f"a batch of {count} chunks, after one of {len(self.handoff)}: recycled needs `method.feed(loader)` "
-                "around a loader whose batches have one size (drop_last=True drops the smaller last one)"
+                f"a batch of {count} chunks, after one of {len(self.handoff)}: recycled needs a loader whose batches "
+                "have one size (drop_last=True drops the smaller last one)"
             )
         return count

@@ -1,9 +1,9 @@
-"""Weights of earlier steps, kept so that twins can be made with them later."""
+"""Weights of earlier steps, kept so that twins can be generated with them later."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -11,23 +11,26 @@ from torch import Tensor, nn
 
 
 class StaleWeights:
-    """The weights of the last `delay` steps: what twins in flight were made with, and can be made with again.
+    """The weights and buffers of the last `delay` steps: what twins in flight were generated with.
 
-    They take the place of the twins in a checkpoint, which so does not grow with the batch; and where one rank attacks
-    and learns, in memory too.
+    One copy of the weights takes the place of a batch of twins: in a checkpoint, which so does not grow with the
+    batch; and, where one process attacks and learns, in memory.
+
+    Args:
+        model: the network, whose weights `keep` copies.
+        delay: how many versions to keep.
     """
 
     def __init__(self, model: nn.Module, delay: int) -> None:
         self._model = model
-        self._kept = deque({name: torch.clone(own.detach()) for name, own in self._own()} for _ in range(delay))
+        self._kept = deque({name: own.detach().clone() for name, own in self._own().items()} for _ in range(delay))
 
     @torch.no_grad()
     def keep(self) -> None:
         """Remember the weights as they are now, before an update, in place of the oldest."""
         if self._kept:
             self._kept.rotate(-1)
-            for name, own in self._own():
-                self._kept[-1][name].copy_(own)
+            self._copy(self._own(), self._kept[-1])
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -38,21 +41,55 @@ class StaleWeights:
         finally:
             self._swap()
 
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Start again: every version becomes the weights as they are now."""
+        for kept in self._kept:
+            self._copy(self._own(), kept)
+
     def versions(self) -> list[dict[str, Tensor]]:
         """Oldest first."""
         return list(self._kept)
 
+    @torch.no_grad()
     def load(self, versions: list[dict[str, Tensor]]) -> None:
+        """Restore what `versions` returned."""
         for kept, version in zip(self._kept, versions, strict=True):
-            for name, tensor in version.items():
-                kept[name].copy_(tensor)
+            self._copy(version, kept)
+
+    @staticmethod
+    def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+        _follow(target, source)
+        names = list(target)
+        torch._foreach_copy_([target[name] for name in names], [source[name].detach() for name in names])
 
     def _swap(self) -> None:
-        oldest = self._kept[0]
+        own, oldest = self._own(), self._kept[0]
+        _follow(oldest, own)
         # A weight that the model uses under two names is swapped once.
-        for own, old in {id(own): (own, oldest[name]) for name, own in self._own()}.values():
-            own.data, old.data = old.data, own.data
+        for mine, old in {id(mine): (mine, oldest[name]) for name, mine in own.items()}.values():
+            _swap_storage(mine, old)
 
-    def _own(self) -> Iterable[tuple[str, Tensor]]:
+    def _own(self) -> dict[str, Tensor]:
         """The model's tensors themselves, asked for anew: a model may put another in the place of a buffer."""
-        return self._model.state_dict(keep_vars=True).items()
+        return self._model.state_dict(keep_vars=True)
+
+
+def _follow(kept: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Bring kept weights to where the model is: it may have been moved since they were kept."""
+    for name, tensor in kept.items():
+        if (tensor.device, tensor.dtype) != (own[name].device, own[name].dtype):
+            kept[name] = tensor.to(own[name])
+
+
+@torch.no_grad()
+def _swap_storage(own: Tensor, old: Tensor) -> None:
+    """Exchange the contents of two tensors; a graph that was built with `own` stays valid when they are back."""
+    if type(own.data) is Tensor:
+        own.data, old.data = old.data, own.data
+        return
+    # A sharded parameter (DTensor) reads from storage that FSDP holds on to, so its bytes have to move.
+    mine, theirs = (tensor.to_local() for tensor in (own, old))  # type: ignore[attr-defined]
+    kept = mine.clone()
+    mine.copy_(theirs)
+    theirs.copy_(kept)

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from conadv.core.attack import PGD
 from conadv.core.batch import to_pixels
+from conadv.core.pgd import PGD
 from conadv.task.data import evaluation_batches
 from conadv.task.models import evaluating
 from conadv.train.build import Task
@@ -63,7 +63,7 @@ def make_gallery(task: Task, attack: PGD, chunk_size: int) -> dict[str, Any]:
     dtype = next(task.model.parameters()).dtype
     images, labels = to_pixels(raw, task.device, dtype), labels.to(task.device)
     # The whole chunk, as in training: the attack uses the BatchNorm statistics of its chunk.
-    twins = attack(task.model, task.loss, images, labels, torch.Generator().manual_seed(0))
+    twins = attack(task.model, task.loss, images, labels)
     chosen = _of_different_classes(labels)
     images, twins, labels = images[chosen], twins[chosen], labels[chosen]
     difference = twins - images

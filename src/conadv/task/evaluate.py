@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conadv.core.attack import Attack, Loss
 from conadv.core.batch import to_pixels
+from conadv.core.seeds import mix
 from conadv.task.models import evaluating
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class Attack(Protocol):
-    """Images to images that the model gets wrong; `conadv.PGD` is one."""
-
-    def __call__(
-        self, model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, generator: torch.Generator | None = None
-    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -56,21 +47,24 @@ def evaluate(
     device: torch.device | str | None = None,
     attack: Attack | None = None,
     loss: Loss = F.cross_entropy,
-    generator: torch.Generator | None = None,
+    seed: int = 0,
 ) -> Evaluation:
     """Evaluate a model in eval mode; its train/eval flags are as before afterwards.
 
-    batches: of (images, labels, ...), images as bytes or floats in [0, 1].
-    device: where the model is; None: where its first parameter is.
-    attack: called with the model in eval mode, the loss, and `generator`. Of a split model it should attack what
-    is evaluated here, the main branch with running statistics: `PGD(..., branch="main", statistics="running")`.
-    loss: (logits, labels) to the mean over the images.
+    Args:
+        model: the network.
+        batches: of (images, labels, ...), images as bytes or floats in [0, 1].
+        device: where the model is; None: where its first parameter is.
+        attack: called with the model in eval mode. Of a split model it should attack what is evaluated here, the main
+            branch with running statistics: `PGD(..., branch="main", statistics="running")`.
+        loss: (logits, labels) to the mean over the images.
+        seed: decides what is random in the attack.
     """
     like = next(model.parameters(), torch.empty(0))
     device = like.device if device is None else torch.device(device)
     totals = _Totals()
     with evaluating(model), torch.no_grad():
-        for raw_images, raw_labels, *_ in batches:
+        for number, (raw_images, raw_labels, *_) in enumerate(batches):
             if len(raw_images) == 0:
                 continue
             images = to_pixels(raw_images, device, like.dtype).to(like.dtype)
@@ -79,7 +73,7 @@ def evaluate(
             _add(totals, logits, labels, loss)
             if attack is not None:
                 with torch.enable_grad():
-                    attacked = attack(model, loss, images, labels, generator=generator)
+                    attacked = attack(model, loss, images, labels, mix(seed, number))
                 totals.robust_top1 += _hits(_logits(model, attacked.detach()), labels, 1)
     return _evaluation(totals, attacked=attack is not None)
 

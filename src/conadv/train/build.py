@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,12 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conadv.config import Recipe
-from conadv.core.attack import PGD, Loss
-from conadv.core.batch import Batch
+from conadv.core.attack import Attack, Loss
+from conadv.core.batch import Batch, Chunked
 from conadv.core.branches import split_layers
 from conadv.core.catalog import METHODS
 from conadv.core.handoff import Handoff
 from conadv.core.methods import Method
+from conadv.core.pgd import PGD
 from conadv.core.roles import Place, Role
 from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm
@@ -89,7 +89,7 @@ class Job:
     stop: int
     """The step before which the run ends."""
 
-    def batches(self, start: int, stop: int | None = None) -> Generator[Batch | None]:
+    def batches(self, start: int, stop: int | None = None) -> Generator[Chunked | None]:
         """This rank's share of the batches of some steps; a rank that only learns from twins needs none."""
         stop = self.stop if stop is None else stop
         if self.place.role & (Role.CLEAN | Role.ATTACK):
@@ -242,7 +242,7 @@ def _attack(recipe: Recipe) -> PGD:
 
 
 def _method(
-    recipe: Recipe, task: Task, attack: PGD, place: Place, handoff: Handoff | None, stale: StaleWeights | None
+    recipe: Recipe, task: Task, attack: Attack, place: Place, handoff: Handoff | None, stale: StaleWeights | None
 ) -> Method:
     options = {
         "attack": attack,
@@ -258,24 +258,18 @@ def _method(
         chunk_size=recipe.chunk_size,
         seed=recipe.seed,
         autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
+        batch=lambda chunk: Batch(*chunk),
         place=place,
     )
     return method
 
 
-def _wire(recipe: Recipe, task: Task, attack: PGD) -> Wire:
-    """Twins cross as bytes where that loses nothing: pixels and steps are whole 255ths, and nothing starts between."""
-    starts_between = attack.random_start > 0 and recipe.method != "recycled"
-    whole_step = attack.norm == "linf" and attack.direction in (None, "sign", "noise") and attack.steps == 1
-    sizes = (attack.epsilon, attack.epsilon if attack.step_size is None else attack.step_size)
-    as_bytes = whole_step and not starts_between and all(_is_whole(255 * size) for size in sizes)
+def _wire(recipe: Recipe, task: Task, attack: Attack) -> Wire:
+    """Twins cross as bytes where that loses nothing."""
+    as_bytes = attack.exact_as_bytes(from_images=METHODS[recipe.method].maker == Role.CLEAN) and not _mix(recipe)
     classes = len(task.data.train.classes) if _mix(recipe) else None
     shape = task.augment.shape(task.data.train)
     return Wire(recipe.chunk_size, shape, _DTYPES[recipe.precision], as_bytes, classes)
-
-
-def _is_whole(number: float) -> bool:
-    return math.isclose(number, round(number), abs_tol=1e-9)
 
 
 def _rate(recipe: Recipe, steps: int) -> Schedule:

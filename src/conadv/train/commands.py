@@ -13,7 +13,7 @@ from typing import Any
 import safetensors.torch
 
 from conadv.config import RESUMABLE, Recipe, dump_recipe, flatten
-from conadv.core.attack import PGD
+from conadv.core.pgd import PGD
 from conadv.core.splitbn import plain_state_dict
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main
 from conadv.parallel.collectives import World, joined, own_device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from conadv.core.attack import PGD
+from conadv.core.attack import Attack
 from conadv.parallel.collectives import World
 from conadv.task.data import Source, evaluation_batches
 from conadv.task.evaluate import Evaluation, evaluate
@@ -15,13 +15,13 @@ from .ema import Ema
 _BATCH = 256
 
 
-def evaluate_source(task: Task, world: World, source: Source, attack: PGD | None = None) -> Evaluation:
+def evaluate_source(task: Task, world: World, source: Source, attack: Attack | None = None) -> Evaluation:
     """The model's figures on all images of a source, without augmentation."""
     first, last = (len(source) * rank // world.size for rank in (world.rank, world.rank + 1))
     totals = torch.zeros(5, dtype=torch.float64, device=world.device)
     if first < last:
         batches = evaluation_batches(source, _BATCH, task.augment.fit, task.workers, range(first, last))
-        part = evaluate(task.model, batches, device=task.device, attack=attack)
+        part = evaluate(task.model, batches, device=task.device, attack=attack, seed=first)
         figures = (part.top1, part.top5, part.loss, part.robust_top1 or 0.0)
         totals += totals.new_tensor([part.images, *(figure * part.images for figure in figures)])
     images, *sums = world.all_reduce(totals).tolist()
@@ -29,7 +29,7 @@ def evaluate_source(task: Task, world: World, source: Source, attack: PGD | None
     return Evaluation(top1, top5, loss, int(images), None if attack is None else robust)
 
 
-def evaluate_task(task: Task, world: World, ema: Ema, attack: PGD | None = None) -> dict[str, float]:
+def evaluate_task(task: Task, world: World, ema: Ema, attack: Attack | None = None) -> dict[str, float]:
     """What a summary says of a model: percentages on test and training images, and the gap between them.
 
     With a moving average of the weights these are its figures; `raw_test_top1` is that of the weights themselves.

@@ -132,7 +132,7 @@ def build_step(
     method = workload.method(name, model, place=place, handoff=handoff)
     optimizer = Lars(parameter_groups(model, 5e-4), lr=0.0)
     sees_data = place.role & (Role.CLEAN | Role.ATTACK)
-    pairs = method.feed(repeat(workload.batch(place.first_chunk) if sees_data else None))
+    pairs = iter(method.feed(repeat(workload.batch(place.first_chunk) if sees_data else None)))
 
     def step() -> None:
         now, ahead = next(pairs)

@@ -78,7 +78,7 @@ def method_step(workload: Workload, name: str) -> Step:
     """The loop with it."""
     model = workload.build(name)
     method, optimizer = workload.method(name, model), sgd(model)
-    pairs = method.feed(repeat(workload.pixels()))
+    pairs = iter(method.feed(repeat(workload.pixels())))
 
     def step() -> None:
         now, ahead = next(pairs)

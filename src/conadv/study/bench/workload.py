@@ -7,13 +7,12 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from conadv.core.attack import PGD
-from conadv.core.batch import Chunk
 from conadv.core.catalog import METHODS
 from conadv.core.handoff import Handoff
 from conadv.core.methods import Method
+from conadv.core.pgd import PGD
 from conadv.core.roles import ALONE, Place
 from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm
@@ -61,13 +60,13 @@ class Workload:
             split_batchnorm(model, METHODS[method].branches)
         return fastest_memory(model).to(own_device())
 
-    def batch(self, seed: int = 0) -> Chunk:
+    def batch(self, seed: int = 0) -> tuple[Tensor, Tensor]:
         """One chunk of random bytes, as a data source delivers them, with labels."""
         generator = torch.Generator().manual_seed(seed)
         images = torch.randint(256, (self.chunk_size, *self.shape), dtype=torch.uint8, generator=generator)
         return images, torch.randint(self.classes, (self.chunk_size,), generator=generator)
 
-    def pixels(self, seed: int = 0) -> Chunk:
+    def pixels(self, seed: int = 0) -> tuple[Tensor, Tensor]:
         """The same chunk as a network takes it."""
         images, labels = self.batch(seed)
         return (images.float() / 255).to(own_device()), labels.to(own_device())

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, route, split_batchnorm
-from conadv.core.attack import Norm
+from conadv.core.pgd import Norm
 from settings import CLASSES, small_batches, small_cnn
 
 with warnings.catch_warnings():  # its blurring attack imports from where scipy has moved away
@@ -105,7 +105,7 @@ def test_directions_by_hand() -> None:
 
     def moved(**options: object) -> list[float]:
         attack = replace(PGD(0.25, 0.1), **options)  # type: ignore[arg-type]
-        return ((attack.step(images, images, gradient) - images) / 0.1).flatten().tolist()
+        return ((attack.along(images, gradient) - images) / 0.1).flatten().tolist()
 
     assert moved() == pytest.approx([1, -1], abs=1e-5)
     assert moved(norm="l2") == pytest.approx([0.6, -0.8], abs=1e-5)
@@ -118,7 +118,7 @@ def test_directions_by_hand() -> None:
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_no_gradient_no_step(norm: Norm) -> None:
     images = torch.rand(3, 2, 4, 4)
-    assert torch.equal(PGD(0.1, norm=norm).step(images, images, torch.zeros_like(images)), images)
+    assert torch.equal(PGD(0.1, norm=norm).along(images, torch.zeros_like(images)), images)
 
 
 @pytest.mark.parametrize(
@@ -175,24 +175,24 @@ def test_random_start_is_drawn_for_each_image(probability: float, norm: Norm) ->
         assert float(delta[moved].mean()) == pytest.approx(0, abs=0.004)
 
 
-def test_the_generator_alone_decides_what_is_random() -> None:
+def test_the_seed_alone_decides_what_is_random() -> None:
     model = nn.Sequential(small_cnn(), nn.Dropout(0.5))
     ((images, labels),) = small_batches(1)
     attack = PGD(EPSILON, 2 / 255, steps=3, random_start=0.5, targeted=True)
 
     def twins(seed: int, disturbance: int) -> Tensor:
         torch.manual_seed(disturbance)
-        return attack(model, F.cross_entropy, images, labels, torch.Generator().manual_seed(seed))
+        return attack(model, F.cross_entropy, images, labels, seed)
 
     assert torch.equal(twins(1, 1), twins(1, 2))
     assert not torch.equal(twins(1, 1), twins(2, 1))
 
 
-def test_without_a_generator_it_is_seed_0() -> None:
+def test_without_a_seed_it_is_seed_0() -> None:
     model = small_cnn()
     ((images, labels),) = small_batches(1)
     attack = PGD(EPSILON)
-    seeded = attack(model, F.cross_entropy, images, labels, torch.Generator().manual_seed(0))
+    seeded = attack(model, F.cross_entropy, images, labels, 0)
     assert torch.equal(attack(model, F.cross_entropy, images, labels), seeded)
 
 

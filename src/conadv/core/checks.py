@@ -1,0 +1,139 @@
+"""Misuse that would train wrongly without a word: noticed in the first steps, at no cost in the later ones."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss, _WeightedLoss
+
+from .attack import Attack, Loss
+from .wrappers import unwrap
+
+# The steps before which ranks compare their weights; with gradient accumulation the first ones change none.
+_COMPARED = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Checks:
+    """What is looked at once for a method: its images, its loss, and whether its ranks train one model.
+
+    Args:
+        model: the network.
+        loss: from outputs and labels to the mean loss.
+        chunk_size: images per chunk, or None.
+        alone: the method was not given a place among other ranks.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, chunk_size: int | None, alone: bool) -> None:
+        self._model = model
+        self._loss = loss
+        self._chunked = chunk_size is not None
+        self._alone = alone
+        self._seen_images = self._seen_loss = self._seen_labels = False
+        self._first: tuple[Tensor, Tensor, Tensor] | None = None
+        if isinstance(loss, _Loss) and loss.reduction != "mean":
+            raise ValueError(f'the loss has reduction="{loss.reduction}": a method needs the mean, reduction="mean"')
+        if self._chunked and isinstance(loss, _WeightedLoss) and loss.weight is not None:
+            raise ValueError(
+                "a loss with class weights is not the mean of its chunks: pass chunk_size=None, "
+                "or multiply per-image losses by their weights and take the plain mean"
+            )
+
+    def look_at_images(self, attack: Attack, images: Tensor) -> None:
+        """Whether the first images are in the range of the attack."""
+        if not self._seen_images:
+            attack.check_range(images)
+            self._seen_images = True
+
+    def look_at_labels(self, labels: Any) -> None:
+        """Refuse labels that a loss ignores: each chunk would be divided by another number of images."""
+        if not self._chunked or not isinstance(labels, Tensor) or labels.is_floating_point():
+            return
+        if self._seen_labels and labels.device.type != "cpu":  # looking again would wait for the device
+            return
+        self._seen_labels = True
+        if bool((labels < 0).any()):
+            raise ValueError(
+                "labels below 0 (ignore_index) with chunks: each chunk would be averaged over another number of "
+                "images; pass chunk_size=None, or drop these images"
+            )
+
+    def look_at_loss(self, loss: Any, outputs: Any, labels: Any) -> None:
+        """Check that the loss is a mean over the images, also over those of two chunks."""
+        if not isinstance(loss, Tensor) or loss.dim() > 0:
+            shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f'the loss returns {shape}, not one number: use reduction="mean"')
+        if not self._seen_loss and isinstance(outputs, Tensor) and isinstance(labels, Tensor):
+            self._compare(loss.detach(), outputs.detach(), labels)
+
+    def begin_step(self, step: int, delayed: bool) -> None:
+        """Look at the surroundings in the first steps."""
+        if step < 2 and delayed and _in_lbfgs():
+            raise ValueError(
+                "LBFGS evaluates its closure several times per step, and each would count as a step of this method: "
+                "use ConAdv(delay=0), or another optimizer"
+            )
+        if self._alone and step in _COMPARED:
+            self._compare_ranks()
+
+    @torch.no_grad()
+    def _compare(self, loss: Tensor, outputs: Tensor, labels: Tensor) -> None:
+        if self._first is None:
+            twice = self._loss(torch.cat([outputs, outputs]), torch.cat([labels, labels]))
+            if not _close(twice, loss, outputs.dtype):
+                raise ValueError(
+                    f"the loss of images given twice is {float(twice):.4g}, not {float(loss):.4g} as once: "
+                    'a method needs the mean over the images, reduction="mean"'
+                )
+            self._first = loss, outputs, labels
+            self._seen_loss = not self._chunked
+            return
+        first, first_outputs, first_labels = self._first
+        if first_outputs.shape == outputs.shape and first_labels.shape == labels.shape:
+            both = self._loss(torch.cat([first_outputs, outputs]), torch.cat([first_labels, labels]))
+            if not _close(both, (first + loss) / 2, outputs.dtype):
+                raise ValueError(
+                    "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): "
+                    "pass chunk_size=None"
+                )
+        self._first, self._seen_loss = None, True
+
+    def _compare_ranks(self) -> None:
+        """Warn if the ranks of a loop have different weights: then nothing synchronizes them."""
+        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return
+        parameters = list(unwrap(self._model).parameters())
+        if any(type(parameter.data) is not Tensor for parameter in parameters):  # shards, which differ by design
+            return
+        own = torch.stack([parameter.detach().double().sum() for parameter in parameters]).sum()
+        bounds = torch.stack([own, -own])
+        dist.all_reduce(bounds, dist.ReduceOp.MAX)
+        if float(bounds.sum()) != 0:
+            self._alone = False
+            warnings.warn(
+                f"the weights of the {dist.get_world_size()} ranks differ: nothing synchronizes their gradients; wrap "
+                "the model in DistributedDataParallel after split_batchnorm",
+                stacklevel=4,
+            )
+
+
+def _close(left: Tensor, right: Tensor, precision: torch.dtype) -> bool:
+    """Equal up to the rounding of numbers of this precision."""
+    if not bool(left.isfinite() & right.isfinite()):
+        return True  # a loss that is not finite is noticed elsewhere
+    rounding = 16 * torch.finfo(precision).eps ** 0.75
+    return bool(torch.isclose(left.double(), right.double(), rtol=rounding, atol=rounding))
+
+
+def _in_lbfgs() -> bool:
+    """Whether an LBFGS step is among the callers."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), torch.optim.LBFGS):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

@@ -1,0 +1,282 @@
+"""PGD: from images to adversarial versions of them, inside a ball and the range of valid inputs.
+
+start (the image, or noise around it) ──► step along the gradient ──► project ──► ... ──► twin
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .attack import Call, Loss, call_plainly, input_gradient, without_trace
+from .seeds import centered, mix, normal, uniform
+from .splitbn import Statistics
+from .wrappers import unwrap
+
+Norm = Literal["linf", "l2"]
+Direction = Literal["sign", "unit", "raw", "noise"]
+
+# What a random number of an attack is for.
+_START, _MOVED, _TARGET, _NOISE, _FORWARD = range(1, 6)
+
+
+@dataclass(frozen=True)
+class PGD:
+    """Projected gradient descent on the input: the attack of AdvProp and of the paper.
+
+    Sizes are fractions of the pixel range, `epsilon=4/255`, for images in [0, 1] or normalized by `mean` and `std`.
+    For inputs that are not pixels (signals, tabular data, embeddings) pass `low=None, high=None`; sizes are then in
+    the unit of the input.
+
+    Args:
+        epsilon: radius of the ball around an image.
+        step_size: length of one step; None: epsilon.
+        steps: number of gradient steps.
+        norm: the shape of the ball, "linf" or "l2".
+        direction: what a step follows: "sign" of the gradient, "unit" (the gradient at L2 norm 1), "raw" (the gradient
+            as it is) or "noise" (random signs, the control without a gradient). None: the steepest for the ball,
+            which is sign for linf and unit for l2.
+        random_start: probability, for each image, to start at a random point of the ball instead of the image.
+        grid: draw random starts (linf) on whole 255ths, so that twins of 8-bit images are 8-bit images too.
+        targeted: step towards a random wrong label instead of away from the right one.
+        classes: number of classes for a targeted attack on a model that does not return (N, classes) logits.
+        mean: per channel, with `std`: the images were normalized with these. None: they are in [0, 1].
+        std: per channel.
+        low: smallest valid input before normalization; None: unbounded.
+        high: largest valid input before normalization; None: unbounded.
+        branch: the branch of split BatchNorm layers that the attack goes through. To judge a model rather than to
+            train it, attack what is evaluated: `branch="main", statistics="running"`.
+        statistics: what BatchNorm normalizes with, those of the "batch" or the "running" ones. Neither is updated.
+    """
+
+    epsilon: float
+    step_size: float | None = None
+    steps: int = 1
+    norm: Norm = "linf"
+    direction: Direction | None = None
+    random_start: float = 0.8
+    grid: bool = False
+    targeted: bool = False
+    classes: int | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    low: float | None = 0.0
+    high: float | None = 1.0
+    branch: str = "adv"
+    statistics: Statistics = "batch"
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        if self.norm not in ("linf", "l2"):
+            raise ValueError(f"norm {self.norm!r}: linf or l2")
+        if self.direction not in (None, "sign", "unit", "raw", "noise"):
+            raise ValueError(f"direction {self.direction!r}: sign, unit, raw or noise")
+        if self.statistics not in ("batch", "running"):
+            raise ValueError(f"statistics {self.statistics!r}: batch or running")
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std go together: give both or neither")
+        if self.std is not None and min(self.std) <= 0:
+            raise ValueError(f"std {tuple(self.std)}: positive numbers")
+        if self.grid and (self.norm != "linf" or not self._pixels or self.mean is not None):
+            raise ValueError("grid is for images in [0, 1] and norm linf: drop grid=True")
+
+    @property
+    def _pixels(self) -> bool:
+        return (self.low, self.high) == (0.0, 1.0)
+
+    def _check_sizes(self) -> None:
+        if (self.low is None) != (self.high is None) or (
+            self.low is not None and self.high is not None and not self.low < self.high
+        ):
+            raise ValueError(f"low {self.low} and high {self.high}: two numbers in this order, or None for both")
+        if not (0 <= self.epsilon < math.inf) or (self._pixels and self.epsilon > 1):
+            raise ValueError(
+                f"epsilon {self.epsilon}: a fraction of the pixel range, from 0 to 1, such as 4/255; "
+                "for inputs that are not pixels pass low=None, high=None"
+            )
+        if self.step_size is not None and not (self.step_size >= 0 and math.isfinite(self.step_size)):
+            raise ValueError(f"step_size {self.step_size}: a fraction of the pixel range, such as 1/255")
+        if self.steps < 1:
+            raise ValueError(f"steps {self.steps}: take at least 1")
+        if not 0 <= self.random_start <= 1:
+            raise ValueError(f"random_start {self.random_start}: a probability, from 0 to 1")
+
+    def __call__(
+        self, model: nn.Module, loss: Loss, images: Tensor, labels: Any, seed: int = 0, call: Call = call_plainly
+    ) -> Tensor:
+        """Generate the twins of images (N, C, ...); see `Attack`."""
+        if not images.is_floating_point():
+            raise ValueError(f"images of {images.dtype}: scale bytes to the pixel range first, images.float() / 255")
+        if self.targeted and not (isinstance(labels, Tensor) and not labels.is_floating_point()):
+            raise ValueError("targeted needs whole labels: a mixture of them has no wrong label to go towards")
+        images = images.detach()
+        twins = self._start(images, seed)
+        towards = uniform(labels.shape, mix(seed, _TARGET), images) if self.targeted else None
+        for number in range(self.steps):
+            if self.direction == "noise":
+                gradient = _signs(images, mix(seed, _NOISE, number))
+            else:
+                outputs_seed = mix(seed, _FORWARD, number) >> 1
+                gradient = self._gradient(model, loss, twins, labels, towards, outputs_seed, call)
+            twins = self._step(images, twins, gradient)
+        return twins
+
+    def along(self, images: Tensor, gradient: Tensor, seed: int = 0) -> Tensor:
+        """Take one step from the images along a gradient of the loss summed over the images; see `Attack`."""
+        if self.direction == "noise":
+            gradient = _signs(images, mix(seed, _NOISE, 0))
+        return self._step(images, images, gradient)
+
+    def check_reusable(self) -> None:
+        """Raise a ValueError if one step along a known gradient is not all that this attack does."""
+        if self.steps != 1 or self.targeted:
+            raise ValueError(
+                "recycled takes one untargeted step along the gradient that it has: steps=1, targeted=False"
+            )
+
+    def check_range(self, images: Tensor) -> None:
+        """Raise a ValueError for images that cannot be pixels: the ball would have another size than epsilon says."""
+        if self.low is None or self.high is None:
+            return
+        low, high = (float(value) for value in images.aminmax())
+        if self.mean is not None and low >= 0 and high <= 1 and high > low:
+            warnings.warn(
+                f"images from {low:.3g} to {high:.3g} look like pixels in [0, 1], but the attack was given mean and "
+                "std of normalized ones, which makes its ball larger: drop mean and std, or normalize the images",
+                stacklevel=2,
+            )
+        pixels = images * _per_channel(self.std, 1.0, images) + _per_channel(self.mean, 0.0, images)
+        low, high = (float(value) for value in pixels.aminmax())
+        room = 0.25 * (self.high - self.low)  # resampling may overshoot a little
+        if low < self.low - room or high > self.high + room:
+            raise ValueError(
+                f"images from {low:.3g} to {high:.3g}: scale them to [{self.low:g}, {self.high:g}], "
+                "tell the attack the mean and std that they were normalized with, "
+                "or pass low=None, high=None if they are not pixels"
+            )
+
+    def exact_as_bytes(self, *, from_images: bool) -> bool:
+        """Whether twins of images that came as bytes are whole 255ths again; see `Attack`."""
+        starts_between = self.random_start > 0 and not from_images and not self.grid
+        whole_steps = self.norm == "linf" and self.direction in (None, "sign", "noise")
+        sizes = (self.epsilon, self.epsilon if self.step_size is None else self.step_size)
+        return (
+            self._pixels
+            and self.mean is None
+            and self.steps == 1
+            and whole_steps
+            and not starts_between
+            and all(_is_whole(255 * size) for size in sizes)
+        )
+
+    def _step(self, images: Tensor, twins: Tensor, gradient: Tensor) -> Tensor:
+        """One step from `twins` along the gradient of the loss summed over images, back into the ball and range."""
+        size = self.epsilon if self.step_size is None else self.step_size
+        std = _per_channel(self.std, 1.0, images)
+        # The gradient in pixel units is divided by std, and a step in pixel units again on its way to the images.
+        return self._project(images, twins + size * self._along(gradient / std) / std)
+
+    def _gradient(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        images: Tensor,
+        labels: Any,
+        towards: Tensor | None,
+        seed: int,
+        call: Call,
+    ) -> Tensor:
+        """The gradient by the images alone."""
+        model = unwrap(model)
+
+        def total(images: Tensor) -> Tensor:
+            outputs = call(model, images)
+            wrong = labels
+            if towards is not None:  # a fraction of the way round the other labels
+                classes = self._count_classes(outputs)
+                wrong = (labels + 1 + (towards * (classes - 1)).long()) % classes
+            value = loss(outputs, wrong) * len(images)
+            return -value if self.targeted else value
+
+        return input_gradient(model, total, images, partial(without_trace, model, self.branch, self.statistics, seed))
+
+    def _count_classes(self, outputs: Any) -> int:
+        if self.classes is not None:
+            return self.classes
+        if not isinstance(outputs, Tensor):
+            raise ValueError("a targeted attack on a model that returns no tensor of logits: pass PGD(classes=...)")
+        return outputs.shape[1]
+
+    def _along(self, gradient: Tensor) -> Tensor:
+        direction = self.direction or ("sign" if self.norm == "linf" else "unit")
+        if direction == "unit":
+            return gradient / _norms(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
+        return gradient if direction == "raw" else gradient.sign()
+
+    def _start(self, images: Tensor, seed: int) -> Tensor:
+        if self.random_start == 0 or self.epsilon == 0:
+            return images
+        noise = self._noise_in_ball(images, mix(seed, _START)) / _per_channel(self.std, 1.0, images)
+        moved = uniform((len(images), *[1] * (images.dim() - 1)), mix(seed, _MOVED), images) < self.random_start
+        return self._project(images, torch.where(moved, images + noise, images))
+
+    def _noise_in_ball(self, images: Tensor, seed: int) -> Tensor:
+        """A random point of the ball for each image."""
+        if self.norm == "l2":  # a direction from normal noise, a radius so that volume is even
+            noise = normal(images.shape, seed, images)
+            radius = uniform((len(images), *[1] * (images.dim() - 1)), mix(seed), images) ** (1 / images[0].numel())
+            return self.epsilon * radius * noise / _norms(noise)
+        if self.grid:
+            levels = math.floor(255 * self.epsilon + 1e-9)
+            steps = uniform(images.shape, seed, images).mul_(2 * levels + 1).floor_().sub_(levels)
+            return steps.div_(255)
+        return centered(images.shape, seed, images).mul_(self.epsilon)
+
+    def _project(self, images: Tensor, twins: Tensor) -> Tensor:
+        """Into the ball around the images and the valid range. The range admits each image as it is: epsilon 0
+        gives the image back bit by bit, even where normalizing has rounded it over the edge."""
+        std = _per_channel(self.std, 1.0, images)
+        if self.norm == "linf":
+            radius = self.epsilon / std
+            twins = torch.clamp(twins, images - radius, images + radius)
+        else:
+            delta = twins - images
+            length = _norms(delta * std)
+            twins = torch.where(length > self.epsilon, images + delta * (self.epsilon / length), twins)
+        if self.low is None or self.high is None:
+            return twins
+        mean = _per_channel(self.mean, 0.0, images)
+        low, high = (self.low - mean) / std, (self.high - mean) / std
+        return torch.clamp(twins, images.clamp(max=low), images.clamp(min=high))
+
+
+def _per_channel(values: Sequence[float] | None, default: float, images: Tensor) -> Any:
+    """Numbers by channel, in a shape that meets images (N, C, ...); a plain number where there is one for all."""
+    if values is None:
+        return default
+    if len(values) != images.shape[1]:
+        raise ValueError(f"mean and std have {len(values)} channels, the images {images.shape[1]}")
+    shape = (-1, *[1] * (images.dim() - 2))
+    return torch.tensor(values, dtype=images.dtype).to(images.device, non_blocking=True).view(shape)
+
+
+def _signs(images: Tensor, seed: int) -> Tensor:
+    """Random signs in place of the gradient's."""
+    return centered(images.shape, seed, images).sign_()
+
+
+def _norms(x: Tensor) -> Tensor:
+    """The L2 norm of each image, in a shape that meets the images."""
+    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    return norms.view(-1, *[1] * (x.dim() - 1))
+
+
+def _is_whole(number: float) -> bool:
+    return math.isclose(number, round(number), abs_tol=1e-9)

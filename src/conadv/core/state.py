@@ -1,0 +1,87 @@
+"""The state of a method as tensors by name, which torch.save and safetensors both take, and back.
+
+Twins in flight belong to one rank: a state says which method, seed, rank and world size it is of, and refuses others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_ABOUT = "about"
+_RANKS = "ranks."
+
+State = dict[str, Tensor]
+
+
+def pack(about: Mapping[str, Any], tensors: Mapping[str, Tensor], own: bool, all_ranks: bool) -> State:
+    """A state as tensors.
+
+    Args:
+        about: what identifies the method, and its counters.
+        tensors: by name.
+        own: the tensors belong to this rank alone.
+        all_ranks: gather those of every rank; all ranks call it.
+    """
+    rank, size = _rank() if own else (None, None)
+    shared = own and all_ranks and (size or 1) > 1
+    described = {**about, "rank": None if shared else rank, "world_size": size}
+    packed = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    if shared:
+        packed = {f"{_RANKS}{name}": _gathered(tensor, size or 1) for name, tensor in packed.items()}
+    return {_ABOUT: torch.tensor(list(json.dumps(described).encode()), dtype=torch.uint8), **packed}
+
+
+def unpack(state: Mapping[str, Any], about: Mapping[str, Any], own: bool) -> tuple[dict[str, Any], State]:
+    """What `pack` was given, after checking that it was of the same method on this rank.
+
+    Args:
+        state: what `state_dict` returned, perhaps read from a file.
+        about: what identifies the method that loads it.
+        own: the tensors belong to this rank alone.
+    """
+    try:
+        found = json.loads(bytes(state[_ABOUT].tolist()))
+        other = [name for name, value in about.items() if found[name] != value]
+    except (KeyError, AttributeError, ValueError, TypeError):
+        raise ValueError("not the state of a method: pass what method.state_dict() returned") from None
+    if other:
+        told = ", ".join(f"{name} {found[name]} instead of {about[name]}" for name in other)
+        raise ValueError(f"the state is of another method: it has {told}")
+    rank, size = _rank()
+    if own and (found["world_size"] or 1) != size:
+        raise ValueError(f"the state is of {found['world_size']} ranks, here are {size}: start as many")
+    if own and found["rank"] not in (None, rank):
+        raise ValueError(
+            f"the state holds the twins of rank {found['rank']}, this is rank {rank}: save one state per rank, "
+            "or method.state_dict(all_ranks=True), called on all of them"
+        )
+    tensors = {name: tensor for name, tensor in state.items() if name != _ABOUT}
+    mine = {
+        name.removeprefix(_RANKS): tensor[rank] if name.startswith(_RANKS) else tensor
+        for name, tensor in tensors.items()
+    }
+    return found, mine
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> State:
+    """The tensors whose names start with a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _rank() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _gathered(tensor: Tensor, size: int) -> Tensor:
+    """The tensors of all ranks, stacked by rank."""
+    parts = [torch.empty_like(tensor) for _ in range(size)]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.stack(parts)

@@ -1,0 +1,245 @@
+"""The method as a loss that the caller backpropagates: the same gradients, whatever the caller does with it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import conadv
+from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
+from settings import Method, Setting, adversarial_methods, every_method, small_batches, small_cnn
+
+ATTACK = PGD(8 / 255, random_start=0.5)
+
+
+def take_steps(method: Method, batches: list) -> None:
+    for now, ahead in method.feed(batches):
+        method(now, ahead)
+
+
+def run(setting: Setting, as_loss: bool, factor: float = 1.0, chunk_size: int | None = 4) -> nn.Module:
+    """Five steps, by calling the method or its loss; `factor` is what a gradient scaler would apply and undo."""
+    model = split_batchnorm(small_cnn())
+    method = setting.make(model, ATTACK, chunk_size=chunk_size, seed=1, adv_weight=0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    for now, ahead in method.feed(small_batches(5)):
+        optimizer.zero_grad()
+        if as_loss:
+            (factor * method.loss(now, ahead)).backward()
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= factor
+        else:
+            method(now, ahead)
+        optimizer.step()
+    return model
+
+
+@every_method
+@pytest.mark.parametrize("chunk_size", [None, 4])
+@pytest.mark.parametrize("factor", [1.0, 1024.0, 0.25])
+def test_a_loss_that_the_caller_backpropagates_takes_the_same_steps(
+    setting: Setting, chunk_size: int | None, factor: float
+) -> None:
+    one, other = run(setting, False, chunk_size=chunk_size), run(setting, True, factor, chunk_size)
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=1e-12)
+
+
+@adversarial_methods
+def test_epsilon_0_gives_the_gradient_of_the_plain_loss(setting: Setting) -> None:
+    model, plain = split_batchnorm(small_cnn()), small_cnn()
+    method = setting.make(model, PGD(0, random_start=0))
+    for number, (now, ahead) in enumerate(method.feed(small_batches(3))):
+        model.zero_grad()
+        method.loss(now, ahead).backward()
+        if number == 0:  # recycled takes the twins of another batch later
+            F.cross_entropy(plain(now[0]), now[1]).backward()
+            torch.testing.assert_close(model[0].weight.grad, plain[0].weight.grad, rtol=0, atol=1e-12)
+            torch.testing.assert_close(model[7].weight.grad, plain[7].weight.grad, rtol=0, atol=1e-12)
+
+
+def test_recycled_says_that_a_loss_was_not_backpropagated() -> None:
+    method = Recycled(split_batchnorm(small_cnn()), F.cross_entropy, PGD(8 / 255))
+    batches = small_batches(2)
+    method.loss(batches[0])
+    with pytest.raises(ValueError, match="backpropagate the loss of each step"):
+        method.loss(batches[1])
+
+
+def test_recycled_survives_an_overflow() -> None:
+    """A gradient scaler skips a step whose gradients are not finite; the twins of that step are the images."""
+    method = Recycled(split_batchnorm(small_cnn()), F.cross_entropy, PGD(8 / 255, direction="raw"))
+    batches = small_batches(2)
+    (method.loss(batches[0]) * float("inf")).backward()
+    state = method.state_dict()
+    assert torch.equal(state["twins.0.images"], batches[0][0])
+
+
+def test_float16_needs_a_scaled_loss() -> None:
+    method = Vanilla(split_batchnorm(small_cnn()).float(), F.cross_entropy, autocast=torch.float16)
+    with pytest.raises(ValueError, match="float16 needs a scaled loss"):
+        method((torch.rand(8, 2, 6, 6), torch.zeros(8, dtype=torch.long)))
+
+
+# --- batches as people have them ---------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """A model with two inputs that returns a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = split_batchnorm(small_cnn())
+
+    def forward(self, pixels: Tensor, scale: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.inner(pixels) * scale[:, None]}
+
+
+@every_method
+def test_dicts_several_inputs_and_structured_targets(setting: Setting) -> None:
+    def loss(outputs: dict[str, Tensor], labels: tuple[Tensor, Tensor]) -> Tensor:
+        return (F.cross_entropy(outputs["logits"], labels[0], reduction="none") * labels[1]).mean()
+
+    def as_batch(item: dict[str, Tensor]) -> conadv.Batch:
+        return conadv.Batch(item["x"], (item["y"], item["w"]), extra={"scale": item["s"]})
+
+    items = [
+        {"x": x, "y": y, "w": torch.linspace(0.5, 2, 8).double(), "s": torch.linspace(1, 3, 8).double()}
+        for x, y in small_batches(3)
+    ]
+    model = Scaled()
+    method = setting.make(model, PGD(0, random_start=0), chunk_size=4, batch=as_batch, input_name="pixels")
+    method._learner.loss = loss
+    reference = small_cnn()
+    for number, (now, ahead) in enumerate(method.feed(items)):
+        model.zero_grad()
+        method(now, ahead)
+        if number == 0:
+            total = sum(
+                loss({"logits": reference(part["x"]) * part["s"][:, None]}, (part["y"], part["w"])) / 2
+                for part in ({k: v[:4] for k, v in now.items()}, {k: v[4:] for k, v in now.items()})
+            )
+            total.backward()
+            torch.testing.assert_close(model.inner[0].weight.grad, reference[0].weight.grad, rtol=0, atol=1e-12)
+
+
+@every_method
+@pytest.mark.parametrize("item", [lambda x, y: (x, y, y), lambda x, y: {"x": x}, lambda x, y: x])
+def test_what_is_not_images_and_labels_is_refused(setting: Setting, item) -> None:
+    method = setting.make(split_batchnorm(small_cnn()))
+    with pytest.raises(ValueError, match=r"not \(images, labels\): pass batch="):
+        take_steps(method, [item(x, y) for x, y in small_batches(2)])
+
+
+def test_inputs_that_are_not_pixels() -> None:
+    """Signals in volts: the ball is in their unit, and nothing is clipped to a range."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(72, 5)).double()
+    images, labels = small_batches(1)[0]
+    signals = images * 40 - 20
+    attack = PGD(3.0, random_start=0, low=None, high=None)
+    twins = attack(model, F.cross_entropy, signals, labels)
+    leaf = signals.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(F.cross_entropy(model(leaf), labels), leaf)
+    torch.testing.assert_close(twins, signals + 3 * gradient.sign(), rtol=0, atol=1e-12)
+    ConAdv(model, F.cross_entropy, attack)((signals, labels))
+
+
+# --- losses as people have them ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_a_loss_that_is_no_mean_is_refused_when_the_method_is_made(reduction: str) -> None:
+    with pytest.raises(ValueError, match=f'reduction="{reduction}": a method needs the mean'):
+        Vanilla(split_batchnorm(small_cnn()), nn.CrossEntropyLoss(reduction=reduction))
+
+
+@every_method
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_a_function_that_is_no_mean_is_refused_in_the_first_step(setting: Setting, chunk_size: int | None) -> None:
+    method = setting.make(split_batchnorm(small_cnn()), chunk_size=chunk_size)
+    method._learner._checks._loss = method._learner.loss = lambda x, y: F.cross_entropy(x, y, reduction="sum")
+    with pytest.raises(ValueError, match="the mean over the images"):
+        take_steps(method, small_batches(1))
+    method = setting.make(split_batchnorm(small_cnn()), chunk_size=chunk_size)
+    method._learner.loss = lambda x, y: F.cross_entropy(x, y, reduction="none")
+    with pytest.raises((ValueError, RuntimeError), match=r"not one number|scalar outputs"):
+        take_steps(method, small_batches(1))
+
+
+def test_class_weights_and_ignored_labels_with_chunks_are_refused() -> None:
+    model = split_batchnorm(small_cnn())
+    weights = torch.linspace(0.1, 5, 5).double()
+    with pytest.raises(ValueError, match="class weights is not the mean of its chunks"):
+        Vanilla(model, nn.CrossEntropyLoss(weight=weights), chunk_size=4)
+    method = Vanilla(model, lambda x, y: F.cross_entropy(x, y, weight=weights), chunk_size=4)
+    with pytest.raises(ValueError, match="not the mean of their losses"):
+        method(small_batches(1)[0])
+    images, labels = small_batches(1)[0]
+    labels[0] = -100
+    with pytest.raises(ValueError, match="ignore_index"):
+        Vanilla(model, F.cross_entropy, chunk_size=4)((images, labels))
+    Vanilla(model, nn.CrossEntropyLoss(weight=weights))((images, labels))  # a whole batch is fine
+
+
+# --- checks ------------------------------------------------------------------------------------------------------
+
+
+@adversarial_methods
+def test_pixels_although_mean_and_std_were_given_are_a_warning(setting: Setting) -> None:
+    attack = PGD(4 / 255, mean=(0.45, 0.45), std=(0.225, 0.225))
+    method = setting.make(split_batchnorm(small_cnn()), attack)
+    with pytest.warns(UserWarning, match=r"look like pixels in \[0, 1\]"):
+        take_steps(method, small_batches(1))
+
+
+def test_delay_cannot_be_changed() -> None:
+    method = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK)
+    with pytest.raises(AttributeError):
+        method.delay = 2
+
+
+@every_method
+def test_a_method_follows_its_model(setting: Setting) -> None:
+    """Made before the model gets its dtype (or device): the steps are those of a method made after it."""
+    early, late = split_batchnorm(small_cnn()).float(), split_batchnorm(small_cnn()).float().double()
+    one = setting.make(early, PGD(8 / 255, random_start=0))
+    early.double()
+    other = setting.make(late, PGD(8 / 255, random_start=0))
+    for method, model in ((one, early), (other, late)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for now, ahead in method.feed(small_batches(3)):
+            optimizer.zero_grad()
+            method(now, ahead)
+            optimizer.step()
+    for name, value in early.state_dict().items():
+        assert torch.equal(late.state_dict()[name], value), name
+
+
+def test_a_last_batch_that_the_chunks_do_not_divide_is_refused_before_the_first_epoch() -> None:
+    data = torch.utils.data.TensorDataset(torch.rand(22, 2, 6, 6).double(), torch.zeros(22, dtype=torch.long))
+    method = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK, chunk_size=4)
+    with pytest.raises(ValueError, match=r"last batch of each epoch: a batch of 6 images .*drop_last=True"):
+        method.feed(torch.utils.data.DataLoader(data, batch_size=8))
+    assert len(method.feed(torch.utils.data.DataLoader(data, batch_size=8, drop_last=True))) == 2
+
+
+def test_lbfgs_is_refused_where_a_call_counts_as_a_step() -> None:
+    batch = small_batches(1)[0]
+    for method_class, options in ((Recycled, {}), (ConAdv, {"delay": 1})):
+        model = split_batchnorm(small_cnn())
+        method = method_class(model, F.cross_entropy, ATTACK, **options)
+        with pytest.raises(ValueError, match="LBFGS evaluates its closure several times"):
+            torch.optim.LBFGS(model.parameters()).step(lambda method=method: method(batch).clean)
+
+
+def test_no_warning_without_other_ranks() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method = Vanilla(split_batchnorm(small_cnn()), F.cross_entropy)
+        for batch in small_batches(3):
+            method(batch)
