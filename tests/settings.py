@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv import PGD, ConAdv, Queue, Recycled, Vanilla
+from conadv import PGD, ConAdv, Queue, Recycled, Sam, Vanilla
+from conadv.core.catalog import METHODS
 
 CLASSES = 5
-Method = Vanilla | ConAdv | Recycled
+RHO = 0.3
+Method = Vanilla | ConAdv | Recycled | Sam
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,15 @@ class Setting:
 
     @property
     def adversarial(self) -> bool:
-        return self.method != "vanilla"
+        return METHODS[self.method].branches == ("main", "adv")
 
     def make(self, model: nn.Module, attack: PGD | None = None, **options: Any) -> Method:
         """The method around a model that has the branches it needs."""
-        attack = attack or PGD(8 / 255, random_start=0)
-        if self.method == "vanilla":
-            options.pop("adv_weight", None)
-            return Vanilla(model, F.cross_entropy, **options)
-        if self.method == "recycled":
-            return Recycled(model, F.cross_entropy, attack, **options)
-        if self.queued:
-            options.setdefault("handoff", Queue())
-        return ConAdv(model, F.cross_entropy, attack, delay=self.delay, **options)
+        own = {"attack": attack or PGD(8 / 255, random_start=0), "delay": self.delay, "rho": RHO}
+        own["adv_weight"] = options.pop("adv_weight", 0.5)
+        own["handoff"] = options.pop("handoff", Queue() if self.queued else None)
+        own["stale_weights"] = options.pop("stale_weights", None)
+        return METHODS[self.method].build(model, F.cross_entropy, own, **options)
 
 
 SETTINGS = (
@@ -53,8 +51,14 @@ SETTINGS = (
     Setting("conadv-queue", "conadv", queued=True),
     Setting("conadv-queue-3", "conadv", delay=3, queued=True),
     Setting("recycled", "recycled"),
+    Setting("sam", "sam", delay=0),
+    Setting("sam-stale", "sam"),
 )
 every_method = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+# With twins that are the images, all of these take the step of a plain loop.
+image_methods = pytest.mark.parametrize(
+    "setting", [setting for setting in SETTINGS if setting.method != "sam"], ids=lambda setting: setting.name
+)
 adversarial_methods = pytest.mark.parametrize(
     "setting", [setting for setting in SETTINGS if setting.adversarial], ids=lambda setting: setting.name
 )

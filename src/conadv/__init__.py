@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .core.pgd import PGD
     from .core.recycled import Recycled
     from .core.roles import Place, Role
+    from .core.sam import Sam
     from .core.splitbn import plain_state_dict, route, split_batchnorm
     from .core.stale import StaleWeights
     from .optim.groups import parameter_groups
@@ -41,6 +42,7 @@ __all__ = [
     "Queue",
     "Recycled",
     "Role",
+    "Sam",
     "StaleWeights",
     "Vanilla",
     "parameter_groups",
@@ -63,6 +65,7 @@ _HOMES = {
     "core.pgd": ("PGD",),
     "core.recycled": ("Recycled",),
     "core.roles": ("Place", "Role"),
+    "core.sam": ("Sam",),
     "core.splitbn": ("plain_state_dict", "route", "split_batchnorm"),
     "core.stale": ("StaleWeights",),
     "optim.groups": ("parameter_groups",),

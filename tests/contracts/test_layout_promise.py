@@ -30,6 +30,7 @@ CASES = [
     *(("vanilla", 0, *case) for case in TOGETHER),
     *(("conadv", delay, *case) for delay in (0, 1, 2) for case in ATTACKED),
     *(("recycled", 1, *case) for case in RECYCLED),
+    *(("sam", delay, *case) for delay in (0, 1) for case in TOGETHER),
 ]
 
 State = dict[str, Tensor]
@@ -55,7 +56,7 @@ def alone(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
 
 
 def fields(method: str, delay: int) -> dict[str, Any]:
-    return {"method": method, "delay": delay} if method == "conadv" else {"method": method}
+    return {"method": method, "delay": delay} if method in ("conadv", "sam") else {"method": method}
 
 
 @pytest.mark.parametrize(("method", "delay", "size", "layout"), CASES)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, Recycled, split_batchnorm
-from settings import SETTINGS, Setting, every_method, small_batches, small_cnn
+from settings import RHO, SETTINGS, Setting, every_method, small_batches, small_cnn
 
 EPSILON = 8 / 255
 LR, MOMENTUM = 0.2, 0.9
@@ -80,6 +80,21 @@ def twins_for(setting: Setting, history: list[Reference], batches: list[Batch], 
     return [(attacked(model, images, labels), labels) for images, labels in chunks_of(victims, count)]
 
 
+def add_gradient_uphill(model: nn.Module, source: nn.Module, victim: Batch, batch: Batch, count: int) -> None:
+    """SAM by its definition, on copies: the gradient at weights that were moved along that of `victim`."""
+    at_source, moved = copy.deepcopy(source), copy.deepcopy(model)
+    at_source.zero_grad()
+    F.cross_entropy(at_source(victim[0]), victim[1]).backward()
+    length = torch.cat([own.grad.flatten() for own in at_source.parameters()]).norm()
+    moved.zero_grad()
+    with torch.no_grad():
+        for own, uphill in zip(moved.parameters(), at_source.parameters(), strict=True):
+            own += RHO * uphill.grad / length
+    (F.cross_entropy(moved(batch[0]), batch[1]) / count).backward()
+    for own, other in zip(model.parameters(), moved.parameters(), strict=True):
+        own.grad = other.grad if own.grad is None else own.grad + other.grad
+
+
 def train_reference(setting: Setting, batches: list[Batch], count: int, adv_weight: float) -> Reference:
     reference = Reference.make()
     optimizer = torch.optim.SGD(reference.parameters(), lr=LR, momentum=MOMENTUM)
@@ -94,8 +109,14 @@ def train_reference(setting: Setting, batches: list[Batch], count: int, adv_weig
             parts += [("adv", reference.adv, twins, adv_weight)]
         for name, model, chunks, weight in parts:
             passes = []
-            for images, labels in chunks:
-                (weight / count * F.cross_entropy(model(images), labels)).backward()
+            for number, (images, labels) in enumerate(chunks):
+                if setting.method == "sam":
+                    source = max(step - setting.delay, 0)
+                    victim = chunks_of(batches[source], count)[number]
+                    add_gradient_uphill(model, history[source].clean, victim, (images, labels), count)
+                    model(images)  # whose statistics count
+                else:
+                    (weight / count * F.cross_entropy(model(images), labels)).backward()
                 passes.append(reference.statistics(name))
             reference.move_running(name, passes)
         optimizer.step()

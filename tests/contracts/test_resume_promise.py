@@ -26,6 +26,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "conadv-2": {"method": "conadv", "delay": 2},
     "recycled": {"method": "recycled"},
     "mixed": {"method": "conadv", "delay": 1, "data__mixup": 0.4, "data__cutmix": 1.0},
+    "sam": {"method": "sam"},
+    "sam-stale": {"method": "sam", "delay": 1},
 }
 # Each optimizer with a learning rate at which the tiny net learns.
 OPTIMIZER_SETTINGS = {
@@ -34,6 +36,8 @@ OPTIMIZER_SETTINGS = {
 }
 LAYOUTS = {
     "vanilla": [(2, "clean")],
+    "sam": [(2, "clean")],
+    "sam-stale": [(2, "clean")],
     "recycled": [(2, "clean+adv"), (2, "clean | adv"), (4, "adv | clean")],
 }
 SPLIT = [

@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import conadv
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
-from settings import Method, Setting, adversarial_methods, every_method, small_batches, small_cnn
+from settings import Method, Setting, adversarial_methods, every_method, image_methods, small_batches, small_cnn
 
 ATTACK = PGD(8 / 255, random_start=0.5)
 
@@ -63,6 +64,38 @@ def test_epsilon_0_gives_the_gradient_of_the_plain_loss(setting: Setting) -> Non
             torch.testing.assert_close(model[7].weight.grad, plain[7].weight.grad, rtol=0, atol=1e-12)
 
 
+class Checkpointed(nn.Module):
+    """A model whose layers run again in the backward pass."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.inner = split_batchnorm(small_cnn())
+        self.reentrant = reentrant
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.reentrant is None:
+            return self.inner(images)
+        images = images if images.requires_grad or not self.reentrant else images.clone().requires_grad_()
+        return checkpoint(self.inner, images, use_reentrant=self.reentrant)
+
+
+@image_methods
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_that_run_again_take_the_branch_of_their_forward_pass(setting: Setting, reentrant: bool) -> None:
+    def trained(model: nn.Module) -> nn.Module:
+        method = setting.make(model, PGD(8 / 255, random_start=0), chunk_size=4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        for now, ahead in method.feed(small_batches(4)):
+            optimizer.zero_grad()
+            method.loss(now, ahead).backward()
+            optimizer.step()
+        return model
+
+    again, once = trained(Checkpointed(reentrant)), trained(Checkpointed(None))
+    for name, value in once.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], value, rtol=0, atol=1e-12)
+
+
 def test_recycled_says_that_a_loss_was_not_backpropagated() -> None:
     method = Recycled(split_batchnorm(small_cnn()), F.cross_entropy, PGD(8 / 255))
     batches = small_batches(2)
@@ -100,7 +133,7 @@ class Scaled(nn.Module):
         return {"logits": self.inner(pixels) * scale[:, None]}
 
 
-@every_method
+@image_methods
 def test_dicts_several_inputs_and_structured_targets(setting: Setting) -> None:
     def loss(outputs: dict[str, Tensor], labels: tuple[Tensor, Tensor]) -> Tensor:
         return (F.cross_entropy(outputs["logits"], labels[0], reduction="none") * labels[1]).mean()

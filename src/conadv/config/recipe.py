@@ -156,6 +156,8 @@ class Recipe:
     """How a step is taken. disadv is conadv with delay 0."""
     delay: Whole = None  # type: ignore[assignment]  # only until __post_init__ asks the method
     """Age in steps of the weights that twins are made with: conadv takes any, 1 unless told, the others their own."""
+    rho: Positive = 0.05
+    """sam alone: how far the weights move uphill before the gradient is taken, in their L2 norm."""
     adv_weight: Share = 0.5
     """Share of the twins in the loss; the clean images have the rest."""
     batch_size: Count = 100

@@ -48,9 +48,13 @@ class SplitLayer(nn.Module):
     left_main: bool
     """Whether somebody routed images through another branch by themselves, and may run their backward pass later."""
 
+    walked: str | None
+    """The branch whose part of the graph a backward pass walks at the moment; None: only a method's loss says so."""
+
     def grow(self, branches: Mapping[str, nn.Module]) -> None:
         """Add branches to a layer that was a plain one until now."""
         self.way, self.branches, self.left_main = Way(), ("main", *branches), False
+        self.walked = None
         for name, branch in branches.items():
             self.add_module(name, branch)
         for owner in self.owners().values():
@@ -85,6 +89,8 @@ class SplitLayer(nn.Module):
         # A compiler does not trace this question; it traces the backward passes of a method with their own way.
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
             return self.way
+        if self.walked is not None and not self.way.routed:
+            return Way(self.walked, self.way.batch_statistics, "again")
         if self.left_main and not self.way.routed:
             raise RuntimeError(
                 "a split BatchNorm layer ran again (activation checkpointing) in a backward pass outside of `route`, "
@@ -101,6 +107,31 @@ class SplitLayer(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle by the class before the split: the class of this layer has no name in a module."""
         return (_blank, (self.plain,), *super().__reduce_ex__(protocol)[2:])
+
+
+class _Mark(torch.autograd.Function):
+    """The loss itself, whose backward pass says through which branch its images went.
+
+    Autograd walks the graph of a later forward pass before that of an earlier one, so the mark holds for all layers
+    that activation checkpointing runs again until the next mark.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, layers: list[SplitLayer], branch: str) -> Tensor:
+        ctx.layers, ctx.branch = layers, branch
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        for layer in ctx.layers:
+            layer.walked = ctx.branch
+        return gradient, None, None
+
+
+def marked(loss: Tensor, model: nn.Module, branch: str) -> Tensor:
+    """The loss of images that went through `branch`, for a backward pass outside of a route."""
+    layers = split_layers(model)
+    return _Mark.apply(loss, layers, branch) if layers else loss
 
 
 class SplitBatchNorm(SplitLayer, _BatchNorm):

@@ -116,5 +116,16 @@ _ROWS = (
         layouts=("clean+adv", "clean | adv"),
         overlapped="clean | adv",
     ),
+    MethodInfo(
+        name="sam",
+        target="core.sam:Sam",
+        options=("rho", "delay"),
+        delay=None,
+        default_delay=0,
+        passes={Role.CLEAN: 2 * _LEARN},
+        maker=None,
+        layouts=("clean",),
+        overlapped="clean",
+    ),
 )
 METHODS = {row.name: row for row in _ROWS}

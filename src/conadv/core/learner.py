@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .attack import Attack, Call, Loss, call_plainly, input_gradient, without_trace
 from .batch import Batch, Chunked, as_batch, cut, to_device, to_pixels
-from .branches import split_layers
+from .branches import marked, split_layers
 from .buffers import no_mixed_statistics
 from .checks import Checks
 from .handoff import Twin
@@ -54,6 +54,10 @@ class Part(NamedTuple):
     call: Call = call_plainly
     views: int = 1
     """How many views of the same images the step learns from, of which this is one."""
+    tracked: bool = True
+    """Whether its pass counts for the running statistics."""
+    adversarial: bool = False
+    """Whether its loss is that of what an adversary changed: the images, or the weights."""
 
 
 class Losses(NamedTuple):
@@ -143,7 +147,7 @@ class Learner:
 
     def adv_part(self, twin: Twin, weight: float) -> Part:
         """What is learnt from the twins of a chunk."""
-        return Part("adv", twin.images, twin.labels, weight, twin.call)
+        return Part("adv", twin.images, twin.labels, weight, twin.call, adversarial=True)
 
     def scale(self, part: Part, count: int) -> float:
         """What the mean loss of a part is multiplied by, in a step with `count` chunks on this process."""
@@ -169,14 +173,24 @@ class Learner:
                 with self._recomputing(some):
                     total.backward()
 
-    def objective(self, parts: Sequence[Part], number: int, count: int) -> Tensor:
-        """The loss of some parts of chunk `number` of `count`, scaled, with its graph. Remembers the mean losses."""
+    def objective(
+        self, parts: Sequence[Part], number: int, count: int, step: int | None = None, mark: bool = False
+    ) -> Tensor:
+        """The loss of some parts of chunk `number` of `count`, scaled, with its graph. Remembers the mean losses.
+
+        Args:
+            parts: what is learnt from.
+            number: of the chunk, on this process.
+            count: of the chunks of a step.
+            step: decides what the model draws; None: the present one.
+            mark: the caller runs the backward pass, so that the graph itself has to say which branch it is of.
+        """
         total = None
         for part in parts:
-            loss = self._forward(part, number)
-            mean = loss.detach() / (count * part.views)
-            (self._adv if part.branch == "adv" else self._clean).append(mean)
-            scaled = loss * self.scale(part, count)
+            loss = self._forward(part, number, self.step if step is None else step)
+            if part.tracked or part.adversarial:
+                (self._adv if part.adversarial else self._clean).append(loss.detach() / (count * part.views))
+            scaled = (marked(loss, self.model, part.branch) if mark else loss) * self.scale(part, count)
             total = scaled if total is None else total + scaled
         assert total is not None
         return total
@@ -227,10 +241,10 @@ class Learner:
         seed = torch.initial_seed() if self.seed is None else self.seed
         return mix(seed, _ATTACK, batch_number, self.place.first_chunk + chunk_number)
 
-    def _forward(self, part: Part, number: int) -> Tensor:
+    def _forward(self, part: Part, number: int, step: int) -> Tensor:
         with (
-            self._randomness(self.step, number, part.branch),
-            routed(self.model, part.branch, tracking="step"),
+            self._randomness(step, number, part.branch),
+            routed(self.model, part.branch, tracking="step" if part.tracked else "off"),
             self._precision(),
             self._watching(),
         ):

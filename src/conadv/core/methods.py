@@ -313,7 +313,7 @@ class ConAdv:
 
 def total_loss(learner: Learner, work: Iterable[Work]) -> Tensor:
     """The scaled losses of a whole step added up, with their graph, and the end of the step."""
-    totals = [learner.objective(*item) for item in work]
+    totals = [learner.objective(*item, mark=True) for item in work]
     assert totals
     learner.end_step()
     return totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])

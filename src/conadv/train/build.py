@@ -248,6 +248,7 @@ def _method(
         "attack": attack,
         "delay": recipe.delay,
         "adv_weight": recipe.adv_weight,
+        "rho": recipe.rho,
         "handoff": handoff,
         "stale_weights": None if stale is None else stale.swapped_in,
     }

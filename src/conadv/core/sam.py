@@ -1,0 +1,180 @@
+"""SAM: the gradient at weights that were moved uphill first (Foret et al. 2021), and its stale form.
+
+delay 0    x_t ──► gradient at θ_t ──► ρ·g/‖g‖ ──► x_t ──► gradient at θ_t + ρ·g/‖g‖ ──► .grad
+delay 1    the uphill direction is that of the step before, so that both gradients could be computed at once
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .attack import Call, Loss, without_trace
+from .batch import Batch, Chunked, count_chunks
+from .feed import Feed
+from .learner import Common, Learner, Losses, Part
+from .methods import Work, total_loss
+from .roles import Role
+from .splitbn import plain_layers
+from .state import State, below, pack, unpack
+from .wrappers import unwrap
+
+# The uphill direction of one chunk: a tensor per trainable parameter, of length 1 together.
+Direction = list[Tensor]
+
+
+class Sam:
+    """Sharpness-aware minimization: descend along the gradient at the worst weights nearby.
+
+    The weights move uphill by `rho`, along the gradient of each chunk by itself (m-sharpness with m = chunk_size), so
+    that the numbers do not depend on how chunks are spread over ranks. Running statistics move with the first pass.
+    With delay 1 (as in AsyncSAM), chunk i of a batch goes uphill along the gradient of chunk i of the batch before, at
+    the weights of that step; the first step uses its own. A direction per chunk is then kept in memory.
+
+    Args:
+        model: the network.
+        loss: from outputs and labels to the mean loss over the images.
+        rho: how far the weights move, in the L2 norm over all trainable parameters.
+        delay: age of the direction in steps, 0 or 1.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, place.
+    """
+
+    duties = Role.CLEAN
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, *, rho: float = 0.05, delay: int = 0, **common: Unpack[Common]
+    ) -> None:
+        if not rho > 0:
+            raise ValueError(f"rho {rho}: a length above 0, such as 0.05")
+        if delay not in (0, 1):
+            raise ValueError(f"delay {delay}: sam takes 0, or 1 for its stale form")
+        self.rho = rho
+        self._delay = delay
+        self._waiting: deque[Direction] = deque()  # directions of the step before, by chunk
+        self._learner = Learner(model, loss, common)
+        if self._learner.chunk_size is not None and plain_layers(model):  # statistics have to move once per step
+            self._learner.require_branches("main")
+
+    @property
+    def delay(self) -> int:
+        return self._delay
+
+    @property
+    def step(self) -> int:
+        return self._learner.step
+
+    def feed(self, loader: Iterable[Any]) -> Feed:
+        """A loader of the pairs that the method is called with; see `Feed`."""
+        return Feed(loader, chunk_size=self._learner.chunk_size)
+
+    def __call__(self, now: Any, ahead: Any = None) -> Losses:
+        for work in self._work(now):
+            self._learner.learn(*work)
+        return self._learner.end_step()
+
+    def loss(self, now: Any, ahead: Any = None) -> Tensor:
+        return total_loss(self._learner, list(self._work(now)))
+
+    def in_flight(self, step: int) -> range:
+        return range(step - self.delay, step)
+
+    def prime(self, batch: Any, number: int) -> None:
+        own = self._learner.batch(batch)
+        count = count_chunks(own, self._learner.chunk_size)
+        with without_trace(unwrap(self._learner.model), "main", None, None):
+            for chunk_number, chunk in enumerate(self._learner.chunks(own)):
+                parts = [part._replace(tracked=False) for part in self._learner.clean_parts(chunk, 1.0)]
+                self._waiting.append(self._uphill(parts, number, chunk_number, count))
+
+    def resume(self, step: int) -> None:
+        self._waiting.clear()
+        self._learner.step = step
+
+    def state_dict(self, all_ranks: bool = False) -> State:
+        """What the next step needs beside the weights, as tensors by name, for torch.save or safetensors.
+
+        Args:
+            all_ranks: with delay 1 on several ranks, gather the directions of all; every rank calls it.
+        """
+        directions = {
+            f"{chunk}.{number}": tensor
+            for chunk, direction in enumerate(self._waiting)
+            for number, tensor in enumerate(direction)
+        }
+        return pack({**self._identity(), "step": self.step}, directions, own=self.delay > 0, all_ranks=all_ranks)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        about, tensors = unpack(state, self._identity(), own=self.delay > 0)
+        self._learner.step = about["step"]
+        size = len(self._parameters())
+        chunks = [below(f"{chunk}.", tensors) for chunk in range(len(tensors) // size)]
+        device = self._learner.device
+        self._waiting = deque([found[str(number)].to(device) for number in range(size)] for found in chunks)
+
+    def _identity(self) -> dict[str, Any]:
+        own = {"method": "Sam", "delay": self.delay, "rho": self.rho}
+        return {**own, "chunk_size": self._learner.chunk_size, "seed": self._learner.seed}
+
+    def _work(self, now: Any) -> Iterator[Work]:
+        self._learner.begin_step(delayed=self.delay > 0)
+        batch = self._learner.batch(now)
+        count = count_chunks(batch, self._learner.chunk_size)
+        if self.delay and not self._waiting:
+            batch = batch if isinstance(batch, Batch) else Chunked(batch.count, list(batch.chunks))  # iterated twice
+            self.prime(batch, self.step)
+        if self.delay and len(self._waiting) != count:
+            raise ValueError(
+                f"a batch of {count} chunks, after one of {len(self._waiting)}: sam with delay 1 needs batches of one "
+                "size (drop_last=True drops the smaller last one)"
+            )
+        for number, chunk in enumerate(self._learner.chunks(batch)):
+            parts = self._learner.clean_parts(chunk, 1.0)
+            self._waiting.append(self._uphill(parts, self.step, number, count))
+            yield [self._moved(part, self._waiting[0]) for part in parts], number, count
+            self._waiting.popleft()
+
+    def _uphill(self, parts: list[Part], step: int, number: int, count: int) -> Direction:
+        """The gradient of a chunk's loss at the weights as they are, at length 1."""
+        # Not through DistributedDataParallel, which expects one backward pass for each forward pass.
+        # With copies of the images, on which a model may work in place.
+        inner = [part._replace(call=partial(_call_unwrapped, part.call), images=part.images.clone()) for part in parts]
+        total = self._learner.objective(inner, number, count, step)
+        gradients = torch.autograd.grad(total, list(self._parameters().values()), allow_unused=True)
+        known = [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for gradient, parameter in zip(gradients, self._parameters().values(), strict=True)
+        ]
+        length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(known)))
+        return list(torch._foreach_div(known, length.clamp_min(torch.finfo(length.dtype).tiny)))
+
+    def _moved(self, part: Part, direction: Direction) -> Part:
+        """The same images, seen by the model with weights moved along a direction."""
+        names, parameters = zip(*self._parameters().items(), strict=True)
+        steps = torch._foreach_mul(direction, self.rho)
+        weights = {name: own + step for name, own, step in zip(names, parameters, steps, strict=True)}
+
+        def call(model: nn.Module, images: Tensor) -> Any:
+            prefix = "" if model is unwrap(model) else "module."
+            moved = partial(_call_with, model, {prefix + name: weight for name, weight in weights.items()})
+            return part.call(moved, images)  # type: ignore[arg-type]
+
+        return part._replace(call=call, tracked=False, adversarial=True)
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        own = unwrap(self._learner.model).named_parameters()
+        return {name: parameter for name, parameter in own if parameter.requires_grad}
+
+
+def _call_unwrapped(call: Call, model: nn.Module, images: Tensor) -> Any:
+    return call(unwrap(model), images)
+
+
+def _call_with(model: nn.Module, weights: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    """Call a model with other weights, through which gradients reach its own."""
+    return functional_call(model, weights, args, kwargs)
