@@ -109,6 +109,8 @@ def train(
         raise ValueError("--resume goes on with the recipe and the folder of its run: drop RECIPE and --run")
     else:
         chosen = config.recipe_of_run(resume, _dotted(fields))
+    # When a connection breaks, PyTorch would print its C++ stack on every rank around our one line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from conadv.train import commands
 
     _report(lambda: commands.train(chosen, run, resume, quiet), json)
