@@ -26,7 +26,8 @@ from conadv.task.data import Fit, Stream, evaluation_batches, open_data
 from conadv.task.data.decode import open_picture
 from conadv.task.data.inspection import inspect_data
 from conadv.task.data.source import DamagedError
-from task.data.hostile_formats import IMAGES, LABELS, TRAIN, png_bytes
+from task.data.hostile_formats import IMAGES, LABELS, TRAIN
+from task.data.hostile_images import png_bytes
 from task.data.samples import encode, jpeg_set, members_of, picture, write_folder, write_shards_by_hand, write_tar
 from task.data.test_cifar import files_of, write_archive
 from task.data.test_idx import write as write_idx
