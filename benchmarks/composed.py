@@ -143,7 +143,7 @@ def _handover(workload: Workload, method: str, world: World, messages: int) -> C
     """What this rank does to bring one twin from the rank that makes it to the rank that takes it."""
     layout = Layout.fit(METHODS[method].overlapped, METHODS[method].duties, world.size)
     route = layout.route(world.rank)
-    handoff = between_ranks(layout, world, layout.place(world.rank, layout.lanes), 0, messages, wire(workload))
+    handoff = between_ranks(layout, world, 1, 0, messages, wire(workload))
     if handoff is None or route is None or world.rank not in route:
         return lambda: None
     if world.rank == route[1]:

@@ -69,7 +69,7 @@ def hand_over(layout: str, delay: int, chunks: int, steps: int, stop: int) -> di
     with joined(30) as world:
         plan = Layout.fit(layout, (Recycled if recycled else ConAdv).duties, world.size)
         place = plan.place(world.rank, chunks)
-        handoff = between_ranks(plan, world, place, delay, steps, Wire(2, SHAPE, torch.float32, as_bytes=False))
+        handoff = between_ranks(plan, world, place.chunks, delay, steps, Wire(2, SHAPE, torch.float32, as_bytes=False))
         assert handoff is not None
         total = steps + delay if recycled else steps  # recycled makes twins in its last step too
         made, arrived, owned = 0, [], 0

@@ -37,6 +37,7 @@ Whole = Annotated[int, Rule("0 or more", lambda value: 0 <= value < 2**63)]
 Positive = Annotated[float, Rule("above 0", lambda value: value > 0)]
 NotNegative = Annotated[float, Rule("0 or more", lambda value: value >= 0)]
 Share = Annotated[float, Rule("from 0 to 1", lambda value: 0 <= value <= 1)]
+PositiveShare = Annotated[float, Rule("above 0 and at most 1", lambda value: 0 < value <= 1)]
 BelowOne = Annotated[float, Rule("0 or more and below 1", lambda value: 0 <= value < 1)]
 # A number, or a share of something in percent as a text: "30%".
 NumberOrPercent = Annotated[float | str, Rule("0 or more", lambda value: value >= 0)]

@@ -74,6 +74,23 @@ def test_chunks_of_any_size_take_the_steps_of_one_process(method, layout, chunk,
     assert tiny.distance(one, several) <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("method", "size", "layout"),
+    [
+        ("conadv", 2, "clean+adv+attack"),
+        ("conadv", 3, "clean | adv | attack"),
+        ("disadv", 2, "clean+adv | attack"),
+        ("recycled", 2, "clean | adv"),
+        ("recycled", 4, "clean | adv"),
+    ],
+)
+def test_twins_of_half_of_the_chunks_take_the_steps_of_one_process(method, size, layout, alone, pool, tmp_path):
+    half = {"method": method, "twin_share": 0.5, "batch_size": 16, "chunk_size": 2}
+    one = alone(**half)
+    several = trained(pool, tmp_path, size, layout=layout, **half)
+    assert tiny.distance(one, several) <= 1e-12
+
+
 @pytest.mark.parametrize("method", ["vanilla", "disadv", "conadv", "recycled"])
 def test_four_lanes_take_the_steps_of_one_process(method, alone, pool, tmp_path):
     one = alone(method=method, batch_size=16)

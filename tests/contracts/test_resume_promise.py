@@ -26,6 +26,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "conadv-2": {"method": "conadv", "delay": 2},
     "recycled": {"method": "recycled"},
     "mixed": {"method": "conadv", "delay": 1, "data__mixup": 0.4, "data__cutmix": 1.0},
+    "conadv-share": {"method": "conadv", "twin_share": 0.5, "chunk_size": 2},
+    "recycled-share": {"method": "recycled", "twin_share": 0.5, "chunk_size": 2},
     "sam": {"method": "sam"},
     "sam-stale": {"method": "sam", "delay": 1},
 }
@@ -36,6 +38,7 @@ OPTIMIZER_SETTINGS = {
 }
 LAYOUTS = {
     "vanilla": [(2, "clean")],
+    "recycled-share": [(2, "clean | adv"), (4, "clean | adv")],
     "sam": [(2, "clean")],
     "sam-stale": [(2, "clean")],
     "recycled": [(2, "clean+adv"), (2, "clean | adv"), (4, "adv | clean")],

@@ -93,4 +93,4 @@ def test_a_lane_of_one_rank_needs_no_hand_off_between_ranks():
     layout = Layout.fit(None, ConAdv.duties, 1)
     with joined(30) as world:
         wire = Wire(2, SHAPE, torch.float32, as_bytes=False)
-        assert between_ranks(layout, world, layout.place(0, 1), 1, 5, wire) is None
+        assert between_ranks(layout, world, 1, 1, 5, wire) is None

@@ -7,7 +7,19 @@ from typing import Annotated, Literal
 
 from conadv.core.catalog import METHODS
 from conadv.optim.catalog import OPTIMIZERS
-from conadv.setting import BelowOne, Count, NotNegative, NumberOrPercent, OneOf, Positive, Share, Whole, normalise, show
+from conadv.setting import (
+    BelowOne,
+    Count,
+    NotNegative,
+    NumberOrPercent,
+    OneOf,
+    Positive,
+    PositiveShare,
+    Share,
+    Whole,
+    normalise,
+    show,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +172,9 @@ class Recipe:
     """sam alone: how far the weights move uphill before the gradient is taken, in their L2 norm."""
     adv_weight: Share = 0.5
     """Share of the twins in the loss; the clean images have the rest."""
+    twin_share: PositiveShare = 1.0
+    """Share of a batch's chunks that get twins, such as 1/4, other ones in each step: a dial for the cost. recycled
+    costs 1 + share of vanilla, conadv and disadv 1 + 5/3 share."""
     batch_size: Count = 100
     """Images a step, over all ranks."""
     chunk_size: Count = 100

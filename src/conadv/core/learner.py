@@ -19,6 +19,7 @@ from .checks import Checks
 from .handoff import Twin
 from .roles import ALONE, Place
 from .seeds import mix, untouched_randomness
+from .share import TwinShare, select
 from .splitbn import closed, plain_layers, routed, update_running_stats
 from .wrappers import data_parallel, innermost, unwrap
 
@@ -168,8 +169,7 @@ class Learner:
             with self._syncing(last=number == count - 1 and some is together[-1]):
                 total = self.objective(some, number, count)
                 if self._parallel is not None:  # it waits for every parameter, also for those of the other branches
-                    elsewhere = [part.branch for part in parts if all(part is not one for one in some)]
-                    total = _Touch.apply(total, *self._weights_of(elsewhere))
+                    total = _Touch.apply(total, *self._weights_beside([part.branch for part in some]))
                 with self._recomputing(some):
                     total.backward()
 
@@ -205,8 +205,22 @@ class Learner:
         self._clean, self._adv = [], []
         return losses
 
-    def attack(self, attack: Attack, chunk: Batch, batch_number: int, chunk_number: int) -> Twin:
+    def has_twins(self, share: TwinShare, batch_number: int, chunk_number: int) -> bool:
+        """Whether a chunk of a batch gets twins; without chunks, some of its images do."""
+        seed, first = self._own_seed(), self.place.first_chunk
+        return self.chunk_size is None or share.has(seed, batch_number, first, chunk_number)
+
+    def twin_weight(self, share: TwinShare, weight: float) -> float:
+        """The weight of one chunk's twins, so that the mean over all twins of a step has `weight`."""
+        return weight if self.chunk_size is None else weight / float(share)
+
+    def twin_images(self, share: TwinShare, chunk: Batch, batch_number: int, chunk_number: int) -> Tensor | None:
+        """Which images of a chunk get twins; None: all of them."""
+        return share.images_of(chunk, self.attack_seed(batch_number, chunk_number)) if self.chunk_size is None else None
+
+    def attack(self, attack: Attack, chunk: Batch, batch_number: int, chunk_number: int, share: TwinShare) -> Twin:
         """Generate the twins of a chunk."""
+        chunk = select(chunk, self.twin_images(share, chunk, batch_number, chunk_number))
         self._checks.look_at_images(attack, chunk.images)
         call = self._call(chunk)
         with self._precision():
@@ -238,8 +252,10 @@ class Learner:
 
     def attack_seed(self, batch_number: int, chunk_number: int) -> int:
         """What is random in an attack is a function of the seed, the batch and the chunk."""
-        seed = torch.initial_seed() if self.seed is None else self.seed
-        return mix(seed, _ATTACK, batch_number, self.place.first_chunk + chunk_number)
+        return mix(self._own_seed(), _ATTACK, batch_number, self.place.first_chunk + chunk_number)
+
+    def _own_seed(self) -> int:
+        return torch.initial_seed() if self.seed is None else self.seed
 
     def _forward(self, part: Part, number: int, step: int) -> Tensor:
         with (
@@ -277,8 +293,10 @@ class Learner:
                 yield
             self._watched = True
 
-    def _weights_of(self, branches: list[str]) -> list[nn.Parameter]:
-        owners = [layer.owner(branch) for layer in split_layers(self.model) for branch in branches]
+    def _weights_beside(self, branches: list[str]) -> list[nn.Parameter]:
+        """The weights of all other branches."""
+        layers = split_layers(self.model)
+        owners = [layer.owner(name) for layer in layers for name in layer.branches if name not in branches]
         return [p for owner in owners for p in owner.parameters(recurse=False) if p.requires_grad]
 
     def _recomputing(self, parts: Sequence[Part]) -> AbstractContextManager[None]:

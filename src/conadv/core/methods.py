@@ -21,6 +21,7 @@ from .feed import Feed
 from .handoff import Handoff, Queue, Twin, empty, queue_of
 from .learner import Common, Learner, Losses, Part
 from .roles import Role
+from .share import TwinShare
 from .splitbn import plain_layers
 from .stale import StaleWeights
 from .state import State, below, pack, unpack
@@ -138,6 +139,8 @@ class ConAdv:
         attack: what generates the twins, such as `PGD(4/255)`.
         delay: age, in steps, of the weights that twins are generated with.
         adv_weight: share of the twins in the loss; the clean images have the rest.
+        twin_share: the share of a batch's chunks that get twins, such as "1/4", other ones in each step; without
+            chunks, of its images. The loss takes the mean over the twins.
         handoff: where twins wait between generating and learning; None: no twin waits.
         stale_weights: a context in which the model has the weights of `delay` steps ago, kept by the caller.
             None: the method keeps them.
@@ -154,6 +157,7 @@ class ConAdv:
         *,
         delay: int = 1,
         adv_weight: float = 0.5,
+        twin_share: float | str = 1,
         handoff: Handoff | None = None,
         stale_weights: Callable[[], AbstractContextManager[None]] | None = None,
         **common: Unpack[Common],
@@ -165,6 +169,7 @@ class ConAdv:
         self.attack = attack
         self.adv_weight = adv_weight
         self._delay = delay
+        self._share = TwinShare.from_number(twin_share)
         self._learner = Learner(model, loss, common)
         self._learner.require_branches("main", "adv")
         keeps = handoff is None and stale_weights is None
@@ -237,7 +242,7 @@ class ConAdv:
         self._loaded = True
 
     def _identity(self) -> dict[str, Any]:
-        own = {"method": "ConAdv", "delay": self.delay, "ahead": self._ahead}
+        own = {"method": "ConAdv", "delay": self.delay, "ahead": self._ahead, "twin_share": float(self._share)}
         return {**own, "chunk_size": self._learner.chunk_size, "seed": self._learner.seed}
 
     def _work(self, now: Any, ahead: Any) -> Iterator[Work]:
@@ -249,13 +254,16 @@ class ConAdv:
         clean = self._chunks(now)
         attacked = self._chunks(None if ahead is now else ahead)  # chunks of the same batch are made once
         count = self._count(now, ahead)
+        if self._learner.chunk_size is not None:
+            self._share.count(count)  # or an error that says what fits
         for number in range(count):
             chunk = next(clean, None)
             self._attack(chunk if ahead is now else next(attacked, None), self._attacked, number)
             learnt = chunk if self._does(Role.CLEAN) else None
             parts = [] if learnt is None else self._learner.clean_parts(learnt, 1 - self.adv_weight)
-            if self._does(Role.ADV):
-                parts.append(self._learner.adv_part(self.handoff.take(), self.adv_weight))
+            if self._does(Role.ADV) and self._learner.has_twins(self._share, self.step, number):
+                weight = self._learner.twin_weight(self._share, self.adv_weight)
+                parts.append(self._learner.adv_part(self.handoff.take(), weight))
             yield parts, number, count
         for number, chunk in enumerate(attacked, count):  # the batch ahead may be the larger one
             self._attack(chunk, self._attacked, number)
@@ -277,9 +285,9 @@ class ConAdv:
 
     def _attack(self, chunk: Batch | None, batch_number: int, chunk_number: int) -> None:
         """Put the twins of a chunk in flight."""
-        if chunk is not None:
+        if chunk is not None and self._learner.has_twins(self._share, batch_number, chunk_number):
             with self._weights():
-                twin: Twin = self._learner.attack(self.attack, chunk, batch_number, chunk_number)
+                twin: Twin = self._learner.attack(self.attack, chunk, batch_number, chunk_number, self._share)
             self.handoff.put(twin)
 
     def _check_ahead(self, ahead: Any) -> None:

@@ -17,6 +17,7 @@ from .handoff import Handoff, Queue, Twin, empty, queue_of
 from .learner import Common, Learner, Losses, Part
 from .methods import Work, total_loss
 from .roles import Role
+from .share import TwinShare, select
 from .state import State, below, pack, unpack
 
 
@@ -32,6 +33,8 @@ class Recycled:
         loss: from outputs and labels to the mean loss over the images.
         attack: its step is taken along the gradient of the clean loss.
         adv_weight: share of the twins in the loss, below 1; the clean images have the rest.
+        twin_share: the share of a batch's chunks that get twins, such as "1/4", other ones in each step; without
+            chunks, of its images. The loss takes the mean over the twins.
         handoff: where twins wait for the next step; None: in memory.
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, place.
     """
@@ -46,6 +49,7 @@ class Recycled:
         attack: Attack,
         *,
         adv_weight: float = 0.5,
+        twin_share: float | str = 1,
         handoff: Handoff | None = None,
         **common: Unpack[Common],
     ) -> None:
@@ -55,7 +59,9 @@ class Recycled:
         self.attack = attack
         self.adv_weight = adv_weight
         self.handoff: Handoff = Queue() if handoff is None else handoff
+        self._share = TwinShare.from_number(twin_share)
         self._primed = False
+        self._made: int | None = None  # the batch whose twins are in flight; None: that of the step before
         self._awaited: dict[int, Twin | None] = {}  # twins of a loss that the caller backpropagates, by chunk
         self._learner = Learner(model, loss, common)
         self._learner.require_branches("main", "adv")
@@ -70,20 +76,23 @@ class Recycled:
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
         for parts, number, count in self._work(now):
-            self._learner.learn(parts, number, count)
-            if parts[0].branch == "main":  # the backward pass left the gradient on the images
-                gradient = parts[0].images.grad
-                assert gradient is not None
+            if parts:
+                self._learner.learn(parts, number, count)
+            gradient = parts[0].images.grad if parts and parts[0].branch == "main" else None
+            if gradient is not None:  # the backward pass left it on the images
                 self.handoff.put(self._twin(parts[0], gradient, count, self.step, number))
+        self._made = None
         return self._learner.end_step()
 
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
-        work = list(self._work(now))
-        step = self.step
+        work = [item for item in self._work(now) if item[0]]
+        step, self._made = self.step, None
         total = total_loss(self._learner, work)
         factor: list[Tensor] = []  # what the caller's framework multiplied the loss by: scaling, accumulation
         total.register_hook(lambda gradient: factor.append(gradient.detach()))
         for parts, number, count in work:
+            if not parts[0].images.requires_grad:
+                continue
             self._awaited[number] = None
             parts[0].images.register_hook(partial(self._receive, parts[0], factor, count, step, number))
         return total
@@ -95,16 +104,18 @@ class Recycled:
         own = self._learner.batch(batch)
         count = count_chunks(own, self._learner.chunk_size)
         for chunk_number, chunk in enumerate(self._learner.chunks(own)):
+            if not self._learner.has_twins(self._share, number, chunk_number):
+                continue
             self._learner.check_images(self.attack, chunk.images)
             part = self._learner.clean_parts(chunk, 1 - self.adv_weight)[0]
             gradient = self._learner.input_gradient(part, number, chunk_number, count)
             self.handoff.put(self._twin(part, gradient, count, number, chunk_number))
-        self._primed = True
+        self._primed, self._made = True, number
 
     def resume(self, step: int) -> None:
         empty(self.handoff)
         self._learner.step = step
-        self._primed = False
+        self._primed, self._made = False, None
 
     def state_dict(self, all_ranks: bool = False) -> State:
         """What the next step needs beside the weights, as tensors by name, for torch.save or safetensors.
@@ -121,10 +132,11 @@ class Recycled:
         self._learner.step = about["step"]
         twins = below("twins.", tensors)
         queue_of(self.handoff).restore(twins, self._learner.device)
-        self._primed = len(twins) > 0
+        self._primed, self._made = len(twins) > 0, None
 
     def _identity(self) -> dict[str, Any]:
-        return {"method": "Recycled", "chunk_size": self._learner.chunk_size, "seed": self._learner.seed}
+        own = {"method": "Recycled", "twin_share": float(self._share)}
+        return {**own, "chunk_size": self._learner.chunk_size, "seed": self._learner.seed}
 
     def _work(self, now: Any) -> Iterator[Work]:
         self._learner.begin_step(delayed=True)
@@ -132,14 +144,17 @@ class Recycled:
         batch = None if now is None else self._primed_batch(now)
         count = self._count(batch)
         clean = self._learner.chunks(batch) if batch is not None else None
+        made = max(self.step - 1, 0) if self._made is None else self._made
         for number in range(count):
             parts = []
             if clean is not None:
                 chunk = next(clean)
-                images = chunk.images.detach().requires_grad_()
+                wanted = self._learner.has_twins(self._share, self.step, number)
+                images = chunk.images.detach().requires_grad_(wanted)
                 parts = self._learner.clean_parts(replace(chunk, images=images), 1 - self.adv_weight)
-            if Role.ADV in self._learner.place.role:
-                parts.append(self._learner.adv_part(self.handoff.take(), self.adv_weight))
+            if Role.ADV in self._learner.place.role and self._learner.has_twins(self._share, made, number):
+                weight = self._learner.twin_weight(self._share, self.adv_weight)
+                parts.append(self._learner.adv_part(self.handoff.take(), weight))
             yield parts, number, count
 
     def _primed_batch(self, now: Any) -> Batch | Chunked:
@@ -156,8 +171,12 @@ class Recycled:
         images = part.images.detach()
         # The loss was a scaled mean; the loss of an attack is a sum over images.
         gradient = gradient / (self._learner.scale(part, count) / len(images))
+        whole = Batch(images, part.labels)
+        some = self._learner.twin_images(self._share, whole, batch_number, chunk_number)
+        chosen = select(whole, some)
         seed = self._learner.attack_seed(batch_number, chunk_number)
-        return Twin(self.attack.along(images, gradient, seed), part.labels, part.call)
+        twins = self.attack.along(chosen.images, gradient if some is None else gradient[some], seed)
+        return Twin(twins, chosen.labels, part.call)
 
     def _receive(self, part: Part, factor: list[Tensor], count: int, step: int, number: int, gradient: Tensor) -> None:
         """Make a twin when the caller's backward pass reaches the images."""
@@ -178,9 +197,10 @@ class Recycled:
         if batch is None:
             return self._learner.place.chunks or 0
         count = count_chunks(batch, self._learner.chunk_size)
-        if isinstance(self.handoff, Queue) and len(self.handoff) != count:
+        twins = count if self._learner.chunk_size is None else self._share.count(count)
+        if isinstance(self.handoff, Queue) and len(self.handoff) != twins:
             raise ValueError(
-                f"a batch of {count} chunks, after one of {len(self.handoff)}: recycled needs a loader whose batches "
-                "have one size (drop_last=True drops the smaller last one)"
+                f"a batch of {twins} chunks with twins, after one of {len(self.handoff)}: recycled needs batches of one "
+                "size (drop_last=True drops the smaller last one)"
             )
         return count

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conadv.core.handoff import Twin
-from conadv.core.roles import Place, Role
+from conadv.core.roles import Role
 
 from .collectives import World
 from .layout import Layout
@@ -131,18 +131,25 @@ class RankHandoff:
             self._to_post -= 1
 
 
-def between_ranks(layout: Layout, world: World, place: Place, ahead: int, steps: int, wire: Wire) -> RankHandoff | None:
+def between_ranks(layout: Layout, world: World, twins: int, ahead: int, steps: int, wire: Wire) -> RankHandoff | None:
     """The hand-off of this rank, whose twins are made `ahead` steps before their use.
 
-    None where a lane has only one rank to make and take twins.
+    Args:
+        layout: says who sends to whom.
+        world: the processes.
+        twins: chunks with twins in a step of a lane.
+        ahead: steps between generating a twin and learning from it.
+        steps: that the run will take.
+        wire: how a chunk's twins cross.
+
+    Returns:
+        None where a lane has only one rank to make and take twins.
     """
     route = layout.route(world.rank)
     if route is None:
         return None
     # A group of its own, so that twins never wait behind gradients.
     group = world.new_group()
-    assert place.chunks is not None
     # Where twins come with the clean gradient, those of the last step are made and taken by nobody.
     spare = ahead if layout.maker() == Role.CLEAN else 0
-    total = (steps + spare) * place.chunks
-    return RankHandoff(wire, *route, place.chunks, ahead, total, group, world)
+    return RankHandoff(wire, *route, twins, ahead, (steps + spare) * twins, group, world)

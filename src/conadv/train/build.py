@@ -23,6 +23,7 @@ from conadv.core.methods import Method
 from conadv.core.pgd import PGD
 from conadv.core.roles import Place, Role
 from conadv.core.seeds import untouched_randomness
+from conadv.core.share import TwinShare
 from conadv.core.splitbn import split_batchnorm
 from conadv.core.stale import StaleWeights
 from conadv.optim.catalog import OPTIMIZERS
@@ -127,8 +128,14 @@ def _cross_entropy(outputs: Tensor, labels: Tensor, label_smoothing: float) -> T
 def check_fit(recipe: Recipe, world_size: int) -> Layout:
     """The layout of a run, or what is wrong with it: arithmetic alone, before any process has joined the others."""
     layout = Layout.fit(recipe.layout, METHODS[recipe.method].duties, world_size)
-    layout.place(0, recipe.batch_size // recipe.chunk_size)
+    _twins(recipe, layout.place(0, recipe.batch_size // recipe.chunk_size))
     return layout
+
+
+def _twins(recipe: Recipe, place: Place) -> int:
+    """Chunks of a lane that get twins in a step; a share that does not divide them is an error."""
+    assert place.chunks is not None
+    return TwinShare.from_number(recipe.twin_share).count(place.chunks)
 
 
 def build_stream(recipe: Recipe, task: Task) -> Stream:
@@ -151,7 +158,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     stop = max(start, min(steps, recipe.max_steps or steps))
     attack = _attack(recipe)
     ahead = layout.ahead(recipe.delay)
-    handoff = between_ranks(layout, world, place, ahead, stop - start, _wire(recipe, task, attack))
+    handoff = between_ranks(layout, world, _twins(recipe, place), ahead, stop - start, _wire(recipe, task, attack))
     looks_back = ahead < recipe.delay and Role.ATTACK in place.role  # it attacks with the weights of then
     stale = StaleWeights(task.model, recipe.delay if looks_back or world.is_main else 0)
     return Job(
@@ -248,6 +255,7 @@ def _method(
         "attack": attack,
         "delay": recipe.delay,
         "adv_weight": recipe.adv_weight,
+        "twin_share": recipe.twin_share,
         "rho": recipe.rho,
         "handoff": handoff,
         "stale_weights": None if stale is None else stale.swapped_in,

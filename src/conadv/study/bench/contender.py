@@ -119,7 +119,7 @@ def build_share(contender: Contender, workload: Workload, world: World, steps: i
     method = METHODS[contender.method]
     layout = Layout.fit(contender.layout, method.duties, world.size)
     place = layout.place(world.rank, layout.lanes)
-    handoff = between_ranks(layout, world, place, method.default_delay, steps, wire(workload))
+    handoff = between_ranks(layout, world, 1, method.default_delay, steps, wire(workload))
     model = workload.build(method.name)
     step = build_step(workload, method.name, model, place, Exchange(model, world, place.share), handoff)
     return Share(step, handoff)

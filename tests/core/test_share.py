@@ -1,0 +1,139 @@
+"""Twins of a part of the batch: which one, with what weight, and at what cost."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from conadv import PGD, ConAdv, Queue, Recycled, Vanilla, split_batchnorm
+from conadv.core.share import TwinShare
+from settings import small_batches, small_cnn
+
+
+@pytest.mark.parametrize("share", ["1/4", "1/3", "2/3", "1/2", "1"])
+def test_every_group_of_chunks_has_its_share_and_all_have_their_turn(share: str) -> None:
+    twins = TwinShare.from_number(share)
+    turns: Counter[int] = Counter()
+    for batch, group in itertools.product(range(200), range(3)):
+        chosen = [twins.has(7, batch, 0, twins.of * group + place) for place in range(twins.of)]
+        assert sum(chosen) == twins.some
+        turns.update(place for place, has in enumerate(chosen) if has)
+    expected = 600 * twins.some / twins.of
+    assert all(abs(turns[place] - expected) < 5 * expected**0.5 for place in range(twins.of))
+
+
+def test_lanes_choose_the_chunks_that_one_process_chooses() -> None:
+    share = TwinShare.from_number("1/2")
+    alone = [share.has(3, 5, 0, number) for number in range(8)]
+    lanes = [share.has(3, 5, first, number) for first in (0, 4) for number in range(4)]
+    assert lanes == alone
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(0.25, (1, 4)), ("1/3", (1, 3)), (1, (1, 1)), (Fraction(2, 5), (2, 5))]
+)
+def test_shares_are_read_as_fractions(given: float, expected: tuple[int, int]) -> None:
+    share = TwinShare.from_number(given)
+    assert (share.some, share.of) == expected
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5])
+def test_shares_outside_of_the_batch_are_refused(share: float) -> None:
+    with pytest.raises(ValueError, match=r"twin_share .*: a share of the batch"):
+        TwinShare.from_number(share)
+
+
+def test_a_share_that_does_not_divide_the_chunks_says_what_fits() -> None:
+    method = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, PGD(0.1), twin_share="1/3", chunk_size=2)
+    with pytest.raises(ValueError, match="take a number of chunks that 3 divides"):
+        method(small_batches(1)[0])
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in (model[0].weight, model[7].weight)]
+
+
+@pytest.mark.parametrize("chunk_size", [2, None])
+@pytest.mark.parametrize("as_loss", [True, False])
+def test_the_loss_takes_the_mean_over_the_twins(chunk_size: int | None, as_loss: bool) -> None:
+    """By definition: (1 - w)·clean + w·mean over the twins, of copies of the model in plain PyTorch."""
+    model = split_batchnorm(small_cnn())
+    attack = PGD(0, random_start=0)  # the twins are the images that were chosen
+    method = ConAdv(
+        model, F.cross_entropy, attack, delay=0, twin_share="1/4", adv_weight=0.3, chunk_size=chunk_size, seed=1
+    )
+    images, labels = small_batches(1)[0]
+    seen: list[tuple[Tensor, Tensor]] = []
+    take = method.handoff.take
+    method.handoff.take = lambda: seen.append(twin := take()) or twin  # type: ignore[func-returns-value,method-assign]
+    if as_loss:
+        method.loss((images, labels)).backward()
+    else:
+        method((images, labels))
+    assert len(seen) == 1 and len(seen[0].images) == 2
+    reference = small_cnn()
+    for x, y in zip(images.split(chunk_size or 8), labels.split(chunk_size or 8), strict=True):
+        (0.7 * F.cross_entropy(reference(x), y) * len(x) / 8).backward()
+    (0.3 * F.cross_entropy(reference(seen[0].images), seen[0].labels)).backward()
+    for one, other in zip(gradients(model), gradients(reference), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk_size", [2, None])
+@pytest.mark.parametrize("as_loss", [True, False])
+def test_recycled_learns_from_a_share_of_the_last_batch(chunk_size: int | None, as_loss: bool) -> None:
+    model = split_batchnorm(small_cnn())
+    method = Recycled(model, F.cross_entropy, PGD(0), twin_share="1/2", chunk_size=chunk_size, seed=1)
+    batches = small_batches(4)
+    for number, batch in enumerate(batches):
+        twins = method.state_dict() if number else {}
+        kept = {name: tensor for name, tensor in twins.items() if name.endswith("images")}
+        if number:
+            shown = torch.cat(list(kept.values()))
+            assert len(shown) == 4
+            assert all(any(torch.equal(one, image) for image in batches[number - 1][0]) for one in shown)
+        if as_loss:
+            method.loss(batch).backward()
+        else:
+            method(batch)
+
+
+@pytest.mark.parametrize("make", [
+    lambda model, share: ConAdv(model, F.cross_entropy, PGD(4 / 255), twin_share=share, chunk_size=2),
+    lambda model, share: ConAdv(model, F.cross_entropy, PGD(4 / 255), delay=0, twin_share=share, chunk_size=2),
+    lambda model, share: ConAdv(model, F.cross_entropy, PGD(4 / 255), twin_share=share, chunk_size=2, handoff=Queue()),
+])  # fmt: skip
+@pytest.mark.parametrize("share", ["1/4", "1/2", "1"])
+def test_the_work_is_what_the_share_says(make, share: str) -> None:
+    """1 + 5/3 share of vanilla, up to the first layer's pixels that an attack needs."""
+    vanilla = operations(lambda model, share: Vanilla(model, F.cross_entropy, chunk_size=2), share)
+    ratio, fraction = operations(make, share) / vanilla, float(Fraction(share))
+    assert 1 + 5 / 3 * fraction - 1e-9 <= ratio <= 1 + 5 / 3 * fraction + 0.25 * fraction
+
+
+@pytest.mark.parametrize("share", ["1/4", "1/2", "1"])
+def test_recycled_costs_one_plus_the_share(share: str) -> None:
+    vanilla = operations(lambda model, share: Vanilla(model, F.cross_entropy, chunk_size=2), share)
+    ratio = operations(
+        lambda model, share: Recycled(model, F.cross_entropy, PGD(0.1), twin_share=share, chunk_size=2), share
+    )
+    fraction = float(Fraction(share))
+    assert 1 + fraction - 1e-9 <= ratio / vanilla <= 1 + fraction + 0.25 * fraction
+
+
+def operations(make, share: str) -> int:
+    """Of one step in the middle of training."""
+    method = make(split_batchnorm(small_cnn()), share)
+    for step, (now, ahead) in enumerate(method.feed(small_batches(4))):
+        with FlopCounterMode(display=False) as counter:
+            method(now, ahead)
+        if step == 2:
+            return counter.get_total_flops()
+    raise AssertionError
