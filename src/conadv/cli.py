@@ -201,6 +201,21 @@ def report(
     _report(lambda: write_report(folder, out), json)
 
 
+def timeline(
+    runs: Annotated[list[Path], Parameter(help="Folders of runs that were profiled with conadv train --profile 5.")],
+    /,
+    *,
+    out: Annotated[
+        Path, _option("The picture to write: .svg, .png or .pdf.", "FILE", "timeline.svg", ("--out", "-o"))
+    ] = Path("timeline.svg"),
+    json: Json = False,
+) -> None:
+    """Draw what each rank does in one step: a row per rank, time to the right; several runs one below the other."""
+    from conadv.study.timeline import draw_timeline, read_timeline
+
+    _report(lambda: draw_timeline([(run.name, read_timeline(run)) for run in runs], out), json)
+
+
 def inspect_data(
     path: Annotated[Path, Parameter(help="Where images lie.")],
     /,
@@ -248,6 +263,7 @@ def _app() -> App:
     )
     app.command(sweep)
     app.command(report)
+    app.command(timeline)
     app.command(
         "conadv.study.bench.command:bench",
         name="bench",

@@ -21,7 +21,7 @@ TABLES = {"attack": Attack, "optimizer": Optimizer, "schedule": Schedule, "data"
 
 # What a run may change when it goes on: none of it changes a number.
 RESUMABLE = (
-    "layout", "threads", "timeout", "max_steps", "eval_every", "data.path", "data.workers", "data.memory",
+    "layout", "threads", "timeout", "max_steps", "eval_every", "profile", "data.path", "data.workers", "data.memory",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 )  # fmt: skip
 

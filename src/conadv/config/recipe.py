@@ -202,6 +202,9 @@ class Recipe:
     """Threads of each rank. none: as PyTorch finds best."""
     timeout: Positive = 600.0
     """Seconds that a rank waits for an answer of the others before the run ends."""
+    profile: Whole = 0
+    """Steps to profile after the first few: one Chrome trace per rank in RUN/traces, which Perfetto, TensorBoard and
+    conadv timeline read. 0: none."""
     eval_every: Whole = 0
     """Epochs from one evaluation to the next. 0: only at the end."""
     nonfinite: Literal["stop", "skip"] = "stop"

@@ -20,6 +20,7 @@ from .handoff import Twin
 from .roles import ALONE, Place
 from .seeds import mix, untouched_randomness
 from .share import TwinShare, select
+from .spans import span
 from .splitbn import closed, plain_layers, routed, update_running_stats
 from .wrappers import data_parallel, innermost, unwrap
 
@@ -130,7 +131,12 @@ class Learner:
     def chunks(self, item: Any) -> Iterator[Batch]:
         """The chunks of a batch, where the model is and as it takes them."""
         device, dtype = self.device, self.dtype
-        for chunk in cut(self.batch(item), self.chunk_size):
+        chunks = cut(self.batch(item), self.chunk_size)
+        while True:
+            with span("load"):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
             own = self.batch(chunk)
             assert isinstance(own, Batch)
             self._checks.look_at_labels(own.labels)
@@ -166,7 +172,8 @@ class Learner:
             self._require_cleared_branches()
         together = [parts] if self._parallel and self._parallel.static_graph else [[part] for part in parts]
         for some in together:
-            with self._syncing(last=number == count - 1 and some is together[-1]):
+            name = "adversarial pass" if some[0].adversarial else "clean pass"
+            with span(name), self._syncing(last=number == count - 1 and some is together[-1]):
                 total = self.objective(some, number, count)
                 if self._parallel is not None:  # it waits for every parameter, also for those of the other branches
                     total = _Touch.apply(total, *self._weights_beside([part.branch for part in some]))
@@ -223,7 +230,7 @@ class Learner:
         chunk = select(chunk, self.twin_images(share, chunk, batch_number, chunk_number))
         self._checks.look_at_images(attack, chunk.images)
         call = self._call(chunk)
-        with self._precision():
+        with span("attack"), self._precision():
             seed = self.attack_seed(batch_number, chunk_number)
             return Twin(attack(self.model, self.loss, chunk.images, chunk.labels, seed, call), chunk.labels, call)
 

@@ -22,6 +22,7 @@ from .handoff import Handoff, Queue, Twin, empty, queue_of
 from .learner import Common, Learner, Losses, Part
 from .roles import Role
 from .share import TwinShare
+from .spans import span
 from .splitbn import plain_layers
 from .stale import StaleWeights
 from .state import State, below, pack, unpack
@@ -263,7 +264,9 @@ class ConAdv:
             parts = [] if learnt is None else self._learner.clean_parts(learnt, 1 - self.adv_weight)
             if self._does(Role.ADV) and self._learner.has_twins(self._share, self.step, number):
                 weight = self._learner.twin_weight(self._share, self.adv_weight)
-                parts.append(self._learner.adv_part(self.handoff.take(), weight))
+                with span("hand-off"):
+                    twin = self.handoff.take()
+                parts.append(self._learner.adv_part(twin, weight))
             yield parts, number, count
         for number, chunk in enumerate(attacked, count):  # the batch ahead may be the larger one
             self._attack(chunk, self._attacked, number)
@@ -288,7 +291,8 @@ class ConAdv:
         if chunk is not None and self._learner.has_twins(self._share, batch_number, chunk_number):
             with self._weights():
                 twin: Twin = self._learner.attack(self.attack, chunk, batch_number, chunk_number, self._share)
-            self.handoff.put(twin)
+            with span("hand-off"):
+                self.handoff.put(twin)
 
     def _check_ahead(self, ahead: Any) -> None:
         if ahead is not None and self._attacked - self.step != self._ahead:

@@ -18,6 +18,7 @@ from .learner import Common, Learner, Losses, Part
 from .methods import Work, total_loss
 from .roles import Role
 from .share import TwinShare, select
+from .spans import span
 from .state import State, below, pack, unpack
 
 
@@ -80,7 +81,8 @@ class Recycled:
                 self._learner.learn(parts, number, count)
             gradient = parts[0].images.grad if parts and parts[0].branch == "main" else None
             if gradient is not None:  # the backward pass left it on the images
-                self.handoff.put(self._twin(parts[0], gradient, count, self.step, number))
+                with span("hand-off"):
+                    self.handoff.put(self._twin(parts[0], gradient, count, self.step, number))
         self._made = None
         return self._learner.end_step()
 
@@ -154,7 +156,9 @@ class Recycled:
                 parts = self._learner.clean_parts(replace(chunk, images=images), 1 - self.adv_weight)
             if Role.ADV in self._learner.place.role and self._learner.has_twins(self._share, made, number):
                 weight = self._learner.twin_weight(self._share, self.adv_weight)
-                parts.append(self._learner.adv_part(self.handoff.take(), weight))
+                with span("hand-off"):
+                    twin = self.handoff.take()
+                parts.append(self._learner.adv_part(twin, weight))
             yield parts, number, count
 
     def _primed_batch(self, now: Any) -> Batch | Chunked:
@@ -200,7 +204,7 @@ class Recycled:
         twins = count if self._learner.chunk_size is None else self._share.count(count)
         if isinstance(self.handoff, Queue) and len(self.handoff) != twins:
             raise ValueError(
-                f"a batch of {twins} chunks with twins, after one of {len(self.handoff)}: recycled needs batches of one "
-                "size (drop_last=True drops the smaller last one)"
+                f"a batch of {twins} chunks with twins, after one of {len(self.handoff)}: recycled needs batches of "
+                "one size (drop_last=True drops the smaller last one)"
             )
         return count

@@ -28,6 +28,7 @@ from .files import replace_file
 from .fingerprint import data_facts, software_facts
 from .folder import RunFolder, default_folder, holds, versions, write_summary
 from .loop import DriftError, NotFiniteError, Progress, position, run
+from .profiling import Profile
 from .progress import ProgressBar
 from .record import FolderRecorder, NullRecorder, Recorder
 from .resume import Expected, find_checkpoint, restore_job
@@ -61,7 +62,9 @@ def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool)
         progress = Progress() if checkpoint is None else restore_job(job, checkpoint)
         from_main(world, lambda: place.open(progress.step))
         with _recorder(recipe, job, place.path, progress, quiet) as recorder:
-            signal_number = run(job, progress, build_policy(recipe, stream), request, recorder)
+            traces = Path(os.fsdecode(from_main(world, lambda: os.fsencode(place.path / "traces"))))
+            profile = Profile(recipe.profile, traces, world.rank)
+            signal_number = run(job, progress, build_policy(recipe, stream), request, recorder, profile)
         if progress.step < job.stop:
             _tell(f"stopped after step {progress.step}; to go on: {_command(recipe, place.path)}")
             world.barrier()  # a rank that ends earlier would have its launcher end the one that still writes

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from conadv.core.spans import span
 from conadv.core.splitbn import update_running_stats
 from conadv.parallel.gradients import Outcome
 
 from .build import Job, Policy
 from .evaluation import evaluate_task
+from .profiling import Profile
 from .record import Recorder
 from .signals import StopRequest
 from .state import gather
@@ -35,26 +37,32 @@ class Progress:
     skipped: int = 0
 
 
-def run(job: Job, progress: Progress, policy: Policy, request: StopRequest, recorder: Recorder) -> int:
+def run(
+    job: Job, progress: Progress, policy: Policy, request: StopRequest, recorder: Recorder, profile: Profile
+) -> int:
     """Take the steps that are left, or fewer if a signal asks for it; which one did, or 0."""
     save = partial(_save, job, progress, recorder)
     first = progress.step
     began = time.monotonic() - progress.seconds
     stopped_by = 0
-    with closing(job.batches(progress.step)) as batches:
+    with closing(job.batches(progress.step)) as batches, closing(profile):
         for now, ahead in job.method.feed(batches):
+            profile.begin_step()
             job.exchange.zero_grad()
             losses = job.method(now, ahead)
-            outcome = job.exchange.finish(losses, request.signal or 0)
+            with span("gradient sum"):
+                outcome = job.exchange.finish(losses, request.signal or 0)
             _check_weights(job, progress.step, outcome)
             rate = job.rate(progress.step)
             job.stale.keep()
             if outcome.culprits is None:
-                _update(job, rate)
+                with span("update"):
+                    _update(job, rate)
             else:
                 _leave_out(job, progress, policy, outcome, rate)
             progress.step += 1
             progress.seconds = time.monotonic() - began
+            profile.end_step()
             _record(job, progress, policy, outcome, rate, recorder)
             stopped_by = outcome.stop
             if stopped_by:

@@ -1,0 +1,66 @@
+"""A profile of some steps: one Chrome trace per rank, which Perfetto, TensorBoard and `conadv timeline` read."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from conadv.core.spans import STEP, recording, span
+
+# Steps that are left out, because the first ones also allocate memory and choose kernels.
+_WARMUP = 3
+
+
+class Profile:
+    """Records `steps` steps after the first ones; with 0 steps it does nothing.
+
+    Args:
+        steps: to record.
+        folder: where the traces go.
+        rank: of this process.
+    """
+
+    def __init__(self, steps: int, folder: Path, rank: int) -> None:
+        self._left = _WARMUP + steps if steps else 0
+        self._steps = steps
+        self._file = folder / f"rank-{rank}.json"
+        self._recorder: profile | None = None
+        self._open = ExitStack()
+        self._step = ExitStack()
+
+    def begin_step(self) -> None:
+        """Call before each step, and once after the last one."""
+        self._step.close()
+        if not self._left:
+            return
+        self._left -= 1
+        if self._recorder is None and self._left < self._steps:
+            self._start()
+        if self._recorder is not None:
+            self._step.enter_context(span(STEP))
+
+    def end_step(self) -> None:
+        """Call after each step."""
+        self._step.close()
+        if self._recorder is not None and not self._left:
+            self.close()
+
+    def close(self) -> None:
+        """Write what was recorded."""
+        self._step.close()
+        if self._recorder is None:
+            return
+        recorder, self._recorder, self._left = self._recorder, None, 0
+        self._open.close()
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        aside = self._file.with_name(f".{self._file.name}.partial")
+        recorder.export_chrome_trace(str(aside))
+        aside.replace(self._file)
+
+    def _start(self) -> None:
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+        self._recorder = self._open.enter_context(profile(activities=activities))
+        self._open.enter_context(recording())
