@@ -1,8 +1,10 @@
-"""A plan as a picture: throughput over the batch, hours over the machine, and where the time of a step goes."""
+"""A plan as a picture: throughput by batch, hours by machine, and where the time of a step goes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,40 +12,39 @@ from conadv.core.catalog import METHODS
 from conadv.train.files import replace_file, writing
 
 from .planner import Plan
+from .row import PlanRow
+from .table import PARTS
 
 # Colours: Okabe and Ito's, with markers and dashes for those who do not see them; in the order of the methods.
-_STYLES = (
-    ("#000000", "o", "-"),
-    ("#D55E00", "s", "-"),
-    ("#0072B2", "^", "--"),
-    ("#009E73", "D", ":"),
-    ("#CC79A7", "v", "-."),
-    ("#E69F00", "P", "-"),
-    ("#56B4E9", "X", "--"),
-)
-_PARTS = (
-    ("compute", "compute_seconds", "#0072B2", ""),
-    ("reduction", "reduction_seconds", "#E69F00", "//"),
-    ("hand-off", "handoff_seconds", "#009E73", ".."),
-    ("stragglers", "straggler_seconds", "#CC79A7", "xx"),
-)
-_FORMATS = ("png", "svg", "pdf")
+_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_MARKERS, _DASHES = "os^DvPX", ("-", "-", "--", ":", "-.", "-", "--")
+_PART_COLOURS, _PART_HATCHES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7"), ("", "//", "..", "xx")
+_FORMATS = (".png", ".svg", ".pdf")
 
 
 def plot(plan: Plan, path: Path) -> None:
     """Write the picture, in the format that the file's name ends in."""
-    form = path.suffix.lstrip(".").lower()
-    if form not in _FORMATS:
-        raise ValueError(f"cannot draw {path}: give a name that ends in {', '.join('.' + known for known in _FORMATS)}")
+    if path.suffix.lower() not in _FORMATS:
+        raise ValueError(f"cannot draw {path}: give a name that ends in {', '.join(_FORMATS)}")
     if not path.parent.is_dir():
         raise ValueError(f"cannot draw {path}: there is no folder {path.parent}; make it first")
     figure = _figure()
-    batches, machines, parts = figure.subplots(1, 3)
-    _draw_batches(plan, batches)
-    _draw_machines(plan, machines)
-    _draw_parts(plan, parts)
+    by_batch, by_machine, parts = figure.subplots(1, 3)
+    devices, batch_size = plan.request.machine.devices, plan.request.batch_size
+    _draw_lines(by_batch, plan.by_batch, lambda row: row.batch_size, lambda row: row.images_per_second)
+    by_batch.set(xlabel="batch size", ylabel="images per second, best layout")
+    by_batch.set_title(f"{devices} devices; dotted: the batch stops paying")
+    for method, stop in plan.stops_paying.items():
+        if stop is not None:
+            by_batch.axvline(stop, color=_COLOURS[_number(method)], linestyle=":", linewidth=1)
+    _draw_lines(by_machine, plan.by_nodes, lambda row: row.ranks + row.idle, lambda row: row.hours)
+    by_machine.set(xlabel="devices", ylabel="hours, best layout")
+    by_machine.set_title(f"batch {batch_size}; dotted: the machine of the request")
+    by_machine.axvline(devices, color="grey", linestyle=":", linewidth=1)
+    _draw_parts(parts, plan.rows)
+    parts.set_title(f"batch {batch_size}")
     picture = BytesIO()
-    figure.savefig(picture, format=form, dpi=150)
+    figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
     with writing(path):
         replace_file(path, picture.getvalue())
 
@@ -56,38 +57,18 @@ def _figure() -> Any:
     return Figure(figsize=(18, 5), layout="constrained")
 
 
-def _draw_batches(plan: Plan, axes: Any) -> None:
-    for method in plan.request.methods:
-        rows = [row for row in plan.by_batch if row.method == method]
-        _line(axes, method, [row.batch_size for row in rows], [row.images_per_second for row in rows])
-        stop = plan.stops_paying[method]
-        if stop is not None:
-            axes.axvline(stop, color=_style(method)[0], linestyle=":", linewidth=1)
-    axes.set(xlabel="batch size", ylabel="images per second, best layout")
-    axes.set_title(f"{plan.request.machine.devices} devices; dotted: the batch stops paying")
-    _logarithmic(axes)
+def _number(method: str) -> int:
+    return list(METHODS).index(method) % len(_COLOURS)
 
 
-def _draw_machines(plan: Plan, axes: Any) -> None:
-    for method in plan.request.methods:
-        rows = [row for row in plan.by_nodes if row.method == method]
-        _line(axes, method, [row.ranks + row.idle for row in rows], [row.hours for row in rows])
-    axes.axvline(plan.request.machine.devices, color="grey", linestyle=":", linewidth=1)
-    axes.set(xlabel="devices", ylabel="hours, best layout")
-    axes.set_title(f"batch {plan.request.batch_size}; dotted: the machine of the request")
-    _logarithmic(axes)
-
-
-def _style(method: str) -> tuple[str, str, str]:
-    return _STYLES[list(METHODS).index(method) % len(_STYLES)]
-
-
-def _line(axes: Any, method: str, across: list[int], up: list[float]) -> None:
-    colour, marker, dashes = _style(method)
-    axes.plot(across, up, color=colour, marker=marker, linestyle=dashes, markersize=4, label=method)
-
-
-def _logarithmic(axes: Any) -> None:
+def _draw_lines(
+    axes: Any, rows: Sequence[PlanRow], across: Callable[[PlanRow], int], up: Callable[[PlanRow], float]
+) -> None:
+    """One line per method, on logarithmic axes."""
+    for method in dict.fromkeys(row.method for row in rows):
+        number, own = _number(method), [row for row in rows if row.method == method]
+        style = {"color": _COLOURS[number], "marker": _MARKERS[number], "linestyle": _DASHES[number], "markersize": 4}
+        axes.plot(list(map(across, own)), list(map(up, own)), label=method, **style)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.tick_params(axis="x", rotation=45)
@@ -95,14 +76,15 @@ def _logarithmic(axes: Any) -> None:
     axes.legend()
 
 
-def _draw_parts(plan: Plan, axes: Any) -> None:
-    names = [f"{row.method}\n{row.layout}" + (" (best)" if row.best else "") for row in plan.rows]
-    start = [0.0] * len(names)
-    for label, field, colour, hatch in _PARTS:
-        widths = [1e3 * getattr(row, field) for row in plan.rows]
-        axes.barh(names, widths, left=start, color=colour, hatch=hatch, edgecolor="white", label=label)
-        start = [total + width for total, width in zip(start, widths, strict=True)]
+def _draw_parts(axes: Any, rows: Sequence[PlanRow]) -> None:
+    """One bar per row, of the parts of its step."""
+    names = [f"{row.method}\n{row.layout}" + (" (best)" if row.best else "") for row in rows]
+    widths = [[1e3 * getattr(row, f"{part}_seconds") for part in PARTS.values()] for row in rows]
+    starts = [[0.0, *accumulate(parts)] for parts in widths]
+    for place, label in enumerate(PARTS):
+        left, width = ([parts[place] for parts in table] for table in (starts, widths))
+        style = {"color": _PART_COLOURS[place], "hatch": _PART_HATCHES[place], "edgecolor": "white"}
+        axes.barh(names, width, left=left, label=label, **style)
     axes.invert_yaxis()
     axes.set_xlabel("ms per step")
-    axes.set_title(f"batch {plan.request.batch_size}")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(_PARTS), frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(PARTS), frameon=False)

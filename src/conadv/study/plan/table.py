@@ -62,39 +62,31 @@ def _link(link: Link) -> str:
     return f"{1e6 * link.latency:.3g} µs, {bandwidth}"
 
 
+_ROW = {
+    "method": "{0.method}", "layout": "{0.layout}", "lanes": "{0.lanes}", "ranks": "{0.ranks}", "idle": "{0.idle}",
+    "at most": "{0.ranks_at_most}", "ms/step": "{ms:.4g}", "images/s": "{0.images_per_second:.0f}",
+    "hours": "{0.hours:.3g}", "device-h": "{0.device_hours:.4g}", "time ×": "{0.time_ratio:.2f}",
+    "cost ×": "{0.cost_ratio:.2f}", "busy": "{0.busy:.0%}", "": "{best}",
+}  # fmt: skip
+# The parts of a step, as they are shown and as the fields of a row begin.
+PARTS = {"compute": "compute", "reduction": "reduction", "hand-off": "handoff", "stragglers": "straggler"}
+
+
 def _rows(plan: Plan) -> str:
-    header = ("method", "layout", "lanes", "ranks", "idle", "at most", "ms/step", "images/s", "hours", "device-h")
-    rows = [(*header, "time ×", "cost ×", "busy", "")]
-    for row in plan.rows:
-        rows.append(
-            (
-                row.method,
-                row.layout,
-                str(row.lanes),
-                str(row.ranks),
-                str(row.idle),
-                str(row.ranks_at_most),
-                f"{1e3 * row.step_seconds:.4g}",
-                f"{row.images_per_second:.0f}",
-                f"{row.hours:.3g}",
-                f"{row.device_hours:.4g}",
-                f"{row.time_ratio:.2f}",
-                f"{row.cost_ratio:.2f}",
-                f"{row.busy:.0%}",
-                "← best" if row.best else "",
-            )
-        )
-    return (
-        columns(rows) + "\n× to vanilla on the same machine; at most: ranks beyond which this batch gives no more work"
-    )
+    rows = [
+        [cell.format(row, ms=1e3 * row.step_seconds, best="← best" if row.best else "") for cell in _ROW.values()]
+        for row in plan.rows
+    ]
+    note = "× to vanilla on the same machine; at most: ranks beyond which this batch gives no more work"
+    return f"{columns([list(_ROW), *rows])}\n{note}"
 
 
 def _where_time_goes(plan: Plan) -> str:
-    rows: list[tuple[str, ...]] = [("ms per step (best layouts)", "compute", "reduction", "hand-off", "stragglers")]
+    rows = [["ms per step (best layouts)", *PARTS]]
     for row in plan.rows:
         if row.best:
-            parts = (row.compute_seconds, row.reduction_seconds, row.handoff_seconds, row.straggler_seconds)
-            rows.append((f"{row.method}  {row.layout}", *(f"{1e3 * part:.3g}" for part in parts)))
+            parts = (1e3 * getattr(row, f"{part}_seconds") for part in PARTS.values())
+            rows.append([f"{row.method}  {row.layout}", *(f"{part:.3g}" for part in parts)])
     return columns(rows)
 
 
@@ -121,9 +113,9 @@ def _megabytes(size: float | None) -> str:
 def _by_nodes(plan: Plan) -> str:
     methods = plan.request.methods
     by_place = {(row.method, row.ranks + row.idle): row for row in plan.by_nodes}
-    rows: list[tuple[str, ...]] = [("hours (device-hours) by devices", *methods)]
+    rows = [["hours (device-hours) by devices", *methods]]
     for devices in sorted({devices for _, devices in by_place}):
-        rows.append((str(devices), *(_hours(by_place.get((method, devices))) for method in methods)))
+        rows.append([str(devices), *(_hours(by_place.get((method, devices))) for method in methods)])
     return columns(rows) + "\n* roles on ranks of their own"
 
 
@@ -134,17 +126,10 @@ def _hours(row: PlanRow | None) -> str:
 
 
 def _by_batch(plan: Plan) -> str:
-    methods = plan.request.methods
-    by_place = {(row.method, row.batch_size): row for row in plan.by_batch}
-    rows = [("images/s, best layout", *methods)]
-    for batch_size in plan.request.batches():
-        found = (by_place.get((method, batch_size)) for method in methods)
-        rows.append((str(batch_size), *("-" if row is None else f"{row.images_per_second:.0f}" for row in found)))
-    stops = [("stops paying at", *(_stop(plan, method) for method in methods))]
-    note = f"\nstops paying: no batch of the table is faster by more than {PAYS / (1 - PAYS):.0%}"
-    return columns(rows + stops) + note
-
-
-def _stop(plan: Plan, method: str) -> str:
-    size = plan.stops_paying[method]
-    return "-" if size is None else str(size)
+    speeds = {(row.method, row.batch_size): f"{row.images_per_second:.0f}" for row in plan.by_batch}
+    rows = [["images/s, best layout", *plan.request.methods]]
+    for size in plan.request.batches():
+        rows.append([str(size), *(speeds.get((method, size), "-") for method in plan.request.methods)])
+    rows.append(["stops paying at", *(str(size or "-") for size in plan.stops_paying.values())])
+    note = f"stops paying: no batch of the table is faster by more than {PAYS / (1 - PAYS):.0%}"
+    return f"{columns(rows)}\n{note}"
