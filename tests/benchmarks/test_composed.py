@@ -48,6 +48,7 @@ def test_a_step_is_the_longest_rank_with_its_hand_off_and_then_the_exchange() ->
 
 
 def test_the_planner_reads_the_names(monkeypatch) -> None:
+    monkeypatch.setattr(composed, "OVERLAPPED", {name: METHODS[name].overlapped for name in ("recycled", "conadv")})
     monkeypatch.setattr(composed, "run_ranks", lambda tasks, size, workload, rounds: [BETWEEN[size]])
     monkeypatch.setattr(composed, "roles_alone", lambda workload, rounds, tell: ROLES)
     found = composed.measure(TINY, 2, silent)
@@ -76,12 +77,8 @@ def test_each_role_can_work_alone(method: str) -> None:
 
 def test_roles_alone_are_reported_rank_by_rank() -> None:
     found = roles_alone(TINY, 1, silent)
-    assert {method: len(ranks) for method, ranks in found.items()} == {
-        "vanilla": 1,
-        "recycled": 2,
-        "disadv": 2,
-        "conadv": 3,
-    }
+    widths = {name: method.overlapped.count("|") + 1 for name, method in METHODS.items()}
+    assert {method: len(ranks) for method, ranks in found.items()} == widths
     assert all(len(rounds) == 1 and rounds[0] > 0 for ranks in found.values() for rounds in ranks)
 
 

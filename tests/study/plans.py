@@ -3,6 +3,8 @@
 from conadv.study.plan import PlanRequest
 
 FREE = "free"
+BY_HAND = ("vanilla", "disadv", "conadv", "recycled")
+"""The methods whose plans the tests compute by hand."""
 
 
 def link(latency: float, bandwidth: float) -> str:
@@ -25,4 +27,5 @@ def model(parameters: int = 1000, image_values: int = 12) -> dict[str, object]:
 def request(**changes: object) -> PlanRequest:
     """24 chunks of 4 images on 32 devices, passes of one second, communication that is free, no stragglers."""
     fields = {"batch_size": 96, "chunk_size": 4, "epochs": 2.0, "data_size": 1000, "jitter": 0.0}
+    fields["methods"] = BY_HAND
     return PlanRequest(**(fields | passes() | model() | machine(8, 4, FREE, FREE) | changes))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conadv.core.catalog import METHODS
 from conadv.study.plan import Plan, PlanRequest, plan
 from conadv.study.plan.devices import MODELS, ModelSize, PassTimes
 from conadv.study.plan.network import Link, Machine, all_reduce_seconds
@@ -187,7 +188,7 @@ def test_devices_time_and_images_are_conserved(asked) -> None:
         assert sum(row.best for row in rows) == (1 if rows else 0)
         if rows:
             assert answer.best(method).step_seconds <= min(row.step_seconds for row in rows) * (1 + 1e-8)
-    assert len(answer.rows) + len(answer.left_out) == 1 + 4 + 4 + 2
+    assert len(answer.rows) + len(answer.left_out) == sum(len(method.layouts) for method in METHODS.values())
 
 
 def slowed(name: str, asked: PlanRequest) -> PlanRequest:
@@ -314,7 +315,7 @@ INF, NAN = math.inf, math.nan
         ({"overlap": 1.5}, "overlap is 1.5"),
         ({"overlap": NAN}, "overlap is nan"),
         ({"methods": ()}, "no methods"),
-        ({"methods": ("sam",)}, "methods is 'sam' but must be one of vanilla"),
+        ({"methods": ("nothing",)}, "methods is 'nothing' but must be one of vanilla"),
         ({"wire": "bits"}, "wire is 'bits' but must be one of bytes, floats"),
         ({"algorithm": "star"}, "algorithm is 'star' but must be one of auto"),
         ({"layouts": ("clean", "clean+adv")}, "no layout given fits disadv"),

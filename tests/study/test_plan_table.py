@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from conadv.core.catalog import METHODS
 from conadv.study.plan import Plan, PlanRequest, plan, plot, render
 from conadv.study.plan.table import columns
 from study.plans import FREE, link, machine, model, passes
@@ -30,7 +31,7 @@ def test_the_text_names_every_row_and_what_was_left_out(answer) -> None:
         assert [row.method, *row.layout.split(), str(row.lanes), str(row.ranks)] in [
             line[: len(row.layout.split()) + 3] for line in lines
         ]
-    assert text.count("← best") == 4
+    assert text.count("← best") == len(METHODS)
     assert 'conadv "clean | adv | attack": needs 3 devices, and the machine has 2' in text
     assert f"{answer.request.steps(256)} steps" in text
     assert "stops paying at" in text

@@ -71,12 +71,10 @@ class Share:
 
 def contenders(size: int) -> list[Contender]:
     """What is measured on so many ranks: vanilla, and the methods of which a lane has this width."""
-    return [
-        Contender("vanilla-1", "vanilla", ranks="alone"),
-        Contender("beside", "vanilla", ranks="beside"),
-        Contender(f"vanilla-{size}", "vanilla"),
-        *(Contender(method, method, OVERLAPPED[method]) for method in of_width(size)),
-    ]
+    methods = [Contender(method, method, OVERLAPPED[method]) for method in of_width(size)]
+    alone = Contender("vanilla-1", "vanilla", ranks="alone")
+    beside = Contender("beside", "vanilla", ranks="beside")
+    return [alone, *([beside, Contender(f"vanilla-{size}", "vanilla")] if size > 1 else []), *methods]
 
 
 def of_width(size: int) -> list[str]:

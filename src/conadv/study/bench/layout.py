@@ -44,14 +44,15 @@ def measured_ratios(size: int, wall: Seconds, work: Seconds) -> list[Ratio]:
     """Ratios of contenders that ran on the same ranks."""
     return [
         ratio(wall, first, second, composed=False, work=spread(work, first, second).median)
-        for first, second in (*pairs(size), ("beside", "vanilla-1"))
+        for first, second in (*pairs(size), *([("beside", "vanilla-1")] if size > 1 else []))
     ]
 
 
 def pairs(size: int) -> list[tuple[str, str]]:
     """What is compared on so many ranks: each method with vanilla on as many and on one, and vanilla with itself."""
-    vanilla = f"vanilla-{size}"
-    return [*((method, base) for method in of_width(size) for base in (vanilla, "vanilla-1")), (vanilla, "vanilla-1")]
+    bases = dict.fromkeys((f"vanilla-{size}", "vanilla-1"))
+    found = [(method, base) for method in of_width(size) for base in bases]
+    return [*found, (f"vanilla-{size}", "vanilla-1")] if size > 1 else found
 
 
 def ratio(seconds: Seconds, first: str, second: str, composed: bool, work: float | None = None) -> Ratio:
