@@ -19,7 +19,7 @@ from PIL import Image
 
 import conadv.train
 from conadv import cli, config
-from conadv.config import Data, Recipe, dump_recipe, override
+from conadv.config import Data, Recipe, dump_recipe, load_recipe, override
 from conadv.train.signals import Interrupted
 from examples_of_help import examples
 
@@ -77,21 +77,26 @@ def refusal(capsys, *words: str) -> str:
 
 def test_train_without_anything_trains_the_digits(commands):
     assert cli.main(["train"]) == 0
-    assert commands.calls == [("train", Recipe(), None, None, False)]
+    assert commands.calls == [("train", load_recipe("digits"), None, None, False)]
+
+
+def test_train_on_own_data_takes_the_defaults(commands):
+    assert cli.main(["train", "--data.path", "photos", "--epochs", "5"]) == 0
+    assert commands.calls == [("train", Recipe(epochs=5, data=Data(path="photos")), None, None, False)]
 
 
 def test_flags_reach_every_field(commands, tmp_path):
     words = "train digits --method recycled --attack.epsilon 4/255 --optimizer.lr=3 --checkpoint.every 50 --quiet"
     assert cli.main([*words.split(), "--run", str(tmp_path), "--layout", "clean | adv", "--max-steps", "none"]) == 0
     changes = {"method": "recycled", "attack.epsilon": 4 / 255, "optimizer.lr": 3, "checkpoint.every": 50}
-    expected = override(Recipe(), changes | {"layout": "clean | adv"})
+    expected = load_recipe("digits", changes | {"layout": "clean | adv"})
     assert commands.calls == [("train", expected, tmp_path, None, True)]
 
 
 @pytest.mark.parametrize("key", list(config.settings()))
 def test_every_field_has_a_flag_that_changes_it_alone(key, commands):
     setting = config.settings()[key]
-    before = config.flatten(Recipe())[key]
+    before = config.flatten(load_recipe("digits"))[key]
     candidates = (
         setting.choices or {int: ("150", "50", "2"), float: ("1/2", "1/4"), bool: ("true",), str: ("x",)}[setting.kind]
     )
@@ -241,6 +246,15 @@ def test_version(commands, capsys):
 # --- what is printed ---
 
 
+@pytest.mark.parametrize(("epsilon", "shown"), [(24 / 255, "24/255"), (4.1 / 255, "4.1/255"), (0.1, "25.5/255")])
+def test_epsilon_is_shown_in_255ths_and_stays_a_number_in_json(epsilon, shown, commands, capsys):
+    commands.act = lambda: {"epsilon": epsilon}
+    assert cli.main(["train"]) == 0
+    assert capsys.readouterr().out.split() == ["epsilon", shown]
+    assert cli.main(["train", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"epsilon": epsilon}
+
+
 def test_json_is_one_object_and_nothing_else(commands, capsys):
     def noisy():
         print("progress")
@@ -326,7 +340,7 @@ def test_help_of_train_teaches_every_field(commands, capsys):
     for key, setting in config.settings().items():
         assert f"{setting.flag} " in text
         assert " ".join(config.description(key).split()[:3]) in text
-    assert "[default: 24/255]" in text
+    assert "[default: 4/255]" in text
     assert all(f"Recipe: {table}" in text for table in config.TABLES)
 
 

@@ -59,16 +59,31 @@ def write(folder: Path, text: str | bytes) -> Path:
 # --- what a recipe holds ---
 
 
-def test_defaults_are_the_digits_recipe():
-    assert load_recipe("digits") == Recipe()
+def test_defaults_are_the_papers_for_photographs():
+    recipe = Recipe()
+    assert (recipe.method, recipe.delay, recipe.epochs, recipe.chunk_size) == ("conadv", 1, 90, 64)
+    assert (recipe.attack.epsilon, recipe.attack.random_start, recipe.label_smoothing) == (4 / 255, 0.8, 0.1)
+    assert (recipe.optimizer.name, recipe.optimizer.momentum, recipe.optimizer.weight_decay) == ("lars", 0.9, 5e-4)
+    assert (recipe.schedule.decay, recipe.schedule.power) == ("poly", 2)
+    assert (recipe.model, recipe.data.augment, recipe.data.train_size) == ("auto", "auto", None)
+
+
+def test_own_data_without_a_recipe_takes_the_defaults_and_nothing_from_the_digits():
+    own = load_recipe(None, {"data.path": "photos", "seed": "3"})
+    assert own == Recipe(seed=3, data=Data(path="photos"))
+    assert own.attack.epsilon == 4 / 255
+    assert load_recipe(None) == load_recipe(None, {"data.path": "none"}) == load_recipe("digits")
+    assert load_recipe(None, {"seed": "3"}) == load_recipe("digits", {"seed": "3"})
+    assert load_recipe("digits", {"data.path": "photos"}).attack.epsilon == 24 / 255
 
 
 def test_digits_is_the_regime_in_which_the_effect_shows():
-    recipe = Recipe()
+    recipe = load_recipe("digits")
     assert (recipe.batch_size, recipe.chunk_size, recipe.epochs, recipe.data.train_size) == (100, 100, 120, 100)
     assert (recipe.optimizer.name, recipe.optimizer.lr, recipe.label_smoothing) == ("lars", 10, 0.1)
     assert (recipe.schedule.warmup_epochs, recipe.schedule.decay, recipe.schedule.power) == ("30%", "poly", 2)
     assert (recipe.model, recipe.width, recipe.attack.epsilon) == ("resnet8", None, 24 / 255)
+    assert (recipe.data.name, recipe.data.augment) == ("digits", "none")
 
 
 def test_recipes_are_frozen_and_hashable():
@@ -146,7 +161,7 @@ def test_a_method_on_the_command_line_does_not_inherit_the_delay_of_another(tmp_
         (lambda: Recipe(layout="\udcff"), "--layout"),
         (lambda: Recipe(method=["conadv"]), "--method"),
         (lambda: Recipe(batch_size=100, chunk_size=64), "--chunk-size"),
-        (lambda: Recipe(batch_size=200), "--batch-size"),
+        (lambda: Recipe(data=Data(train_size=200)), "--batch-size"),
         (lambda: Recipe(epochs=10, schedule=Schedule(warmup_epochs=11)), "--schedule.warmup-epochs"),
         (lambda: Schedule(warmup_epochs="101%"), "--schedule.warmup-epochs"),
         (lambda: Schedule(warmup_epochs="-1%"), "--schedule.warmup-epochs"),
@@ -157,7 +172,7 @@ def test_a_method_on_the_command_line_does_not_inherit_the_delay_of_another(tmp_
         (lambda: Schedule(power=0), "--schedule.power"),
         (lambda: Schedule(warmup_epochs=10**400), "--schedule.warmup-epochs"),
         (lambda: Data(name="digits", path="x"), "--data.path"),
-        (lambda: Data(views="three"), "--data.augment"),
+        (lambda: Data(views="three", augment="none"), "--data.augment"),
         (lambda: Checkpoint(keep=0), "--checkpoint.keep"),
     ],
 )
@@ -351,7 +366,7 @@ def test_flags_win_over_the_file_and_only_those_given(tmp_path):
     path = write(tmp_path, "seed = 3\nattack.epsilon = 0.25\nattack.steps = 4")
     recipe = load_recipe(path, {"attack.epsilon": "4/255", "optimizer.lr": "1e-1"})
     expected = flatten(Recipe()) | {"seed": 3, "attack.steps": 4, "attack.epsilon": 4 / 255, "optimizer.lr": 0.1}
-    assert flatten(recipe) == expected | {"data.train_size": 100}
+    assert flatten(recipe) == expected
 
 
 def test_an_unknown_flag_key_names_the_nearest():
@@ -361,7 +376,7 @@ def test_an_unknown_flag_key_names_the_nearest():
 def test_none_is_written_as_none():
     recipe = load_recipe("digits", {"max_steps": 5, "layout": "clean | adv"})
     assert recipe.max_steps == 5
-    assert override(recipe, {"max_steps": "none", "layout": None}) == Recipe()
+    assert override(recipe, {"max_steps": "none", "layout": None}) == load_recipe("digits")
     assert "--delay" in refusal(load_recipe, "digits", {"delay": "none"})
 
 
@@ -374,7 +389,7 @@ def test_code_to_import_comes_from_a_flag_alone(tmp_path):
 
 def test_own_data_takes_nothing_from_the_digits(tmp_path):
     own = load_recipe("digits", {"data.path": "/data"})
-    assert own.data == Data(path="/data")
+    assert own.data == Data(path="/data", augment="none")
     assert own.data.name is None
     assert own.data.train_size is None
     assert load_recipe("digits", {"data.path": "/data", "data.train_size": "500"}).data.train_size == 500
@@ -382,7 +397,7 @@ def test_own_data_takes_nothing_from_the_digits(tmp_path):
     path = write(tmp_path, '[data]\npath = "/data"\ntrain_size = 500\nimage_size = 64')
     assert load_recipe(path, {"data.path": "/moved"}).data == Data(path="/moved", train_size=500, image_size=64)
     assert load_recipe(path, {"data.name": "synthetic"}).data == Data(name="synthetic", image_size=64)
-    assert load_recipe("digits", {"data.name": "digits"}) == Recipe()
+    assert load_recipe("digits", {"data.name": "digits"}) == load_recipe("digits")
 
 
 # --- run folders ---
@@ -508,7 +523,7 @@ def test_a_flag_means_what_it_says_or_is_refused(key, data):
     recipe = accepted(load_recipe, "digits", {key: text})
     if recipe is None:
         return
-    before, after = flatten(Recipe()), flatten(recipe)
+    before, after = flatten(load_recipe("digits")), flatten(recipe)
     assert after[key] == meaning(setting, text) or (key, text) in {("data.name", "none"), ("method", "conadv")}
     goes_along = {"method": {"delay"}, "delay": {"method"}, "data.path": {"data.name", "data.train_size"}}
     goes_along |= {"data.name": {"data.train_size"}}

@@ -1,8 +1,11 @@
 """Every recipe parses, says what a header must say, and runs two steps on images of its own kind, made small."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from conadv.config import find_recipe, load_recipe, override, recipe_names
+from conadv.config import find_recipe, flatten, load_recipe, override, recipe_names
 from conadv.train.commands import train
 
 # Small enough for a test: the batch and the images shrink, everything else is the recipe's.
@@ -28,6 +31,16 @@ def test_header_teaches(name):
     for word in ("Command", "Hardware", "Time", "Expected", "Run by us"):
         assert word in header, f"{name} does not say {word}"
     assert f"conadv train {name}" in header
+
+
+def test_the_cells_of_the_study_on_record_still_mean_what_was_run():
+    """Its base is a built-in recipe, so that neither that recipe nor a default may change in silence."""
+    record = Path(__file__).parents[1] / "docs" / "results" / "cifar10-500" / "results.jsonl"
+    cells = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
+    assert len(cells) == 82
+    for cell in cells:
+        values = flatten(load_recipe("digits", cell["overrides"]))
+        assert {key: values[key] for key in cell["values"]} == cell["values"]
 
 
 # What the paper says of its runs: batch, peak learning rate, warm-up epochs.

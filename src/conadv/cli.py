@@ -89,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def train(
     recipe: Annotated[
-        str | None, Parameter(help="A TOML file, or one that conadv recipes lists; none: digits.")
+        str | None,
+        Parameter(help="A TOML file, or one that conadv recipes lists; none: digits, or your own --data.path."),
     ] = None,
     /,
     *,
@@ -104,7 +105,7 @@ def train(
     A flag changes one field of the recipe: conadv train digits --method recycled --attack.epsilon 8/255 --seed 1
     """
     if resume is None:
-        chosen = config.load_recipe(recipe or "digits", _dotted(fields))
+        chosen = config.load_recipe(recipe, _dotted(fields))
     elif recipe is not None or run is not None:
         raise ValueError("--resume goes on with the recipe and the folder of its run: drop RECIPE and --run")
     else:
@@ -247,8 +248,8 @@ def _app() -> App:
         version=lambda: version("conadv"),
         version_flags=["--version"],
     )
-    digits = config.flatten(config.Recipe())
-    defaults = {key: config.toml_value(value).strip('"') for key, value in digits.items()}
+    values = config.flatten(config.Recipe())
+    defaults = {key: config.toml_value(value).strip('"') for key, value in values.items()}
     app.command(_with_fields(train, defaults))
     app.command(_with_fields(evaluate, dict.fromkeys(_EVAL_FIELDS, "that of the run")), name="eval")
     app.command(export)
@@ -326,11 +327,13 @@ def _report(work: Callable[[], Mapping[str, object]], as_json: bool) -> None:
         return
     width = max(map(len, result))
     for key, value in result.items():
-        print(f"{key:<{width}}  {_readable(value)}")
+        print(f"{key:<{width}}  {_readable(key, value)}")
 
 
-def _readable(value: object) -> str:
-    """A figure with as many digits as a person wants to see."""
+def _readable(key: str, value: object) -> str:
+    """A number with as many digits as a person wants to see, and an epsilon in 255ths."""
+    if key == "epsilon" and isinstance(value, float):
+        return f"{255 * value:.6g}/255"
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
     return "none" if value is None else str(value)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from conadv import cli
+from conadv.config import dump_recipe, load_recipe
 from conadv.study import sweep as sweeping
 from conadv.study.results import read_results
 from conadv.study.study_file import Cell, read_study
@@ -168,7 +169,8 @@ def test_a_cell_goes_on_where_a_run_has_begun(fake_train: Path, tmp_path: Path) 
     begun, killed_at_birth = out / "runs" / first.slug, out / "runs" / second.slug
     begun.mkdir(parents=True)
     killed_at_birth.mkdir()
-    (begun / "config.toml").write_text("seed = 1\nmax_steps = 2\n", encoding="utf-8")
+    recipe = load_recipe("digits", {"seed": 1, "max_steps": 2})
+    (begun / "config.toml").write_text(dump_recipe(recipe), encoding="utf-8")
     (killed_at_birth / ".config.toml.partial").write_text("see", encoding="utf-8")
     assert cli.main(["sweep", str(study), "--out", str(out), "--jobs", "1"]) == 0
     assert [(seed, resumes) for seed, resumes, *_ in starts(fake_train)] == [(1, True), (2, False)]
@@ -182,7 +184,8 @@ def test_a_run_of_another_recipe_is_not_taken_for_the_cell(
     (cell,) = read_study(study, cli._resolve).cells
     home = out / "runs" / cell.slug
     home.mkdir(parents=True)
-    (home / "config.toml").write_text("seed = 1\nmax_steps = 2\nepochs = 77\n", encoding="utf-8")
+    recipe = load_recipe("digits", {"seed": 1, "max_steps": 2, "epochs": 77})
+    (home / "config.toml").write_text(dump_recipe(recipe), encoding="utf-8")
     assert cli.main(["sweep", str(study), "--out", str(out)]) == 2
     assert "epochs 77" in capsys.readouterr().err
     assert starts(fake_train) == []

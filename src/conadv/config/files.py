@@ -63,9 +63,16 @@ def find_recipe(name: str | Path) -> Path:
     return _folder() / f"{text}.toml" if text in recipe_names() else Path(text)
 
 
-def load_recipe(name: str | Path, overrides: Mapping[str, object] | None = None) -> Recipe:
-    """The recipe of a file, or a built-in one by name, with `overrides` (dotted keys; values, or texts as in flags)."""
+def load_recipe(name: str | Path | None, overrides: Mapping[str, object] | None = None) -> Recipe:
+    """The recipe of a file, or a built-in one by name, with `overrides` (dotted keys; values, or texts as in flags).
+
+    Without a name it is `digits`, or the defaults if the overrides name your own data: what suits 100 digits of 8 × 8
+    pixels does not suit photographs.
+    """
     changes = _typed(overrides or {})
+    if name is None and changes.get("data.path") is not None:
+        return _build(changes)
+    name = "digits" if name is None else name
     path = find_recipe(name)
     values = _read(path)
     model = str(values.get("model", ""))

@@ -1,4 +1,7 @@
-"""A recipe: what a run is. The text under a field is what `conadv train --help` says about its flag."""
+"""A recipe: what a run is. The text under a field is what `conadv train --help` says about its flag.
+
+The defaults are for photographs: the paper's, or those of the authors' code where the paper has none for small batches.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from conadv.setting import (
 class Attack:
     """The adversary that makes the twin of an image. Sizes are fractions of the pixel range."""
 
-    epsilon: Share = 24 / 255
+    epsilon: Share = 4 / 255
     """Radius of the ball around an image, such as 4/255: four grey levels of 256. 0: twins without an adversary."""
     step_size: NotNegative | None = None
     """How far one step goes, in the unit of epsilon. none: epsilon."""
@@ -75,7 +78,7 @@ class Optimizer:
 class Schedule:
     """The learning rate over the run: a linear warm-up to its peak, then a decay until the last epoch."""
 
-    warmup_epochs: NumberOrPercent = "30%"
+    warmup_epochs: NumberOrPercent = "5%"
     """Epochs of warm-up, of which a part is fine, or its share of the run in percent, such as 30%."""
     decay: Literal["poly", "cosine", "constant"] = "poly"
     """The shape of the way down."""
@@ -105,17 +108,19 @@ class Data:
     train_size: Count | None = None
     """Training images to use. none: all."""
     image_size: Count | None = None
-    """Height and width in pixels that images are brought to. none: as they are stored (synthetic: 32)."""
+    """Height and width in pixels that images are brought to. none: 224 for the augmentations of photographs, else
+    as they are stored (synthetic: 32)."""
     channels: Count = 3
     """Colours of an image: of synthetic data, and what encoded images are converted to (1 or 3)."""
     classes: Count = 10
     """Synthetic data alone: number of classes."""
     augment: Literal[
-        "none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet",
+        "auto", "none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet",
         "randaugment", "randaugment-imagenet",
-    ] = "none"  # fmt: skip
+    ] = "auto"  # fmt: skip
     """What happens to a training image before it is seen. Small images: crop, crop-flip, autoaugment-cifar10 and
-    randaugment; photographs: the others."""
+    randaugment; photographs: the others. auto: crop-flip for images below 64 pixels, else resized-crop (to 224, unless
+    data.image_size says otherwise)."""
     mixup: NotNegative = 0.0
     """Mix the images of a chunk, and their labels, in shares from Beta(mixup, mixup). 0: off."""
     cutmix: NotNegative = 0.0
@@ -162,7 +167,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A run. What a file leaves out is as in the recipe `digits`."""
+    """A run. What a recipe leaves out has its default, which is for photographs. Without a recipe: `digits`, or these
+    defaults if --data.path names your own images."""
 
     method: Annotated[str, OneOf(tuple(METHODS))] = "conadv"
     """How a step is taken. disadv is conadv with delay 0."""
@@ -175,11 +181,11 @@ class Recipe:
     twin_share: PositiveShare = 1.0
     """Share of a batch's chunks that get twins, such as 1/4, other ones in each step: a dial for the cost. recycled
     costs 1 + share of vanilla, conadv and disadv 1 + 5/3 share."""
-    batch_size: Count = 100
+    batch_size: Count = 256
     """Images a step, over all ranks."""
-    chunk_size: Count = 100
+    chunk_size: Count = 64
     """Images that share BatchNorm statistics and are worked on at once; it divides the batch. The paper's is 64."""
-    epochs: Count = 120
+    epochs: Count = 90
     """Passes over the training images."""
     max_steps: Count | None = None
     """Stop after this many steps; the schedule stays that of all epochs. none: go to the end."""
@@ -187,8 +193,9 @@ class Recipe:
     """Decides everything random: weights, order, augmentation, starts of attacks."""
     layout: str | None = None
     """Which ranks do what, such as "clean | adv | attack". none: everything on each rank."""
-    model: str = "resnet8"
-    """A network by its name, or your own as package.module:callable (as a flag only, never in a file)."""
+    model: str = "auto"
+    """A network by its name, or your own as package.module:callable (as a flag only, never in a file). auto: resnet50
+    for images of 64 pixels or more, resnet20 for smaller ones."""
     width: Count | None = None
     """Channels of the network's first stage. none: the network's own, 16 for small images and 64 for large ones."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
@@ -214,7 +221,7 @@ class Recipe:
     attack: Attack = Attack()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
-    data: Data = Data(train_size=100)
+    data: Data = Data()
     checkpoint: Checkpoint = Checkpoint()
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import repeat
 from typing import Literal
@@ -41,6 +41,8 @@ from .ema import Ema
 
 # The usual figures for colour photographs; pictures of other kinds stay in [0, 1].
 _PHOTOGRAPHS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+# Height and width in pixels from which on images are photographs, for which networks begin by shrinking them.
+_LARGE = 64
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
 
@@ -104,8 +106,10 @@ class Job:
 def build_task(recipe: Recipe, device: torch.device) -> Task:
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
+    data = _open(recipe)
+    recipe = resolved(recipe, data)
     augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
-    data = keep(_open(recipe), augment.fit, recipe.data.memory, train=augment.looks_at_fit)
+    data = keep(data, augment.fit, recipe.data.memory, train=augment.looks_at_fit)
     with untouched_randomness(device, recipe.seed):
         model = _model(recipe, data, augment)
     loss = partial(_cross_entropy if _mix(recipe) else F.cross_entropy, label_smoothing=recipe.label_smoothing)
@@ -123,6 +127,17 @@ def _cross_entropy(outputs: Tensor, labels: Tensor, label_smoothing: float) -> T
         dtype = torch.promote_types(outputs.dtype, labels.dtype)
         outputs, labels = outputs.to(dtype), labels.to(dtype)
     return F.cross_entropy(outputs, labels, label_smoothing=label_smoothing)
+
+
+def resolved(recipe: Recipe, data: DataSet) -> Recipe:
+    """The recipe with the network and the augmentation that it leaves to the size of the images."""
+    first = data.train.picture(0)
+    large = (recipe.data.image_size or min(first.height, first.width)) >= _LARGE
+    model = recipe.model if recipe.model != "auto" else "resnet50" if large else "resnet20"
+    augment = recipe.data.augment
+    if augment == "auto":
+        augment = "resized-crop" if large else "crop-flip"
+    return replace(recipe, model=model, data=replace(recipe.data, augment=augment))
 
 
 def check_fit(recipe: Recipe, world_size: int) -> Layout:

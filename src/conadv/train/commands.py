@@ -20,7 +20,7 @@ from conadv.parallel.collectives import World, joined, own_device
 from conadv.parallel.launch import own_rank, world_size
 from conadv.parallel.watch import watched
 
-from .build import Job, Task, build_job, build_optimizer, build_policy, build_stream, build_task, check_fit
+from .build import Job, Task, build_job, build_optimizer, build_policy, build_stream, build_task, check_fit, resolved
 from .checkpoint import Checkpoint, newest_whole
 from .ema import Ema
 from .evaluation import evaluate_task
@@ -69,7 +69,8 @@ def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool)
             _tell(f"stopped after step {progress.step}; to go on: {_command(recipe, place.path)}")
             world.barrier()  # a rank that ends earlier would have its launcher end the one that still writes
             raise Interrupted(signal_number)
-        summary = {**_facts(recipe), **position(job, progress), **evaluate_task(task, world, job.ema)}
+        facts = _facts(resolved(recipe, task.data))
+        summary = {**facts, **position(job, progress), **evaluate_task(task, world, job.ema)}
         if world.is_main:
             write_summary(place.path, summary)
     return {**summary, "run": str(place.path)} if world.is_main else {}
@@ -89,7 +90,7 @@ def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: 
         size = epsilon if steps == 1 else 2.5 * epsilon / steps
         attack = PGD(epsilon, size, steps, random_start=1.0, branch="main", statistics="running")
     figures = evaluate_task(task, World(0, 1, task.device), ema, attack)
-    return {**_facts(recipe), **checkpoint.about["position"], **figures}
+    return {**_facts(resolved(recipe, task.data)), **checkpoint.about["position"], **figures}
 
 
 def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
@@ -195,7 +196,7 @@ def _recorder(recipe: Recipe, job: Job, folder: Path, progress: Progress, quiet:
 
 def _facts(recipe: Recipe) -> dict[str, Any]:
     """What a summary says of the recipe."""
-    names = ("method", "delay", "batch_size", "chunk_size", "epochs", "seed")
+    names = ("method", "delay", "model", "batch_size", "chunk_size", "epochs", "seed")
     facts = {**{name: getattr(recipe, name) for name in names}, "epsilon": recipe.attack.epsilon}
     return {**facts, "ema": recipe.ema} if recipe.ema else facts
 

@@ -1,0 +1,64 @@
+"""What a recipe leaves to the size of the images, and a stranger's folder of photographs from end to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from conadv import cli
+from conadv.config import Data, Recipe, load_recipe
+from conadv.task.data import open_data
+from conadv.train.build import resolved
+
+
+def photographs(folder: Path, size: tuple[int, int], count: int = 4) -> Path:
+    """An image folder of two classes; width and height in pixels."""
+    random = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for label in ("cat", "dog"):
+            place = folder / part / label
+            place.mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("size", "image_size", "model", "augment"),
+    [
+        ((100, 80), None, "resnet50", "resized-crop"),
+        ((64, 64), None, "resnet50", "resized-crop"),
+        ((100, 63), None, "resnet20", "crop-flip"),
+        ((100, 80), 32, "resnet20", "crop-flip"),
+        ((32, 32), 96, "resnet50", "resized-crop"),
+    ],
+)
+def test_network_and_augmentation_follow_the_size_of_the_images(size, image_size, model, augment, tmp_path):
+    path = str(photographs(tmp_path / "photos", size, count=1))
+    recipe = Recipe(data=Data(path=path, image_size=image_size))
+    chosen = resolved(recipe, open_data("path", path))
+    assert (chosen.model, chosen.data.augment) == (model, augment)
+    changes = {"data.image_size": image_size, "model": model, "data.augment": augment}
+    assert chosen == load_recipe(None, {"data.path": path, **changes})
+
+
+def test_what_a_recipe_says_stays(tmp_path):
+    path = str(photographs(tmp_path / "photos", (100, 80), count=1))
+    recipe = Recipe(model="resnet18", data=Data(path=path, augment="none"))
+    assert resolved(recipe, open_data("path", path)) == recipe
+    digits = load_recipe("digits")
+    assert resolved(digits, open_data("digits", train_size=100)) == digits
+
+
+def test_a_folder_of_photographs_of_any_shape_trains_without_a_recipe(tmp_path, capsys):
+    path = photographs(tmp_path / "photos", (90, 70))
+    Image.new("RGB", (64, 120)).save(path / "train" / "cat" / "tall.png")
+    small = "--batch-size 8 --chunk-size 4 --epochs 1 --width 4 --data.image-size 64 --threads 1 --quiet"
+    assert cli.main(["train", "--data.path", str(path), "--run", str(tmp_path / "run"), *small.split()]) == 0
+    printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (printed["model"], printed["epsilon"], printed["steps"]) == ("resnet50", "4/255", "1")
+    assert cli.main(["eval", str(tmp_path / "run")]) == 0
