@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -59,6 +60,8 @@ class Profile:
         aside = self._file.with_name(f".{self._file.name}.partial")
         recorder.export_chrome_trace(str(aside))
         aside.replace(self._file)
+        del recorder
+        gc.collect()  # PyTorch crashes when it frees what it recorded of a process group at the end of the interpreter
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
