@@ -35,7 +35,7 @@ from conadv.train import commands
 from conadv.train.build import build_job, build_policy, build_stream, build_task, check_fit
 from conadv.train.loop import Progress, run
 from conadv.train.profiling import Profile
-from conadv.train.record import NullRecorder
+from conadv.train.record import NullSaver, Sinks
 from conadv.train.signals import Interrupted, StopRequest
 from conadv.train.state import gather
 
@@ -48,7 +48,8 @@ def take_steps(changes: dict[str, Any], out: str) -> str:
     stream = build_stream(recipe, task)
     with joined(recipe.timeout) as world:
         job = build_job(recipe, task, stream, layout, world, start=0)
-        run(job, Progress(), build_policy(recipe, stream), StopRequest(), NullRecorder(), Profile(0, Path(), 0))
+        idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
+        run(job, Progress(), build_policy(recipe, stream), StopRequest(), *idle)
         data = safetensors.torch.save(gather(task.model, job.optimizer, StaleWeights(task.model, 0), job.ema))
         if world.is_main:
             Path(out).write_bytes(data)

@@ -5,9 +5,12 @@ These are the public names; everything else may move. They are loaded when they 
 """
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .config import load_recipe
     from .core.attack import Attack
     from .core.batch import Batch
     from .core.feed import Feed
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from .optim.lars import Lars
     from .optim.schedule import warmup_constant, warmup_cosine, warmup_poly
     from .parallel.layout import Layout
+    from .train.api import train
 
 __all__ = [
     "PGD",
@@ -45,17 +49,23 @@ __all__ = [
     "Sam",
     "StaleWeights",
     "Vanilla",
+    "load_recipe",
     "parameter_groups",
     "plain_state_dict",
     "route",
     "split_batchnorm",
+    "train",
     "warmup_constant",
     "warmup_cosine",
     "warmup_poly",
 ]
-__version__ = "0.1.0"
+try:
+    __version__ = _version("conadv")
+except PackageNotFoundError:  # a copy of the source that was never installed
+    __version__ = "unknown"
 
 _HOMES = {
+    "config": ("load_recipe",),
     "core.attack": ("Attack",),
     "core.batch": ("Batch",),
     "core.feed": ("Feed",),
@@ -73,6 +83,7 @@ _HOMES = {
     "optim.lars": ("Lars",),
     "optim.schedule": ("warmup_constant", "warmup_cosine", "warmup_poly"),
     "parallel.layout": ("Layout",),
+    "train.api": ("train",),
 }
 
 

@@ -95,10 +95,10 @@ def train(
     /,
     *,
     run: Annotated[Path | None, _option("The folder to write; none: a new one under runs.", "DIR", names=_RUN)] = None,
-    resume: Annotated[Path | None, _option("The folder of a run to go on with, instead of a recipe.", "DIR")] = None,
+    resume: Annotated[Path | None, _option("The folder of a run to resume, instead of a recipe.", "DIR")] = None,
     quiet: Annotated[bool, _option("No progress.")] = False,
     json: Json = False,
-    **fields: str,
+    **fields: str | list[str],
 ) -> None:
     """Train as a recipe says.
 
@@ -107,7 +107,7 @@ def train(
     if resume is None:
         chosen = config.load_recipe(recipe, _dotted(fields))
     elif recipe is not None or run is not None:
-        raise ValueError("--resume goes on with the recipe and the folder of its run: drop RECIPE and --run")
+        raise ValueError("--resume takes the recipe and the folder from the run: drop RECIPE and --run")
     else:
         chosen = config.recipe_of_run(resume, _dotted(fields))
     # When a connection breaks, PyTorch would print its C++ stack on every rank around our one line.
@@ -125,7 +125,7 @@ def evaluate(
     epsilon: Annotated[str | None, _option("Its radius, a fraction of the pixel range.", "X", "4/255")] = None,
     steps: Annotated[str | None, _option("Its steps.", "N", "10")] = None,
     json: Json = False,
-    **fields: str,
+    **fields: str | list[str],
 ) -> None:
     """Evaluate the newest checkpoint of a run."""
     if not robust and (epsilon is not None or steps is not None):
@@ -285,7 +285,7 @@ def _with_fields(command: Callable[..., None], defaults: Mapping[str, str]) -> C
     )
 
 
-def _dotted(fields: Mapping[str, str]) -> dict[str, str]:
+def _dotted(fields: Mapping[str, str | list[str]]) -> dict[str, str | list[str]]:
     return {name.replace("__", "."): text for name, text in fields.items()}
 
 

@@ -82,8 +82,11 @@ class Setting:
         return words + (", or none" if self.optional else "")
 
     def parse(self, text: str | Sequence[str]) -> Value:
-        """The value that a flag writes as text; for a tuple, one text per item."""
-        return self.check(self._read(text) if isinstance(text, str) else [self._read(item) for item in text])
+        """The value that a flag writes as text; for a tuple, one text per item, or several separated by commas."""
+        if self.length is None or text in ("none", ["none"]):
+            return self.check(self._read(text if isinstance(text, str) else text[0]))
+        texts = [text] if isinstance(text, str) else text
+        return self.check([self._read(item) for part in texts for item in part.split(",")])
 
     def check(self, value: Any) -> Value:
         """The value in its one form (a float field holds a float), or a ValueError that names the flag."""

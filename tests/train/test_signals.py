@@ -78,7 +78,7 @@ def test_without_torchrun_a_process_may_outlive_the_one_that_started_it(monkeypa
 
 def steps_and_command(said: str) -> tuple[int, str]:
     (line,) = [line for line in said.splitlines() if line.startswith("stopped")]
-    match = re.fullmatch(r"stopped after step (\d+); to go on: (.*)", line)
+    match = re.fullmatch(r"stopped after step (\d+); to resume: (.*)", line)
     assert match is not None
     return int(match[1]), match[2]
 

@@ -156,7 +156,7 @@ def test_a_signal_to_torchrun_saves_the_run(number, launch, run, tmp_path):
     assert_gone(list(ranks.values()))
     (line,) = [line for line in launcher.said().splitlines() if line.startswith("stopped after step")]
     steps = int(line.split(";")[0].split()[-1])
-    assert f"to go on: torchrun --nproc-per-node 3 -m conadv train --resume {run}" in line
+    assert f"to resume: torchrun --nproc-per-node 3 -m conadv train --resume {run}" in line
     assert launcher.complaints() == []
     resumed = ["train", "--resume", str(run), "--model", "tiny:net", "--max-steps", str(steps + 2)]
     assert launch(["--nproc-per-node", "3"], resumed).status() == 0

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from conadv.setting import Setting, Value, descriptions, did_you_mean, settings_of, show
 
@@ -21,7 +21,8 @@ TABLES = {"attack": Attack, "optimizer": Optimizer, "schedule": Schedule, "data"
 
 # What a run may change when it goes on: none of it changes a number.
 RESUMABLE = (
-    "layout", "threads", "timeout", "max_steps", "eval_every", "profile", "data.path", "data.workers", "data.memory",
+    "layout", "threads", "timeout", "max_steps", "eval_every", "log", "profile",
+    "data.path", "data.workers", "data.memory",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 )  # fmt: skip
 
@@ -202,8 +203,13 @@ def _typed(overrides: Mapping[str, object]) -> dict[str, Value]:
         if key not in settings():
             _unknown(key)
         setting = settings()[key]
-        changes[key] = setting.parse(value) if isinstance(value, str) else setting.check(value)
+        changes[key] = setting.parse(value) if _is_text(value) else setting.check(value)
     return changes
+
+
+def _is_text(value: object) -> TypeGuard[str | list[str]]:
+    """Whether a value comes as flags do: a text, or a list of texts."""
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
 
 
 def _combine(values: dict[str, Value], changes: dict[str, Value]) -> dict[str, Value]:

@@ -23,6 +23,7 @@ from conadv.setting import (
     normalise,
     show,
 )
+from conadv.sinks import SINKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,9 @@ class Recipe:
     conadv timeline read. 0: none."""
     eval_every: Whole = 0
     """Epochs from one evaluation to the next. 0: only at the end."""
+    log: tuple[Annotated[str, OneOf(tuple(SINKS))], ...] | None = None
+    """Where else to log metrics, separated by commas; metrics.jsonl is always written. tensorboard and wandb need
+    pip install 'conadv[tensorboard]' or 'conadv[wandb]'; wandb is offline unless WANDB_MODE says otherwise."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """What to do about a loss or gradient that is not a finite number: end the run, or leave the step out."""
     skip_limit: Count = 10

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from conadv.parallel.agreement import AgreedError, check_agreement, from_main
 from conadv.parallel.collectives import World, joined, own_device
 from conadv.parallel.launch import own_rank, world_size
 from conadv.parallel.watch import watched
+from conadv.sinks import SINKS, check_sinks
 
 from .build import Job, Task, build_job, build_optimizer, build_policy, build_stream, build_task, check_fit, resolved
 from .checkpoint import Checkpoint, newest_whole
@@ -28,9 +29,10 @@ from .files import replace_file
 from .fingerprint import data_facts, software_facts
 from .folder import RunFolder, default_folder, holds, versions, write_summary
 from .loop import DriftError, NotFiniteError, Progress, position, run
+from .metrics import Metrics
 from .profiling import Profile
 from .progress import ProgressBar
-from .record import FolderRecorder, NullRecorder, Recorder
+from .record import Callbacks, CheckpointSaver, NullSaver, Sinks, StateSaver
 from .resume import Expected, find_checkpoint, restore_job
 from .signals import Interrupted, following_launcher, listening
 from .state import average_weights, fill_state, load_model
@@ -39,21 +41,38 @@ from .state import average_weights, fill_state, load_model
 _OF_A_MACHINE = ("threads", "data.path", "data.workers")
 
 
-def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool) -> dict[str, Any]:
-    """Train to the end of a recipe, and return the summary; ranks that do not lead return nothing."""
+def train(
+    recipe: Recipe,
+    folder: Path | None,
+    resume: Path | None,
+    quiet: bool,
+    callbacks: Callbacks | None = None,
+    owns_process: bool = True,
+) -> dict[str, Any]:
+    """Train to the end of a recipe, and return the summary; ranks other than 0 return nothing.
+
+    Args:
+        recipe: What to train, and how.
+        folder: The folder to write; None: a new one under runs.
+        resume: The folder of a run to resume, in place of `folder`.
+        quiet: Print no progress.
+        callbacks: Functions that get the metrics.
+        owns_process: Whether a second signal may end the process.
+    """
+    check_sinks(recipe.log or ())
     layout = check_fit(recipe, world_size())
     task = build_task(recipe, own_device())
     stream = build_stream(recipe, task)
     agreed = (AgreedError, Interrupted, NotFiniteError, DriftError)
     with (
         joined(recipe.timeout) as world,
-        listening() as request,
+        listening(owns_process) as request,
         following_launcher(request),
         _run_folder(recipe, folder, resume, world) as place,
         watched(world, layout, agreed, place.close),
     ):
         check_agreement(world, _common(recipe, task))
-        # Only the leading rank reads the folder, so that all go on from the same checkpoint.
+        # Only rank 0 reads the folder, so that all ranks resume from the same checkpoint.
         packed = from_main(world, lambda: _find(recipe, task, place))
         checkpoint = Checkpoint.unpack(packed) if packed else None
         # Made from the same seed, but machines may differ in the last digits.
@@ -61,16 +80,18 @@ def train(recipe: Recipe, folder: Path | None, resume: Path | None, quiet: bool)
         job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"] if checkpoint else 0)
         progress = Progress() if checkpoint is None else restore_job(job, checkpoint)
         from_main(world, lambda: place.open(progress.step))
-        with _recorder(recipe, job, place.path, progress, quiet) as recorder:
-            traces = Path(os.fsdecode(from_main(world, lambda: os.fsencode(place.path / "traces"))))
-            profile = Profile(recipe.profile, traces, world.rank)
-            signal_number = run(job, progress, build_policy(recipe, stream), request, recorder, profile)
-        if progress.step < job.stop:
-            _tell(f"stopped after step {progress.step}; to go on: {_command(recipe, place.path)}")
-            world.barrier()  # a rank that ends earlier would have its launcher end the one that still writes
-            raise Interrupted(signal_number)
-        facts = _facts(resolved(recipe, task.data))
-        summary = {**facts, **position(job, progress), **evaluate_task(task, world, job.ema)}
+        with closing(_optional_sinks(recipe, job, place.path, progress, callbacks)) as optional:
+            with _recording(recipe, job, place.path, progress, quiet, optional) as (sinks, saver):
+                traces = Path(os.fsdecode(from_main(world, lambda: os.fsencode(place.path / "traces"))))
+                profile = Profile(recipe.profile, traces, world.rank)
+                signal_number = run(job, progress, build_policy(recipe, stream), request, sinks, saver, profile)
+            if progress.step < job.stop:
+                _tell(f"stopped after step {progress.step}; to resume: {_command(recipe, place.path)}")
+                world.barrier()  # a rank that ends earlier would have its launcher end the one that still writes
+                raise Interrupted(signal_number)
+            evaluation = evaluate_task(task, world, job.ema)
+            optional.log(progress.step, evaluation)
+        summary = {**_facts(resolved(recipe, task.data)), **position(job, progress), **evaluation}
         if world.is_main:
             write_summary(place.path, summary)
     return {**summary, "run": str(place.path)} if world.is_main else {}
@@ -168,30 +189,45 @@ def _command(recipe: Recipe, folder: Path) -> str:
     return f"{launcher}conadv train --resume {shlex.quote(str(folder))}{model}"
 
 
-@contextmanager
-def _recorder(recipe: Recipe, job: Job, folder: Path, progress: Progress, quiet: bool) -> Iterator[Recorder]:
+def _optional_sinks(recipe: Recipe, job: Job, folder: Path, progress: Progress, callbacks: Callbacks | None) -> Sinks:
+    """What the user asked for beside metrics.jsonl and the progress bar; they get the final evaluation too."""
     if not job.world.is_main:
-        yield NullRecorder()
+        return Sinks()
+    made = [SINKS[name].make(folder, progress.step, flatten(recipe)) for name in recipe.log or ()]
+    return Sinks([*made, *([callbacks] if callbacks else [])])
+
+
+@contextmanager
+def _recording(
+    recipe: Recipe, job: Job, folder: Path, progress: Progress, quiet: bool, optional: Sinks
+) -> Iterator[tuple[Sinks, StateSaver]]:
+    """The sinks of a run, and the saver of its checkpoints."""
+    if not job.world.is_main:
+        yield Sinks(), NullSaver()
         return
     about = {
         "recipe": flatten(recipe),
         "versions": versions(),
         "plain": list(plain_state_dict(job.task.model)),
     }
-    with ProgressBar(progress.step, job.stop, quiet) as watch:
-        for problem in job.task.data.skipped:
-            watch.say(f"left out: {problem}")
-        for note in job.task.data.notes:
-            watch.say(note)
-        if job.stream.remainder:
-            watch.say(f"each epoch leaves out {job.stream.remainder} images, others every time")
-        recorder = FolderRecorder(folder, progress.step, recipe.checkpoint.keep, about, watch)
-        if recorder.missing:
-            _tell(f"metrics.jsonl was damaged: {recorder.missing} of the steps before {progress.step} have no line")
-        try:
-            yield recorder
-        finally:
-            recorder.close()
+    with (
+        ProgressBar(progress.step, job.stop, quiet) as bar,
+        closing(Metrics(folder / "metrics.jsonl", progress.step)) as metrics,
+        closing(CheckpointSaver(folder, recipe.checkpoint.keep, about, before=metrics.flush)) as saver,
+    ):
+        for note in _notes(job):
+            bar.say(note)
+        if metrics.missing:
+            _tell(f"metrics.jsonl was damaged: {metrics.missing} of the steps before {progress.step} have no line")
+        yield Sinks([metrics, bar, optional]), saver
+
+
+def _notes(job: Job) -> Iterator[str]:
+    """What the user should know of the data before training starts."""
+    yield from (f"left out: {problem}" for problem in job.task.data.skipped)
+    yield from job.task.data.notes
+    if job.stream.remainder:
+        yield f"each epoch leaves out {job.stream.remainder} images, others every time"
 
 
 def _facts(recipe: Recipe) -> dict[str, Any]:

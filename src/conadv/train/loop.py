@@ -15,7 +15,7 @@ from conadv.parallel.gradients import Outcome
 from .build import Job, Policy
 from .evaluation import evaluate_task
 from .profiling import Profile
-from .record import Recorder
+from .record import Sinks, StateSaver
 from .signals import StopRequest
 from .state import gather
 
@@ -38,10 +38,16 @@ class Progress:
 
 
 def run(
-    job: Job, progress: Progress, policy: Policy, request: StopRequest, recorder: Recorder, profile: Profile
+    job: Job,
+    progress: Progress,
+    policy: Policy,
+    request: StopRequest,
+    sinks: Sinks,
+    saver: StateSaver,
+    profile: Profile,
 ) -> int:
     """Take the steps that are left, or fewer if a signal asks for it; which one did, or 0."""
-    save = partial(_save, job, progress, recorder)
+    save = partial(_save, job, progress, saver)
     first = progress.step
     began = time.monotonic() - progress.seconds
     stopped_by = 0
@@ -63,11 +69,12 @@ def run(
             progress.step += 1
             progress.seconds = time.monotonic() - began
             profile.end_step()
-            _record(job, progress, policy, outcome, rate, recorder)
+            saver.check()
+            sinks.log(progress.step - 1, _metrics(job, progress, policy, outcome, rate))
             stopped_by = outcome.stop
             if stopped_by:
                 break
-            if _is_due(progress.step, policy, recorder) and progress.step < job.stop:
+            if _is_due(progress.step, policy, saver) and progress.step < job.stop:
                 save()
     _drain(job)
     if progress.step > first:  # what a run that had ended goes on from is saved already
@@ -122,9 +129,10 @@ def _not_finite(job: Job, step: int, outcome: Outcome, rate: float) -> str:
     return f"step {step}: {where} is not finite (epoch {epoch}, batch {batch}, learning rate {rate:.4g})"
 
 
-def _record(job: Job, progress: Progress, policy: Policy, outcome: Outcome, rate: float, recorder: Recorder) -> None:
+def _metrics(job: Job, progress: Progress, policy: Policy, outcome: Outcome, rate: float) -> dict[str, Any]:
+    """The metrics of the step that was just taken, with those of an evaluation if one is due."""
     weight = job.adv_weight
-    figures = {
+    metrics = {
         "epoch": progress.step / job.stream.steps_per_epoch,
         "lr": rate,
         "loss": (1 - weight) * outcome.clean_loss + weight * outcome.adv_loss,
@@ -133,18 +141,18 @@ def _record(job: Job, progress: Progress, policy: Policy, outcome: Outcome, rate
         "skipped": outcome.culprits is not None,
     }
     if policy.evaluate_steps and progress.step % policy.evaluate_steps == 0 and progress.step < job.stop:
-        figures |= evaluate_task(job.task, job.world, job.ema)
-    recorder.step(progress.step - 1, **figures, seconds=progress.seconds)
+        metrics |= evaluate_task(job.task, job.world, job.ema)
+    return {**metrics, "seconds": progress.seconds}
 
 
-def _is_due(step: int, policy: Policy, recorder: Recorder) -> bool:
-    by_time = policy.save_seconds and recorder.seconds_since_save() >= policy.save_seconds
+def _is_due(step: int, policy: Policy, saver: StateSaver) -> bool:
+    by_time = policy.save_seconds and saver.seconds_since_save() >= policy.save_seconds
     return bool(by_time) or step % policy.save_steps == 0
 
 
-def _save(job: Job, progress: Progress, recorder: Recorder) -> None:
+def _save(job: Job, progress: Progress, saver: StateSaver) -> None:
     state = partial(gather, job.task.model, job.optimizer, job.stale, job.ema)
-    recorder.save(progress.step, state, position=position(job, progress))
+    saver.save(progress.step, state, position=position(job, progress))
 
 
 def position(job: Job, progress: Progress) -> dict[str, Any]:

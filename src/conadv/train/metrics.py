@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -22,7 +22,7 @@ _CHECKSUM = re.compile(rb', "crc": "([0-9a-f]{8})"}\n$')
 
 
 class Metrics:
-    """metrics.jsonl: one line a step, no gap and no line twice, however often the run was stopped."""
+    """The sink metrics.jsonl: one line per step, no gap and no duplicate, however often the run was stopped."""
 
     def __init__(self, path: Path, start: int) -> None:
         self._path = path
@@ -42,6 +42,9 @@ class Metrics:
             except OSError:
                 self._file.truncate(before)  # no half line on a disk that is full
                 raise
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self.write(step=step, **metrics)
 
     def flush(self) -> None:
         """To the disk: a checkpoint must never be newer than the lines before it. Any thread may ask for it."""

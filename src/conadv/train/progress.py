@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -56,12 +57,20 @@ class ProgressBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar:
-            self._bar.stop()
+        self.close()
 
     def step(self, step: int, loss: float, rate: float) -> None:
         """A training step was taken; `step` counts from 1."""
         self.show(step, f"loss {loss:.4f}  lr {rate:.4g}", f"step {step}/{self._stop}", last=step == self._stop)
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """As a metric sink; `step` counts from 0."""
+        self.step(step + 1, metrics["loss"], metrics["lr"])
+
+    def close(self) -> None:
+        """Stop the bar, as at the end of a `with` block."""
+        if self._bar:
+            self._bar.stop()
 
     def show(self, done: int, text: str, count: str, last: bool = False) -> None:
         """Move the bar; without a terminal, print `count` and `text` if the last line is old or this is the end."""

@@ -1,25 +1,81 @@
-"""What a run leaves in its folder while it goes: metrics and checkpoints. Only the leading rank has one."""
+"""What a run keeps of itself: metrics, which go to sinks, and its state, which goes to checkpoints.
+
+Only rank 0 has sinks and writes checkpoints.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from conadv.sinks import Sink
+
 from .checkpoint import Checkpoint
-from .metrics import Metrics
-from .progress import ProgressBar
 from .saver import Saver
 
+OnMetrics = Callable[[dict[str, Any]], None]
 
-class Recorder(Protocol):
-    """What the loop tells of itself."""
 
-    def step(self, step: int, **figures: Any) -> None:
-        """The figures of a step, which is counted from 0."""
+class Sinks:
+    """Several sinks as one.
+
+    Args:
+        sinks: Each gets everything, in this order. None at all on ranks other than 0.
+    """
+
+    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+        self._sinks = list(sinks)
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.log(step, metrics)
+
+    def close(self) -> None:
+        """Close every sink, also when one of them fails."""
+        with ExitStack() as stack:
+            for sink in self._sinks:
+                stack.callback(sink.close)
+
+
+class Callbacks:
+    """The sink of a Python program: functions that are called with the metrics and their step.
+
+    Args:
+        on_step: Called after each step.
+        on_evaluation: Called after each evaluation, with its metrics alone.
+    """
+
+    def __init__(self, on_step: OnMetrics | None, on_evaluation: OnMetrics | None) -> None:
+        self._on_step = on_step
+        self._on_evaluation = on_evaluation
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        of_step = {name: value for name, value in metrics.items() if not is_of_evaluation(name)}
+        evaluated = {name: value for name, value in metrics.items() if is_of_evaluation(name)}
+        if self._on_step and of_step:
+            self._on_step({"step": step, **of_step})
+        if self._on_evaluation and evaluated:
+            self._on_evaluation({"step": step, **evaluated})
+
+    def close(self) -> None:
+        pass
+
+
+def is_of_evaluation(name: str) -> bool:
+    """Whether a metric comes from an evaluation rather than from a training step."""
+    return name == "gap" or any(part in name for part in ("test_", "train_", "robust_"))
+
+
+class StateSaver(Protocol):
+    """Where the loop leaves its state."""
+
+    def check(self) -> None:
+        """Raise the error of a checkpoint that could not be written, if one is known."""
 
     def save(self, step: int, gather: Callable[[], dict[str, Tensor]], **about: Any) -> None:
         """Keep the state after `step` steps."""
@@ -27,10 +83,10 @@ class Recorder(Protocol):
     def seconds_since_save(self) -> float: ...
 
 
-class NullRecorder:
-    """The recorder of ranks that do not lead."""
+class NullSaver:
+    """The saver of ranks other than 0."""
 
-    def step(self, step: int, **figures: Any) -> None:
+    def check(self) -> None:
         pass
 
     def save(self, step: int, gather: Callable[[], dict[str, Tensor]], **about: Any) -> None:
@@ -40,38 +96,36 @@ class NullRecorder:
         return 0.0
 
 
-class FolderRecorder:
-    """Metrics and checkpoints in the folder of a run, and progress for whoever watches."""
+class CheckpointSaver:
+    """Checkpoints in the folder of a run.
 
-    def __init__(self, folder: Path, start: int, keep: int, about: dict[str, Any], watch: ProgressBar) -> None:
-        self._metrics = Metrics(folder / "metrics.jsonl", start)
+    Args:
+        folder: The folder of the run.
+        keep: How many of the newest checkpoints stay.
+        about: What every checkpoint says of the run.
+        before: Called before a checkpoint is written: it must not be newer than the metrics on disk.
+    """
+
+    def __init__(self, folder: Path, keep: int, about: dict[str, Any], before: Callable[[], None]) -> None:
         self._saver = Saver(folder / "checkpoints", keep)
         self._about = about
-        self._watch = watch
+        self._before = before
         self._saved = time.monotonic()
 
-    @property
-    def missing(self) -> int:
-        """Steps before the start whose metrics are lost."""
-        return self._metrics.missing
-
-    def step(self, step: int, **figures: Any) -> None:
+    def check(self) -> None:
         self._saver.check()
-        self._metrics.write(step=step, **figures)
-        self._watch.step(step + 1, figures["loss"], figures["lr"])
 
     def save(self, step: int, gather: Callable[[], dict[str, Tensor]], **about: Any) -> None:
         self._saver.wait()  # before there is another copy of the state
-        self._saver.save(step, Checkpoint(gather(), {**self._about, **about}), before=self._metrics.flush)
+        self._saver.save(step, Checkpoint(gather(), {**self._about, **about}), before=self._before)
         self._saved = time.monotonic()
 
     def seconds_since_save(self) -> float:
         return time.monotonic() - self._saved
 
     def close(self) -> None:
-        """Until everything is on disk; raises what went wrong."""
+        """Wait until everything is on disk; raises what went wrong."""
         try:
             self._saver.wait()
         finally:
             self._saver.close()
-            self._metrics.close()

@@ -39,14 +39,23 @@ class StopRequest:
 
 
 @contextmanager
-def listening() -> Iterator[StopRequest]:
-    """Within, the first signal is only noted; another one, a second or more after it, ends the process."""
+def listening(ends_process: bool = True) -> Iterator[StopRequest]:
+    """Within, the first signal is only noted; another one, a second or more after it, ends the process.
+
+    Outside the main thread, where Python allows no signal handlers, signals do what they did before.
+
+    Args:
+        ends_process: Whether a second signal ends the process; not where the process is someone's notebook.
+    """
     request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     handlers = {number: signal.signal(number, lambda *_: None) for number in _HEARD}
-    thread = threading.Thread(target=_listen, args=(reader, request), name="signals", daemon=True)
+    thread = threading.Thread(target=_listen, args=(reader, request, ends_process), name="signals", daemon=True)
     thread.start()
     try:
         yield request
@@ -86,13 +95,13 @@ def following_launcher(request: StopRequest) -> Iterator[None]:
         over.set()
 
 
-def _listen(reader: socket.socket, request: StopRequest) -> None:
-    """Note the first signal, and end the process at a later one; ends when nobody writes any more."""
+def _listen(reader: socket.socket, request: StopRequest, ends_process: bool) -> None:
+    """Note the first signal, and end the process at a later one; ends when the other side is closed."""
     first = 0.0
     while numbers := reader.recv(1):
         if numbers[0] not in _HEARD:
             continue
         if request.signal is None:
             request.signal, first = numbers[0], time.monotonic()
-        elif time.monotonic() - first > _ONE_REQUEST:
+        elif ends_process and time.monotonic() - first > _ONE_REQUEST:
             os._exit(128 + numbers[0])

@@ -1,0 +1,166 @@
+"""Metric sinks: where the metrics of a run go beside metrics.jsonl and the progress bar. Loads no torch.
+
+A new sink is a class here and one row in `SINKS`; recipes and flags then know it (`log = "name"`, `--log name`).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+Metrics = Mapping[str, Any]
+
+
+class Sink(Protocol):
+    """A destination of metrics."""
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Take the metrics of one step.
+
+        Args:
+            step: counts from 0. The final evaluation comes with the number of steps taken.
+            metrics: numbers by name; those of an evaluation are among them in steps that had one.
+        """
+
+    def close(self) -> None:
+        """Write what is left; nothing is logged afterwards."""
+
+
+class Csv:
+    """metrics.csv: one row per step, and an empty cell where a step has no such metric.
+
+    Args:
+        folder: The folder of the run.
+        start: The step that the run starts or resumes at; rows from there on are written anew.
+        config: Unused.
+    """
+
+    def __init__(self, folder: Path, start: int, config: Metrics) -> None:
+        self._path = folder / "metrics.csv"
+        self._columns: list[str] = ["step"]
+        rows = self._kept(start)
+        self._rewrite(rows)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        row = {"step": step, **metrics}
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._file.close()
+            rows = self._kept(None)
+            self._columns += new
+            self._rewrite(rows)
+        csv.DictWriter(self._file, self._columns).writerow(row)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _kept(self, start: int | None) -> list[dict[str, Any]]:
+        """The rows before `start` of the file, whose columns become ours; a row that was cut off is left out."""
+        if not self._path.exists():
+            return []
+        with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
+            reader = csv.DictReader(file)
+            rows = [row for row in reader if _is_whole(row, start)]
+            self._columns = list(reader.fieldnames or self._columns)
+        return rows
+
+    def _rewrite(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Replace the file, in one go, by one with the present columns."""
+        partial = self._path.with_name(".metrics.csv.partial")
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        partial.replace(self._path)
+        self._file = self._path.open("a", newline="", encoding="utf-8")
+
+
+class TensorBoard:
+    """Event files in the folder tensorboard/ of the run: `tensorboard --logdir RUN`.
+
+    Args:
+        folder: The folder of the run.
+        start: The step that the run starts or resumes at; TensorBoard hides what was logged from there on before.
+        config: Unused.
+    """
+
+    def __init__(self, folder: Path, start: int, config: Metrics) -> None:
+        writer = import_module("tensorboardX").SummaryWriter
+        self._writer = writer(str(folder / "tensorboard"), purge_step=start or None)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        for name, value in _finite(metrics).items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """A run of Weights & Biases, offline unless WANDB_MODE says otherwise: `wandb sync RUN/wandb/offline-run-*`.
+
+    Args:
+        folder: The folder of the run.
+        start: Unused: a resumed run is a further one in the same group.
+        config: The values of the recipe, by dotted key.
+    """
+
+    def __init__(self, folder: Path, start: int, config: Metrics) -> None:
+        wandb = import_module("wandb")
+        mode = os.environ.get("WANDB_MODE", "offline")
+        self._run = wandb.init(dir=str(folder), mode=mode, name=folder.name, group=folder.name, config=dict(config))
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._run.log(_finite(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+@dataclass(frozen=True)
+class SinkInfo:
+    """One sink as recipes know it."""
+
+    make: Callable[[Path, int, Metrics], Sink]
+    """From the folder of the run, the step to start at, and the values of the recipe by dotted key."""
+    package: str | None = None
+    """What it imports, which `pip install 'conadv[NAME of the sink]'` installs; None: nothing."""
+
+
+SINKS = {
+    "csv": SinkInfo(Csv),
+    "tensorboard": SinkInfo(TensorBoard, "tensorboardX"),
+    "wandb": SinkInfo(Wandb, "wandb"),
+}
+
+
+def check_sinks(names: Iterable[str]) -> None:
+    """Raise a ValueError if the package of a sink is not installed.
+
+    Args:
+        names: of the sinks, as in `SINKS`.
+    """
+    for name in names:
+        package = SINKS[name].package
+        if package is not None and find_spec(package) is None:
+            raise ValueError(
+                f"--log {name} needs the package {package}, which is not installed: pip install 'conadv[{name}]'"
+            )
+
+
+def _is_whole(row: Mapping[str | Any, Any], start: int | None) -> bool:
+    step = row.get("step") or ""
+    return None not in row and None not in row.values() and step.isdecimal() and (start is None or int(step) < start)
+
+
+def _finite(metrics: Metrics) -> dict[str, float]:
+    """What can be plotted."""
+    return {name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)}

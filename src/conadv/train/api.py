@@ -1,0 +1,73 @@
+"""Training from Python: what `conadv train` does, as a function for scripts and notebooks."""
+
+from __future__ import annotations
+
+import signal
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from conadv.config import Recipe, load_recipe, recipe_of_run
+
+from .commands import train as train_command
+from .record import Callbacks, OnMetrics
+from .signals import Interrupted
+
+
+def train(
+    recipe: Recipe | str | PathLike[str] | None = None,
+    folder: str | PathLike[str] | None = None,
+    resume: str | PathLike[str] | None = None,
+    quiet: bool = True,
+    on_step: OnMetrics | None = None,
+    on_evaluation: OnMetrics | None = None,
+) -> dict[str, Any]:
+    """Train as a recipe says, and return the summary that `conadv train --json` prints.
+
+    It writes the same folder as the command, and works under torchrun. An interrupt (Ctrl-C, or the stop button of a
+    notebook) finishes the step, saves a checkpoint and raises KeyboardInterrupt; `resume=` then continues the run.
+    Outside the main thread, where Python allows no signal handlers, signals keep their present meaning.
+
+    Args:
+        recipe: From `load_recipe`, or what it takes: the name of a built-in recipe or the path of a TOML file. None
+            with `resume`.
+        folder: The folder to write. None: a new one, runs/DATA-METHOD-001 and so on.
+        resume: The folder of a run to continue, in place of `recipe` and `folder`.
+        quiet: Print no progress. False: a progress bar on a terminal, a line every few seconds elsewhere.
+        on_step: Called on rank 0 after each step with a dictionary of its metrics: step (from 0), epoch, lr, loss,
+            clean_loss, adv_loss, skipped (whether the numbers were not finite) and seconds (since the start).
+        on_evaluation: Called on rank 0 after each evaluation with a dictionary of its metrics: step, test_top1,
+            test_top5, train_top1 and gap in percent, test_loss and train_loss. For the evaluation at the end, step
+            is the number of steps taken.
+
+    Returns:
+        The settings, speed and final accuracy of the run, and its folder as `run`. Empty on ranks other than 0.
+
+    Raises:
+        ValueError: Something in the recipe, the data or the folders is wrong; the message says what to do.
+        KeyboardInterrupt: The run was interrupted, and its state is saved.
+    """
+    chosen = _recipe(recipe, folder, resume)
+    callbacks = Callbacks(on_step, on_evaluation)
+    try:
+        return train_command(chosen, _path(folder), _path(resume), quiet, callbacks, owns_process=False)
+    except Interrupted as stop:
+        if stop.exit_status == 128 + signal.SIGINT:
+            raise KeyboardInterrupt(str(stop)) from None
+        raise SystemExit(stop.exit_status) from None
+
+
+def _recipe(
+    recipe: Recipe | str | PathLike[str] | None, folder: str | PathLike[str] | None, resume: str | PathLike[str] | None
+) -> Recipe:
+    if resume is not None:
+        if recipe is not None or folder is not None:
+            raise ValueError("resume= takes the recipe and the folder from the run: drop recipe and folder")
+        return recipe_of_run(fspath(resume))
+    if recipe is None:
+        raise ValueError("there is nothing to train: pass a recipe, such as load_recipe('digits'), or resume=")
+    return recipe if isinstance(recipe, Recipe) else load_recipe(fspath(recipe))
+
+
+def _path(path: str | PathLike[str] | None) -> Path | None:
+    return None if path is None else Path(path)

@@ -1,0 +1,125 @@
+"""Metric sinks: what was logged can be read back by other programs, also after a stop and a resume."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import tiny
+from conadv import cli
+from conadv.sinks import SINKS, Csv, TensorBoard, Wandb, check_sinks
+from conadv.train.commands import train
+from conadv.train.metrics import read_metrics
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """The scalars in the event files of a folder, by name, read record by record with TensorBoard's own messages."""
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    found: dict[str, list[tuple[int, float]]] = {}
+    for path in sorted(folder.glob("events.*")):
+        data = path.read_bytes()
+        while data:
+            size = int.from_bytes(data[:8], "little")
+            event = event_pb2.Event.FromString(data[12 : 12 + size])
+            data = data[16 + size :]
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
+
+
+def test_csv_has_the_numbers_of_metrics_jsonl_and_the_final_evaluation(tmp_path):
+    summary = train(tiny.recipe(log="csv", eval_every=1), tmp_path / "run", None, quiet=True)
+    *steps, last = rows(tmp_path / "run" / "metrics.csv")
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert len(steps) == len(lines) == summary["steps"]
+    for row, line in zip(steps, lines, strict=True):
+        assert {name: text for name, text in row.items() if text} == {name: str(line[name]) for name in line}
+    assert (last["step"], last["test_top1"], last["loss"]) == (str(summary["steps"]), str(summary["test_top1"]), "")
+
+
+def test_csv_of_a_resumed_run_has_no_gap_and_no_row_twice(tmp_path):
+    run = tmp_path / "run"
+    train(tiny.recipe(log="csv", max_steps=3), run, None, quiet=True)
+    with (run / "metrics.csv").open("a") as file:
+        file.write("4,0.1")  # a row that was cut off
+    train(tiny.recipe(log="csv"), None, run, quiet=True)
+    assert [int(row["step"]) for row in rows(run / "metrics.csv")] == list(range(7))
+
+
+def test_csv_keeps_its_rows_when_a_metric_is_new(tmp_path):
+    sink = Csv(tmp_path, 0, {})
+    sink.log(0, {"loss": 1.5})
+    sink.log(1, {"loss": 0.5, "test_top1": 90.0})
+    sink.close()
+    assert rows(tmp_path / "metrics.csv") == [
+        {"step": "0", "loss": "1.5", "test_top1": ""},
+        {"step": "1", "loss": "0.5", "test_top1": "90.0"},
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of protobuf
+def test_tensorboard_has_the_numbers_of_metrics_jsonl(tmp_path):
+    pytest.importorskip("tensorboardX")
+    summary = train(tiny.recipe(log="tensorboard"), tmp_path / "run", None, quiet=True)
+    found = scalars(tmp_path / "run" / "tensorboard")
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [step for step, _ in found["loss"]] == [line["step"] for line in lines]
+    assert [value for _, value in found["loss"]] == pytest.approx([line["loss"] for line in lines], rel=1e-6)
+    assert found["test_top1"] == [(summary["steps"], pytest.approx(summary["test_top1"], rel=1e-6))]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_leaves_out_what_cannot_be_plotted(tmp_path):
+    pytest.importorskip("tensorboardX")
+    sink = TensorBoard(tmp_path, 0, {})
+    sink.log(0, {"loss": float("nan"), "lr": 0.5, "other": None})
+    sink.close()
+    assert scalars(tmp_path / "tensorboard") == {"lr": [(0, 0.5)]}
+
+
+@pytest.mark.parametrize(("variable", "mode"), [(None, "offline"), ("online", "online")])
+def test_wandb_is_offline_unless_told(variable, mode, tmp_path, monkeypatch):
+    """Against a stand-in that records what it is called with: the package is not among our tests' dependencies."""
+    calls: list[object] = []
+    run = SimpleNamespace(log=lambda metrics, step: calls.append((step, metrics)), finish=lambda: calls.append("end"))
+
+    def init(**options):
+        calls.append(options["mode"])
+        return run
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if variable:
+        monkeypatch.setenv("WANDB_MODE", variable)
+    sink = Wandb(tmp_path, 0, {"seed": 1})
+    sink.log(3, {"loss": 0.5})
+    sink.close()
+    assert calls == [mode, (3, {"loss": 0.5}), "end"]
+
+
+@pytest.mark.parametrize("name", [name for name, sink in SINKS.items() if sink.package])
+def test_a_missing_package_is_one_line_and_leaves_no_folder(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("conadv.sinks.find_spec", lambda package: None)
+    status = cli.main(["train", *tiny.words(log=name), "--run", str(tmp_path / "run")])
+    assert status == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"is not installed: pip install 'conadv[{name}]'")
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_sinks_are_separated_by_commas():
+    names = ",".join(SINKS)
+    assert tiny.recipe(log=names).log == tuple(SINKS)
+    assert tiny.recipe(log="none").log is None
+    with pytest.raises(ValueError, match=r"log is 'cvs' but must be one of .*did you mean csv"):
+        tiny.recipe(log="cvs")
+    check_sinks(["csv"])
