@@ -113,6 +113,30 @@ def test_recycled_survives_an_overflow() -> None:
     assert torch.equal(state["twins.0.images"], batches[0][0])
 
 
+@every_method
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_a_loss_for_evaluation_is_refused(setting: Setting, off: type) -> None:
+    """It would count as a training step, and generate twins."""
+    method = setting.make(split_batchnorm(small_cnn()), ATTACK)
+    pair = next(iter(method.feed(small_batches(2))))
+    with off(), pytest.raises(ValueError, match="gradients are off here"):
+        method.loss(*pair)
+    assert method.step == 0
+
+
+@adversarial_methods
+def test_an_optimizer_that_does_not_know_the_branches_is_refused(setting: Setting) -> None:
+    model = small_cnn()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = setting.make(split_batchnorm(model), ATTACK)
+    feed = iter(method.feed(small_batches(3)))
+    method.loss(*next(feed)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with pytest.raises(ValueError, match="make the optimizer after split_batchnorm"):
+        method.loss(*next(feed))
+
+
 def test_float16_needs_a_scaled_loss() -> None:
     method = Vanilla(split_batchnorm(small_cnn()).float(), F.cross_entropy, autocast=torch.float16)
     with pytest.raises(ValueError, match="float16 needs a scaled loss"):

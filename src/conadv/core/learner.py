@@ -168,8 +168,6 @@ class Learner:
         """
         if self._autocast == torch.float16:
             raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(now, ahead)).backward()")
-        if number == 0:
-            self._require_cleared_branches()
         together = [parts] if self._parallel and self._parallel.static_graph else [[part] for part in parts]
         for some in together:
             name = "adversarial pass" if some[0].adversarial else "clean pass"
@@ -255,6 +253,12 @@ class Learner:
         Args:
             delayed: each call counts as a step, because something is learnt from in a later one.
         """
+        if not torch.is_grad_enabled():
+            raise ValueError(
+                "a method takes training steps, and gradients are off here (torch.no_grad, inference_mode): "
+                "to evaluate, call the model and the loss themselves"
+            )
+        self._require_cleared_branches()
         self._checks.begin_step(self.step, delayed)
 
     def attack_seed(self, batch_number: int, chunk_number: int) -> int:
