@@ -173,7 +173,7 @@ def missing(random: Random, file: Path) -> None:
 def rename(random: Random, file: Path) -> None:
     strange = ("a\nb", "\x1b[31m", "\udcff", "x" * 200, "..", "ü", " ")
     target = file.with_name(f"{random.choice(strange)}{file.name}")
-    if not target.exists():
+    if len(target.name) < 250 and not target.exists():
         file.rename(target)
 
 
