@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from conadv.core.catalog import METHODS
+from conadv.core.catalog import ATTACKS, METHODS
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.setting import (
     BelowOne,
@@ -30,6 +30,8 @@ from conadv.sinks import SINKS
 class Attack:
     """The adversary that makes the twin of an image. Sizes are fractions of the pixel range."""
 
+    name: Annotated[str, OneOf(tuple(ATTACKS))] = "pgd"
+    """The attack: projected gradient descent."""
     epsilon: Share = 4 / 255
     """Radius of the ball around an image, such as 4/255: four grey levels of 256. 0: twins without an adversary."""
     step_size: NotNegative | None = None

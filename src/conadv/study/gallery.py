@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from conadv.core.batch import to_pixels
+from conadv.core.catalog import ATTACKS
 from conadv.core.pgd import PGD
 from conadv.task.data import evaluation_batches
 from conadv.task.models import evaluating
@@ -50,9 +51,10 @@ def add_galleries(
 def attack_of(values: Mapping[str, Any]) -> PGD:
     """The attack of a run. Recycled attacks through the main branch and starts at the image."""
     settings = {key.removeprefix("attack."): value for key, value in values.items() if key.startswith("attack.")}
-    if values["method"] == "recycled":
-        return PGD(**{**settings, "random_start": 0.0}, branch="main")
-    return PGD(**settings)
+    row = ATTACKS[settings.get("name", "pgd")]
+    recycled = values["method"] == "recycled"
+    attack: PGD = row.build({**settings, "random_start": 0.0}, branch="main") if recycled else row.build(settings)
+    return attack
 
 
 def make_gallery(task: Task, attack: PGD, chunk_size: int) -> dict[str, Any]:

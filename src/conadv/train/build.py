@@ -17,10 +17,9 @@ from conadv.config import Recipe
 from conadv.core.attack import Attack, Loss
 from conadv.core.batch import Batch, Chunked
 from conadv.core.branches import split_layers
-from conadv.core.catalog import METHODS
+from conadv.core.catalog import ATTACKS, METHODS
 from conadv.core.handoff import Handoff
 from conadv.core.methods import Method
-from conadv.core.pgd import PGD
 from conadv.core.roles import Place, Role
 from conadv.core.seeds import untouched_randomness
 from conadv.core.share import TwinShare
@@ -250,17 +249,9 @@ def _with_branches(model: nn.Module, branches: tuple[str, ...]) -> nn.Module:
     return model
 
 
-def _attack(recipe: Recipe) -> PGD:
-    attack = recipe.attack
-    return PGD(
-        epsilon=attack.epsilon,
-        step_size=attack.step_size,
-        steps=attack.steps,
-        norm=attack.norm,
-        direction=attack.direction,
-        random_start=attack.random_start,
-        targeted=attack.targeted,
-    )
+def _attack(recipe: Recipe) -> Attack:
+    attack: Attack = ATTACKS[recipe.attack.name].build(asdict(recipe.attack))
+    return attack
 
 
 def _method(
