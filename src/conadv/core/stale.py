@@ -61,7 +61,9 @@ class StaleWeights:
     def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
         _follow(target, source)
         names = list(target)
-        torch._foreach_copy_([target[name] for name in names], [source[name].detach() for name in names])
+        torch._foreach_copy_(
+            [_local(target[name]) for name in names], [_local(source[name].detach()) for name in names]
+        )
 
     def _swap(self) -> None:
         own, oldest = self._own(), self._kept[0]
@@ -89,7 +91,12 @@ def _swap_storage(own: Tensor, old: Tensor) -> None:
         own.data, old.data = old.data, own.data
         return
     # A sharded parameter (DTensor) reads from storage that FSDP holds on to, so its bytes have to move.
-    mine, theirs = (tensor.to_local() for tensor in (own, old))  # type: ignore[attr-defined]
+    mine, theirs = _local(own), _local(old)
     kept = mine.clone()
     mine.copy_(theirs)
     theirs.copy_(kept)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor (DTensor), which shares its memory; any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
