@@ -65,10 +65,15 @@ def find_recipe(name: str | Path) -> Path:
 
 
 def load_recipe(name: str | Path | None, overrides: Mapping[str, object] | None = None) -> Recipe:
-    """The recipe of a file, or a built-in one by name, with `overrides` (dotted keys; values, or texts as in flags).
+    """Load a recipe, with some fields changed.
 
-    Without a name it is `digits`, or the defaults if the overrides name your own data: what suits 100 digits of 8 × 8
-    pixels does not suit photographs.
+    Args:
+        name: The name of a built-in recipe (`conadv recipes` lists them), or the path of a TOML file. None: `digits`,
+            or the defaults, which suit photographs, if the overrides name your own data (data.path).
+        overrides: Fields to change, by dotted key such as "attack.epsilon"; values, or texts as in flags ("4/255").
+
+    Returns:
+        The recipe, checked: a wrong name or value is a ValueError of one line.
     """
     changes = _typed(overrides or {})
     if name is None and changes.get("data.path") is not None:

@@ -16,18 +16,23 @@ class Role(Flag):
 
 @dataclass(frozen=True)
 class Place:
-    """Where one process stands; alone, it does everything."""
+    """The place of one process among those that take a step together; by default it does everything itself.
+
+    Args:
+        role: what the process does.
+        share: the part of the global batch that it sees, from 0 to 1. Gradients of all processes are summed.
+        first_chunk: the number, within the global batch, of the first chunk that it sees.
+        chunks: how many chunks of a batch it sees; needed by a role that only learns from twins, and so sees no batch.
+        updates_stats: whether the statistics of a step are complete here, so that running statistics are updated at
+            its end. If not, they are summed over the processes like the gradients, and
+            `splitbn.update_running_stats` is called then.
+    """
 
     role: Role = Role.CLEAN | Role.ADV | Role.ATTACK
     share: float = 1.0
-    """The part of the global batch that it sees. Gradients of all processes are summed."""
     first_chunk: int = 0
-    """The number, within the global batch, of the first chunk that it sees."""
     chunks: int | None = None
-    """How many chunks of a batch it sees; needed by a role that only learns from twins, and so sees no batch."""
     updates_stats: bool = True
-    """Whether the statistics of a step are complete here, so that running statistics move at its end. If not, they
-    are summed over the processes like the gradients, and `splitbn.update_running_stats` is called then."""
 
 
 ALONE = Place()

@@ -27,8 +27,16 @@ class Lars(Optimizer):
     Every argument but `params` can also be set for one group. A group with `adapt=False` takes plain momentum
     SGD. `lr` may change before each step (`group["lr"] = ...`).
 
-    foreach: work on all tensors of a group at once, and never wait for the device, instead of on one tensor
-    after the other. None: on CUDA, where launching kernels is what costs; not on the CPU, where caches do.
+    Args:
+        params: parameters, or groups of them as `parameter_groups` makes them.
+        lr: learning rate, before it is multiplied by the trust ratio of each tensor.
+        momentum: share of the last update that is kept, from 0 to below 1.
+        weight_decay: pull of the weights towards 0, added to the gradient.
+        trust_coefficient: length of an update relative to the length of the weights, at learning rate 1.
+        eps: added to the length of the gradient in the trust ratio.
+        adapt: False: a trust ratio of 1, which makes it SGD with momentum.
+        foreach: work on all tensors of a group at once, and never wait for the device, instead of on one tensor after
+            the other. None: on CUDA, where launching kernels is what costs; not on the CPU, where caches do.
     """
 
     def __init__(

@@ -17,19 +17,48 @@ Schedule = Callable[[int], float]
 
 
 def warmup_poly(peak: float, steps: int, warmup: int = 0, power: float = 2.0, end: float = 0.0) -> Schedule:
-    """A linear warm-up to `peak`, then towards `end` as (what is left of the steps) ** power."""
+    """A linear warm-up to `peak`, then towards `end` as (what is left of the steps) ** power.
+
+    Args:
+        peak: the largest value, reached at the end of the warm-up.
+        steps: length of the whole run, with the warm-up.
+        warmup: steps of linear warm-up; 0: none.
+        power: exponent of the decay; 1 is a straight line.
+        end: the value at the last step and after it.
+
+    Returns:
+        A function from the step, counted from 0, to the value.
+    """
     if not (math.isfinite(power) and power > 0):
         raise ValueError(f"power {power!r}: take a number above 0; 1 is a straight line, 2 the paper's curve")
     return _warmup_then(lambda progress: (1 - progress) ** power, peak, steps, warmup, end)
 
 
 def warmup_cosine(peak: float, steps: int, warmup: int = 0, end: float = 0.0) -> Schedule:
-    """A linear warm-up to `peak`, then half a cosine down to `end`."""
+    """A linear warm-up to `peak`, then half a cosine down to `end`.
+
+    Args:
+        peak: the largest value, reached at the end of the warm-up.
+        steps: length of the whole run, with the warm-up.
+        warmup: steps of linear warm-up; 0: none.
+        end: the value at the last step and after it.
+
+    Returns:
+        A function from the step, counted from 0, to the value.
+    """
     return _warmup_then(lambda progress: (1 + math.cos(math.pi * progress)) / 2, peak, steps, warmup, end)
 
 
 def warmup_constant(peak: float, warmup: int = 0) -> Schedule:
-    """A linear warm-up to `peak`, and there it stays."""
+    """A linear warm-up to `peak`, which then stays.
+
+    Args:
+        peak: the largest value, reached at the end of the warm-up.
+        warmup: steps of linear warm-up; 0: none.
+
+    Returns:
+        A function from the step, counted from 0, to the value.
+    """
     _check_numbers(peak, peak)
     _check_whole(warmup=warmup)
 

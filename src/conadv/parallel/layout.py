@@ -17,10 +17,14 @@ _DUTIES = {"clean": Role.CLEAN, "adv": Role.ADV, "attack": Role.ATTACK}
 
 @dataclass(frozen=True)
 class Layout:
-    """Equal lanes, each of which does the work that one rank would do alone."""
+    """Equal lanes, each of which does the work that one rank would do alone.
+
+    Args:
+        roles: what the ranks of a lane do, in their order.
+        lanes: how many lanes there are.
+    """
 
     roles: tuple[Role, ...]
-    """What the ranks of a lane do, in their order."""
     lanes: int
 
     @classmethod
