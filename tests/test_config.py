@@ -497,6 +497,8 @@ def meaning(setting: Setting, text: str):
     """What a person means by a text in a flag; KeyError, ValueError or ZeroDivisionError: nothing."""
     if setting.optional and text == "none":
         return None
+    if setting.length is not None:
+        return tuple(text.split(","))
     if setting.kind is bool:
         return {"true": True, "false": False}[text.lower()]
     if setting.percent and text.endswith("%"):

@@ -193,7 +193,7 @@ def _optional_sinks(recipe: Recipe, job: Job, folder: Path, progress: Progress, 
     """What the user asked for beside metrics.jsonl and the progress bar; they get the final evaluation too."""
     if not job.world.is_main:
         return Sinks()
-    made = [SINKS[name].make(folder, progress.step, flatten(recipe)) for name in recipe.log or ()]
+    made = [SINKS[name].make(folder, progress.step, flatten(recipe)) for name in dict.fromkeys(recipe.log or ())]
     return Sinks([*made, *([callbacks] if callbacks else [])])
 
 
