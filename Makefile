@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: on a busy two-core machine two threads can be fifteen times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check format slow soak clean
+.PHONY: demo test check format slow soak integrations clean
 
 demo: .venv/installed        ## train four ways on the embedded digits: a table and a picture, a few minutes
 	$(BIN)/python examples/demo.py
@@ -24,6 +24,9 @@ format: .venv/installed
 slow: .venv/installed        ## the tests that take minutes
 	$(BIN)/pytest -m slow
 
+integrations: .venv-integrations/installed   ## the method within Lightning, Accelerate, timm and others
+	.venv-integrations/bin/pytest tests/integrations
+
 soak: .venv/installed        ## kill ranks at random moments for ten minutes; the runs must end as if nothing had been
 	$(BIN)/python tests/soak.py
 
@@ -32,5 +35,10 @@ soak: .venv/installed        ## kill ranks at random moments for ten minutes; th
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+.venv-integrations/installed: pyproject.toml constraints-integrations.txt
+	$(PYTHON) -m venv .venv-integrations
+	.venv-integrations/bin/pip install --quiet --disable-pip-version-check -c constraints-integrations.txt -e '.[dev,integrations]'
+	touch $@
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-integrations
