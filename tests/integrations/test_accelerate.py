@@ -1,0 +1,75 @@
+"""Accelerate: backward, accumulation, two ranks, the end of an epoch, and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from frameworks import (
+    NAMES,
+    accelerate_loop,
+    accelerate_resumed,
+    accelerate_two_ranks,
+    accumulated,
+    assert_same,
+    expected,
+    loader,
+    one_by_one,
+)
+from ranks import Pool
+from settings import small_batches
+
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: make integrations")
+# Accelerate warns of its own settings; what conadv says stays an error.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error:.*ranks differ")]
+each = pytest.mark.parametrize("name", NAMES)
+with_queue = pytest.mark.parametrize("name", [*NAMES, "queued"])
+
+
+@pytest.fixture(autouse=True)
+def reset() -> Iterator[None]:
+    from accelerate.state import AcceleratorState, GradientState
+
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@with_queue
+def test_backward(name: str) -> None:
+    model, _ = accelerate_loop(name, loader(4))
+    assert_same(model, expected(name, one_by_one(small_batches(4))))
+
+
+@with_queue
+def test_accumulation_with_a_smaller_last_group(name: str) -> None:
+    """Accelerate divides by 2 also where the epoch's last group has one batch, and steps after it."""
+    model, synchronized = accelerate_loop(name, loader(5), accumulate=2, clip=0.05)
+    assert synchronized == [False, True, False, True, True]
+    assert_same(model, expected(name, accumulated(small_batches(5)), clip=0.05, divisor=2))
+
+
+@each
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_two_ranks(name: str, accumulate: int, pool: Pool) -> None:
+    """Accelerate gives whole batches to ranks in turn."""
+    batches = small_batches(4 * accumulate)
+    pairs = [[(rank, batches[n + rank]) for rank in range(2)] for n in range(0, len(batches), 2)]
+    steps = [[*pairs[n], *(pairs[n + 1] if accumulate == 2 else [])] for n in range(0, len(pairs), accumulate)]
+    reference = dict(expected(name, steps).named_parameters())
+    for state in pool.run(2, accelerate_two_ranks, name, len(batches), accumulate):
+        for key, value in reference.items():
+            torch.testing.assert_close(state[key], value.detach(), rtol=0, atol=1e-10)
+
+
+@each
+@pytest.mark.parametrize("size", [1, 2])
+def test_resuming_in_the_middle_of_an_epoch(name: str, size: int, tmp_path: Path, pool: Pool) -> None:
+    whole = pool.run(size, accelerate_resumed, name, None, 8)
+    resumed = pool.run(size, accelerate_resumed, name, str(tmp_path / "stop"), 8)
+    for one, other in zip(whole, resumed, strict=True):
+        for key, value in one.items():
+            assert torch.equal(other[key], value), key
