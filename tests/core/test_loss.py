@@ -40,7 +40,7 @@ def run(setting: Setting, as_loss: bool, factor: float = 1.0, chunk_size: int | 
     return model
 
 
-@every_method
+@image_methods
 @pytest.mark.parametrize("chunk_size", [None, 4])
 @pytest.mark.parametrize("factor", [1.0, 1024.0, 0.25])
 def test_a_loss_that_the_caller_backpropagates_takes_the_same_steps(
@@ -94,6 +94,11 @@ def test_layers_that_run_again_take_the_branch_of_their_forward_pass(setting: Se
     again, once = trained(Checkpointed(reentrant)), trained(Checkpointed(None))
     for name, value in once.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], value, rtol=0, atol=1e-12)
+
+
+def test_sam_has_no_loss_to_return() -> None:
+    with pytest.raises(ValueError, match=r"call method\(now\)"):
+        conadv.Sam(split_batchnorm(small_cnn()), F.cross_entropy).loss(small_batches(1)[0])
 
 
 def test_recycled_says_that_a_loss_was_not_backpropagated() -> None:

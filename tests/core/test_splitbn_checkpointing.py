@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from conadv import PGD, route, split_batchnorm
 from conadv.core.splitbn import update_running_stats
-from settings import Setting, every_method, small_batches, small_cnn
+from settings import Setting, image_methods, small_batches, small_cnn
 
 # The reentrant kind runs a block within another without gradients first, and warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
@@ -72,9 +72,20 @@ def assert_same_state(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(one.state_dict()[key], value), key
 
 
+@pytest.mark.parametrize("setting", [Setting("", "sam", 0), Setting("", "sam", 1)], ids=["fresh", "stale"])
+def test_sam_takes_the_same_steps_or_says_why_not(setting: Setting) -> None:
+    """Both gradients see layers that run again, the second one with the weights that were moved."""
+    models = [split_batchnorm(Checkpointed(nn.BatchNorm2d, way, False)) for way in (None, False)]
+    for model in models:
+        train(setting, model, 4)
+    assert_same_state(models[1], models[0])
+    with pytest.raises(RuntimeError, match="use_reentrant=True"):
+        train(setting, split_batchnorm(Checkpointed(nn.BatchNorm2d, True, False)), 4)
+
+
 @every_way
 @every_norm
-@every_method
+@image_methods
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_a_method_takes_the_same_steps(
     setting: Setting, norm: Callable[[int], nn.Module], reentrant: bool, nested: bool, chunk_size: int | None

@@ -175,7 +175,7 @@ class Learner:
                 total = self.objective(some, number, count)
                 if self._parallel is not None:  # it waits for every parameter, also for those of the other branches
                     total = _Touch.apply(total, *self._weights_beside([part.branch for part in some]))
-                with self._recomputing(some):
+                with self.recomputing(some):
                     total.backward()
 
     def objective(
@@ -310,10 +310,11 @@ class Learner:
         owners = [layer.owner(name) for layer in layers for name in layer.branches if name not in branches]
         return [p for owner in owners for p in owner.parameters(recurse=False) if p.requires_grad]
 
-    def _recomputing(self, parts: Sequence[Part]) -> AbstractContextManager[None]:
+    def recomputing(self, parts: Sequence[Part]) -> AbstractContextManager[None]:
         """Activation checkpointing runs layers again in the backward pass: through the branch of the forward pass."""
-        one = len(parts) == 1
-        return routed(self.model, parts[0].branch, tracking="again") if one else closed(self.model)
+        if len(parts) > 1:
+            return closed(self.model)
+        return routed(self.model, parts[0].branch, tracking="again" if parts[0].tracked else "off")
 
     def _require_cleared_branches(self) -> None:
         """Refuse an optimizer that does not know the branches: it would never move them, without a word."""

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from .attack import Call, Loss, without_trace
 from .batch import Batch, Chunked, count_chunks
 from .feed import Feed
 from .learner import Common, Learner, Losses, Part
-from .methods import Work, total_loss
+from .methods import Work
 from .roles import Role
 from .splitbn import plain_layers
 from .state import State, below, pack, unpack
@@ -74,12 +74,15 @@ class Sam:
         return Feed(loader, chunk_size=self._learner.chunk_size)
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
-        for work in self._work(now):
-            self._learner.learn(*work)
+        for parts, number, count in self._work(now):
+            with self._moved(self._waiting[0]):
+                self._learner.learn(parts, number, count)
         return self._learner.end_step()
 
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
-        return total_loss(self._learner, list(self._work(now)))
+        raise ValueError(
+            "sam moves the weights during its backward pass, so it has no loss to return: call method(now)"
+        )
 
     def in_flight(self, step: int) -> range:
         return range(step - self.delay, step)
@@ -125,6 +128,8 @@ class Sam:
         self._learner.begin_step(delayed=self.delay > 0)
         batch = self._learner.batch(now)
         count = count_chunks(batch, self._learner.chunk_size)
+        if not self.delay:
+            self._waiting.clear()  # a step that failed may have left directions
         if self.delay and not self._waiting:
             batch = batch if isinstance(batch, Batch) else Chunked(batch.count, list(batch.chunks))  # iterated twice
             self.prime(batch, self.step)
@@ -136,7 +141,7 @@ class Sam:
         for number, chunk in enumerate(self._learner.chunks(batch)):
             parts = self._learner.clean_parts(chunk, 1.0)
             self._waiting.append(self._uphill(parts, self.step, number, count))
-            yield [self._moved(part, self._waiting[0]) for part in parts], number, count
+            yield [part._replace(tracked=False, adversarial=True) for part in parts], number, count
             self._waiting.popleft()
 
     def _uphill(self, parts: list[Part], step: int, number: int, count: int) -> Direction:
@@ -145,7 +150,8 @@ class Sam:
         # With copies of the images, on which a model may work in place.
         inner = [part._replace(call=partial(_call_unwrapped, part.call), images=part.images.clone()) for part in parts]
         total = self._learner.objective(inner, number, count, step)
-        gradients = torch.autograd.grad(total, list(self._parameters().values()), allow_unused=True)
+        with self._learner.recomputing(inner):
+            gradients = torch.autograd.grad(total, list(self._parameters().values()), allow_unused=True)
         known = [
             torch.zeros_like(parameter) if gradient is None else gradient
             for gradient, parameter in zip(gradients, self._parameters().values(), strict=True)
@@ -153,18 +159,18 @@ class Sam:
         length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(known)))
         return list(torch._foreach_div(known, length.clamp_min(torch.finfo(length.dtype).tiny)))
 
-    def _moved(self, part: Part, direction: Direction) -> Part:
-        """The same images, seen by the model with weights moved along a direction."""
-        names, parameters = zip(*self._parameters().items(), strict=True)
-        steps = torch._foreach_mul(direction, self.rho)
-        weights = {name: own + step for name, own, step in zip(names, parameters, steps, strict=True)}
-
-        def call(model: nn.Module, images: Tensor) -> Any:
-            prefix = "" if model is unwrap(model) else "module."
-            moved = partial(_call_with, model, {prefix + name: weight for name, weight in weights.items()})
-            return part.call(moved, images)  # type: ignore[arg-type]
-
-        return part._replace(call=call, tracked=False, adversarial=True)
+    @contextmanager
+    def _moved(self, direction: Direction) -> Iterator[None]:
+        """Within, the weights are moved along a direction; a backward pass may run layers again there."""
+        parameters = list(self._parameters().values())
+        kept = [parameter.data for parameter in parameters]
+        try:
+            for parameter, moved in zip(parameters, torch._foreach_add(kept, direction, alpha=self.rho), strict=True):
+                parameter.data = moved
+            yield
+        finally:
+            for parameter, own in zip(parameters, kept, strict=True):
+                parameter.data = own
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         own = unwrap(self._learner.model).named_parameters()
@@ -173,8 +179,3 @@ class Sam:
 
 def _call_unwrapped(call: Call, model: nn.Module, images: Tensor) -> Any:
     return call(unwrap(model), images)
-
-
-def _call_with(model: nn.Module, weights: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-    """Call a model with other weights, through which gradients reach its own."""
-    return functional_call(model, weights, args, kwargs)
