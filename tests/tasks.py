@@ -231,7 +231,7 @@ def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 
     steps = stop_after if own_rank() == asked_rank else 0
     fields = {key.replace("__", "."): str(value) for key, value in changes.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commands, "listening", lambda: nullcontext(_StopAfter(steps)))
+        patch.setattr(commands, "listening", lambda *_: nullcontext(_StopAfter(steps)))
         try:
             if resume:
                 code = {"model": "tiny:net"} if "tiny:net" in Path(folder, "config.toml").read_text() else {}

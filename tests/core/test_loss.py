@@ -118,7 +118,7 @@ def test_recycled_survives_an_overflow() -> None:
     assert torch.equal(state["twins.0.images"], batches[0][0])
 
 
-@every_method
+@image_methods
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
 def test_a_loss_for_evaluation_is_refused(setting: Setting, off: type) -> None:
     """It would count as a training step, and generate twins."""

@@ -567,7 +567,25 @@ def test_chunks_of_several_processes_draw_what_those_of_one_draw(setting: Settin
         torch.testing.assert_close(one + other, total, rtol=0, atol=1e-12)
 
 
-@every_method
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if not s.queued], ids=lambda s: s.name)
+def test_an_autocast_around_several_calls_sees_the_weights_of_each_pass(setting: Setting) -> None:
+    """Autocast keeps weights in 16 bits, which must not outlive stale or moved weights."""
+
+    def trained(outside: bool) -> nn.Module:
+        model = make_model().float()
+        method = setting.make(model, chunk_size=4, autocast=None if outside else torch.bfloat16, seed=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for now, ahead in method.feed([(images.float(), labels) for images, labels in small_batches(4)]):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=outside):
+                method(now, ahead)
+            optimizer.step()
+        return model
+
+    assert same_weights(trained(outside=True), trained(outside=False))
+
+
+@image_methods
 @pytest.mark.parametrize("outside", [True, False])
 def test_bfloat16_autocast(setting: Setting, outside: bool) -> None:
     """Given to the method or put around the call: weights, gradients and twins stay in float32."""

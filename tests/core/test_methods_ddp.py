@@ -93,7 +93,12 @@ SCENARIOS = (
     Scenario("reentrant", chunks=2, kind=Reentrant, norm=Activated),
 )
 COMPILED = (Scenario("compiled inside", compiled="inside"), Scenario("compiled outside", compiled="outside"))
-CASES = [(setting, scenario) for setting in SETTINGS for scenario in SCENARIOS]
+CASES = [
+    (setting, scenario)
+    for setting in SETTINGS
+    for scenario in SCENARIOS
+    if not (setting.method == "sam" and scenario.kind is Reentrant)  # which PyTorch refuses
+]
 CASES += [(setting, scenario) for setting in SETTINGS[1:2] for scenario in COMPILED]
 
 

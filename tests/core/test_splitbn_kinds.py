@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from conadv import PGD, plain_state_dict, route, split_batchnorm
 from conadv.core.branches import SplitBatchNorm, SplitOwnForward
 from conadv.core.splitbn import pending_statistics, update_running_stats
-from settings import SETTINGS, small_batches, small_cnn
+from settings import SETTINGS, image_methods, small_batches, small_cnn
 
 
 class Inherits(nn.BatchNorm2d):
@@ -275,7 +275,7 @@ def test_buffers_may_be_overwritten_before_the_backward_pass(kind: str, training
 
 
 @every_kind
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@image_methods
 def test_every_method_trains_it_as_by_hand(kind: str, setting: Any) -> None:
     """Epsilon 0: the twins are the images, so each branch sees what a plain model would."""
     plain = small_cnn(norm=KINDS[kind])

@@ -167,8 +167,10 @@ class Sam:
         try:
             for parameter, moved in zip(parameters, torch._foreach_add(kept, direction, alpha=self.rho), strict=True):
                 parameter.data = moved
+            torch.clear_autocast_cache()  # it holds the weights as they were, in 16 bits
             yield
         finally:
+            torch.clear_autocast_cache()
             for parameter, own in zip(parameters, kept, strict=True):
                 parameter.data = own
 

@@ -67,6 +67,7 @@ class StaleWeights:
 
     def _swap(self) -> None:
         own, oldest = self._own(), self._kept[0]
+        torch.clear_autocast_cache()  # it holds the weights as they were, in 16 bits
         _follow(oldest, own)
         # A weight that the model uses under two names is swapped once.
         for mine, old in {id(mine): (mine, oldest[name]) for name, mine in own.items()}.values():
