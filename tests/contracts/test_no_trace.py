@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from conadv import PGD, split_batchnorm
@@ -97,6 +98,49 @@ def test_everything_is_as_it_was(training: bool, branch: str, statistics: Statis
     assert_same(before, traces(model))
     assert torch.equal(images, batch) and images.grad is None
     assert not twins.requires_grad and not torch.equal(twins, images)
+
+
+class Tracking(nn.BatchNorm2d):
+    """A BatchNorm with a forward pass of its own, and a child that changes buffers."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.child = Counted()
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.child(super().forward(x))
+        return outputs
+
+
+class Checkpointed(nn.Module):
+    """BatchNorm of its own kind, and a norm of another class, that run again in the backward pass."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        norm = nn.InstanceNorm2d(2, affine=True, track_running_stats=True)
+        self.norm, self.rest = norm.double(), small_cnn(norm=Tracking)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.rest[3:](checkpoint(self.rest[:3], self.norm(x), use_reentrant=self.reentrant))
+        return outputs
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("statistics", ["batch", "running"])
+@pytest.mark.parametrize("branch", ["main", "adv"])
+def test_also_with_other_kinds_of_layers_and_checkpointing(
+    branch: str, statistics: Statistics, reentrant: bool
+) -> None:
+    model = split_batchnorm(Checkpointed(reentrant), also=(nn.InstanceNorm2d,))
+    ((images, labels),) = small_batches(1)
+    F.cross_entropy(model(images), labels).backward()
+    for layer in (model.norm, model.rest[1], model.rest[4]):
+        layer.adv.num_batches_tracked.fill_(1)
+    before = traces(model)
+    attack = PGD(8 / 255, 3 / 255, steps=2, random_start=0.5, branch=branch, statistics=statistics)
+    assert not torch.equal(attack(model, F.cross_entropy, images, labels), images)
+    assert_same(before, traces(model))
 
 
 def test_also_when_the_model_fails() -> None:
