@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conadv import PGD, route, split_batchnorm
-from conadv.core.splitbn import update_running_stats
+from conadv.core.branches import marked
+from conadv.core.splitbn import routed, update_running_stats
 from settings import Setting, image_methods, small_batches, small_cnn
 
 # The reentrant kind runs a block within another without gradients first, and warns of it.
@@ -162,6 +163,56 @@ def test_a_backward_pass_outside_of_the_route_is_refused(
         loss.backward()
     with route(model, "main"):
         F.cross_entropy(model(images), labels).backward()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@every_norm
+def test_a_compiled_layer_refuses_it_too(norm: Callable[[int], nn.Module], backend: str) -> None:
+    torch._dynamo.reset()
+    model, alike = (split_batchnorm(Checkpointed(norm, False)) for _ in range(2))
+    for layer in (model.net[1], model.net[5]):
+        layer.compile(backend=backend, fullgraph=True)
+    images, labels = small_batches(1)[0]
+    losses = []
+    for one in (model, alike):
+        one.net[2].p = 0.0
+        with route(one, "adv"):
+            loss = F.cross_entropy(one(images), labels)
+        losses.append(loss + F.cross_entropy(one(images), labels))
+    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-12)  # a forward pass is not refused
+    with pytest.raises(RuntimeError, match=r"call backward\(\) within the `with route"):
+        losses[0].backward()
+    torch._dynamo.reset()
+
+
+def test_the_branch_of_a_marked_loss_is_forgotten_after_its_backward_pass() -> None:
+    """A loss without a mark goes through main again, also where the last mark was another branch's."""
+    models = [split_batchnorm(Checkpointed(nn.BatchNorm2d, way)) for way in (None, False)]
+    images, labels = small_batches(1)[0]
+    for model in models:
+        model.net[2].p = 0.0
+        with routed(model, "adv", tracking="step"):
+            loss = marked(F.cross_entropy(model(images), labels), model, "adv")
+        loss.backward()
+        assert model.net[1].walked is None
+        model.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        assert one.grad is None or torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_compiled_layer_cannot_follow_a_marked_loss() -> None:
+    torch._dynamo.reset()
+    model = split_batchnorm(Checkpointed(nn.BatchNorm2d, False))
+    model.net[1].compile(backend="eager")
+    method = Setting("disadv", "conadv", delay=0).make(model)
+    batch = small_batches(1)[0]
+    with pytest.raises(RuntimeError, match="its branch is not known there"):
+        method.loss(batch, batch).backward()
+    torch._dynamo.reset()
 
 
 def test_evaluating_a_branch_does_not_stand_in_the_way() -> None:

@@ -8,6 +8,7 @@ x ──► way? ───┤                                 ├──► y, an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -19,7 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 # When running statistics move: with each forward pass (as BatchNorm's do), once at the end of a step, or not at all.
 Tracking = Literal["now", "step", "off"]
-_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, _BatchNorm)
+_UNKNOWN_BRANCH = (
+    "a split BatchNorm layer ran again (activation checkpointing) in a backward pass outside of `route`, and its "
+    "branch is not known there: call backward() within the `with route(...)` of the forward pass"
+)
 _CLASSES: dict[type[nn.Module], type[SplitLayer]] = {}
 
 
@@ -31,6 +35,13 @@ class Way(NamedTuple):
     # "again": what activation checkpointing computes a second time, whose statistics were counted the first time.
     tracking: Tracking | Literal["again"] = "now"
     routed: bool = False  # whether somebody asked for it, or it is what holds outside of a route
+
+
+# It writes nothing, but a compiler would leave out an operation that says so.
+@torch.library.custom_op("conadv::require_forward_pass", mutates_args=("pending",))
+def _require_forward_pass(pending: Tensor) -> None:
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(_UNKNOWN_BRANCH)
 
 
 class SplitLayer(nn.Module):
@@ -86,16 +97,18 @@ class SplitLayer(nn.Module):
                 "a split BatchNorm layer ran again in a backward pass that covers several branches: activation "
                 "checkpointing needs DistributedDataParallel without static_graph"
             )
-        # A compiler does not trace this question; it traces the backward passes of a method with their own way.
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+        unknown = self.left_main and not self.way.routed
+        if torch.compiler.is_compiling():  # whether this is a backward pass is known when the graph runs
+            walked = self.walked is not None and not self.way.routed
+            if (unknown or walked) and "pending" in self._buffers:
+                _require_forward_pass(self.get_buffer("pending"))
+            return self.way
+        if torch._C._current_graph_task_id() == -1:
             return self.way
         if self.walked is not None and not self.way.routed:
             return Way(self.walked, self.way.batch_statistics, "again")
-        if self.left_main and not self.way.routed:
-            raise RuntimeError(
-                "a split BatchNorm layer ran again (activation checkpointing) in a backward pass outside of `route`, "
-                "and its branch is not known there: call backward() within the `with route(...)` of the forward pass"
-            )
+        if unknown:
+            raise RuntimeError(_UNKNOWN_BRANCH)
         return self.way if self.way.tracking == "off" else self.way._replace(tracking="again")
 
     def _count(self, owner: nn.Module, statistics: list[Tensor], tracking: str) -> None:
@@ -123,9 +136,15 @@ class _Mark(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        for layer in ctx.layers:
-            layer.walked = ctx.branch
+        _set_walked(ctx.layers, ctx.branch)
+        # At the end of this backward pass: the next one may be of a loss without a mark.
+        torch.autograd.Variable._execution_engine.queue_callback(partial(_set_walked, ctx.layers, None))
         return gradient, None, None
+
+
+def _set_walked(layers: list[SplitLayer], branch: str | None) -> None:
+    for layer in layers:
+        layer.walked = branch
 
 
 def marked(loss: Tensor, model: nn.Module, branch: str) -> Tensor:
@@ -241,44 +260,8 @@ def split_class(plain: type[nn.Module]) -> type[SplitLayer]:
     return _CLASSES[plain]
 
 
-def branch_of(layer: nn.Module, copies: dict[int, Tensor]) -> nn.Module:
-    """What holds a branch: a module with copies of the layer's own tensors, but none of its hooks or children.
-
-    Args:
-        layer: The layer as it is before the split.
-        copies: The copies that were made for this branch so far, by the id of the tensor, so that a tensor that two
-            layers share is shared in the branch too.
-    """
-    branch = _empty_branch(layer)
-    for name, parameter in layer._parameters.items():
-        branch.register_parameter(name, None if parameter is None else _copied(parameter, copies))  # type: ignore[arg-type]
-    for name, buffer in layer._buffers.items():
-        persistent = name not in layer._non_persistent_buffers_set
-        branch.register_buffer(name, None if buffer is None else _copied(buffer, copies), persistent)
-    tracked = branch._buffers.get("num_batches_tracked")
-    if tracked is not None:
-        tracked.zero_()
-    return branch.train(layer.training)
-
-
 def _inherits_forward(kind: type[nn.Module]) -> bool:
     return issubclass(kind, _BatchNorm) and kind.forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
-
-
-def _empty_branch(layer: nn.Module) -> nn.Module:
-    """A plain BatchNorm for a kind of BatchNorm, which code that looks for `nn.BatchNorm2d` finds."""
-    if not isinstance(layer, _BatchNorm):
-        return nn.Module()
-    kind = next(kind for kind in _KINDS if isinstance(layer, kind))
-    return kind(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
-
-
-def _copied(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
-    if id(tensor) not in copies:
-        copy = tensor.detach().clone()
-        copies[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
-        vars(copies[id(tensor)]).update(vars(tensor))  # such as a mark for the optimizer
-    return copies[id(tensor)]
 
 
 def _tracked(owner: nn.Module) -> list[tuple[str, Tensor]]:

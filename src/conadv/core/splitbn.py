@@ -17,13 +17,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from .branches import SplitLayer, Tracking, Way, branch_of, split_class, split_layers
+from .branches import SplitLayer, Tracking, Way, split_class, split_layers
 from .buffers import allow_mixed
 from .wrappers import innermost, is_exchanged, whole
 
 Statistics = Literal["batch", "running"]
 
 _KNOWN_BRANCHES = (("main",), ("main", "adv"), ("main", "aug"), ("main", "aug", "adv"))
+_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, _BatchNorm)
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
@@ -72,7 +73,7 @@ def split_batchnorm(
     allow_mixed(model, mixed)
     copies: dict[str, dict[int, Tensor]] = {name: {} for name in branches[1:]}
     for layer in found.values():
-        grown = {name: branch_of(layer, copies[name]) for name in branches[1:]}
+        grown = {name: _branch_of(layer, copies[name]) for name in branches[1:]}
         layer.__class__ = split_class(type(layer))
         assert isinstance(layer, SplitLayer)
         layer.grow(grown)
@@ -97,7 +98,8 @@ def route(
     """Within, images go through `branch` of every split layer.
 
     With activation checkpointing call `backward()` within too: layers then run again, through the same branch, and
-    their statistics are counted once.
+    their statistics are counted once. (A layer that is compiled by itself inside a checkpointed block cannot tell that
+    it runs again: there, "now" moves its statistics twice, as it does for torch's own layers, and "step" is right.)
 
     Args:
         model: A model that was split, also inside wrappers; a model without split layers stays as it is.
@@ -205,6 +207,42 @@ def _why_not(layer: nn.Module, branches: Sequence[str]) -> str | None:
         return "it has no parameters or buffers of its own; name the classes of its children"
     taken = [name for name in (*branches[1:], "pending") if hasattr(layer, name)]
     return f"it has an attribute {taken[0]!r} already, which names a branch; rename it" if taken else None
+
+
+def _branch_of(layer: nn.Module, copies: dict[int, Tensor]) -> nn.Module:
+    """What holds a branch: a module with copies of the layer's own tensors, but none of its hooks or children.
+
+    Args:
+        layer: The layer as it is before the split.
+        copies: The copies that were made for this branch so far, by the id of the tensor, so that a tensor that two
+            layers share is shared in the branch too.
+    """
+    branch = _empty_branch(layer)
+    for name, parameter in layer._parameters.items():
+        branch.register_parameter(name, None if parameter is None else _copied(parameter, copies))  # type: ignore[arg-type]
+    for name, buffer in layer._buffers.items():
+        persistent = name not in layer._non_persistent_buffers_set
+        branch.register_buffer(name, None if buffer is None else _copied(buffer, copies), persistent)
+    tracked = branch._buffers.get("num_batches_tracked")
+    if tracked is not None:
+        tracked.zero_()
+    return branch.train(layer.training)
+
+
+def _empty_branch(layer: nn.Module) -> nn.Module:
+    """A plain BatchNorm for a kind of BatchNorm, which code that looks for `nn.BatchNorm2d` finds."""
+    if not isinstance(layer, _BatchNorm):
+        return nn.Module()
+    kind = next(kind for kind in _KINDS if isinstance(layer, kind))
+    return kind(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+
+
+def _copied(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
+    if id(tensor) not in copies:
+        copy = tensor.detach().clone()
+        copies[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+        vars(copies[id(tensor)]).update(vars(tensor))  # such as a mark for the optimizer
+    return copies[id(tensor)]
 
 
 @contextmanager
