@@ -58,7 +58,7 @@ class Harmless(nn.Module):
         self.register_buffer("ids", torch.arange(6))
         self.register_buffer("steps", torch.tensor(0))
         self.register_buffer("running_mean", torch.zeros(2))  # frozen statistics, as in detection models
-        self.register_buffer("cache", torch.zeros(0))
+        self.register_buffer("cache", torch.zeros(0), persistent=False)
         self.register_buffer("absent", None)
 
     def forward(self, x: Tensor) -> Tensor:
