@@ -91,12 +91,26 @@ class World:
             self.wait(self.start_all_reduce(tensor))
         return tensor
 
-    def start_all_reduce(self, tensor: Tensor) -> dist.Work | None:
-        """Begin a sum over all processes, in place; it is there when the work is waited for."""
+    def start_all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work | None:
+        """Begin a sum over all processes, or those of a group, in place; it is there when the work is waited for."""
         if self.size == 1:
             return None
         with self.waiting():
-            work: dist.Work = dist.all_reduce(tensor, async_op=True)
+            work: dist.Work = dist.all_reduce(tensor, group=group, async_op=True)
+        return work
+
+    def start_send(self, tensor: Tensor, target: int, group: dist.ProcessGroup) -> dist.Work:
+        """Begin to send a tensor, which must stay as it is until the work is done."""
+        with self.waiting():
+            work = dist.isend(tensor, target, group=group)
+        assert work is not None
+        return work
+
+    def start_receive(self, tensor: Tensor, source: int, group: dist.ProcessGroup) -> dist.Work:
+        """Begin to receive a tensor, in place; it is there when the work is waited for."""
+        with self.waiting():
+            work = dist.irecv(tensor, source, group=group)
+        assert work is not None
         return work
 
     def all_reduce_max(self, number: int) -> int:
@@ -129,10 +143,15 @@ class World:
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
-    def new_group(self) -> dist.ProcessGroup:
-        """Another group of all processes, whose messages do not wait behind those of the first."""
+    def new_group(self, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
+        """Another group, whose messages do not wait behind those of the first; every process must ask for it.
+
+        Args:
+            ranks: Its members; None: all processes.
+        """
+        members = None if ranks is None else list(ranks)
         with self.waiting():
-            group: dist.ProcessGroup = dist.new_group(timeout=_patience(self.timeout, self.polls))
+            group: dist.ProcessGroup = dist.new_group(members, timeout=_patience(self.timeout, self.polls))
         return group
 
     def barrier(self) -> None:

@@ -1,6 +1,14 @@
 """One exchange a step: gradients, statistics and losses, summed over the ranks while the backward pass still runs.
 
 backward ──► last gradient of a bucket ──► its sum starts ──► ... ──► finish: start the rest, wait for all
+
+On every rank a step communicates in this order, so that NCCL never has two ranks that wait for each other:
+
+1. the hand-off's messages of all chunks but the last (of all chunks, where twins are learnt from in the same step)
+2. the gradient sums of the learning ranks, bucket by bucket
+3. the hand-off's message of the last chunk
+4. summed gradients, from one learning rank of each lane to the rank that only attacks
+5. the sum over all ranks of statistics, losses, checksum and stop requests
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ from conadv.core.splitbn import pending_statistics
 
 from .checksum import BITS, Checksum, odd_ones
 from .collectives import World
+from .recipients import Recipients
 
 # Small enough that the first sum starts early in the backward pass, large enough that few sums are needed.
 _BUCKET_BYTES = 2**20
@@ -46,8 +55,9 @@ class Exchange:
     never reaches the weights of the main branch, and adds zeros there.
     """
 
-    def __init__(self, model: nn.Module, world: World, share: float) -> None:
+    def __init__(self, model: nn.Module, world: World, share: float, recipients: Recipients | None = None) -> None:
         self._world = world
+        self._recipients = recipients or Recipients(world)
         self._share = share
         self._statistics = pending_statistics(model)
         self._like = next(model.parameters())
@@ -56,7 +66,7 @@ class Exchange:
         # Alone, nothing starts before the end, and a model may use other parameters in each step.
         tell = self._start_ready if world.size > 1 else lambda: None
         self._buckets = [_Bucket(group, tell) for group in _grouped(trained[::-1])]
-        self._sums: list[dist.Work] = []
+        self._sums: list[dist.Work | None] = []
         self._started = 0  # buckets start in their order, which is the same on every rank
 
     def zero_grad(self) -> None:
@@ -64,23 +74,23 @@ class Exchange:
         for bucket in self._buckets:
             bucket.restart()
         self._started = 0
-        if self._world.size > 1:
-            self._start_ready()
+
+    def start(self) -> None:
+        """Start the sums of all gradients: none is added any more in this step."""
+        self._start(len(self._buckets))
 
     def finish(self, losses: Losses, stop: int = 0) -> Outcome:
         """End a step: gradients and pending statistics become their sums over the ranks.
 
         `stop` is the number of a signal that asked this rank to stop after the step; 0: none did.
         """
-        self._start(len(self._buckets))
+        self.start()
         values = torch.stack([*losses]).to(self._like)
         sick = self._sick(values)
         bits = values[:0] if self._checksum is None else self._checksum.next().to(values)
         tail = torch.cat([torch.full_like(values[:1], stop > 0), self._share * values, bits, *self._statistics])
-        self._begin_sum(tail)
-        for work in self._sums:
-            self._world.wait(work)
-        self._sums.clear()
+        self._complete()
+        self._world.all_reduce(tail)
         told, statistics = tail[: _TOLD + len(bits)], tail[_TOLD + len(bits) :]
         if self._statistics:
             torch._foreach_copy_(self._statistics, list(statistics.split([len(part) for part in self._statistics])))
@@ -131,13 +141,18 @@ class Exchange:
         """Start the sums of the buckets up to `end`."""
         for bucket in self._buckets[self._started : end]:
             bucket.close()
-            self._begin_sum(bucket.gradients)
+            self._sums.append(self._recipients.start_sum(bucket.gradients))
         self._started = max(self._started, end)
 
-    def _begin_sum(self, tensor: Tensor) -> None:
-        work = self._world.start_all_reduce(tensor)
-        if work is not None:
-            self._sums.append(work)
+    def _complete(self) -> None:
+        """Wait for the sums; each is passed on as soon as it is there."""
+        passed = []
+        for bucket, work in zip(self._buckets, self._sums, strict=True):
+            self._world.wait(work)
+            passed.append(self._recipients.start_passing(bucket.gradients))
+        for work in passed:
+            self._world.wait(work)
+        self._sums.clear()
 
 
 class _Bucket:

@@ -64,6 +64,9 @@ class RankHandoff:
 
     At the end of a step, the messages of `ahead` steps are under way (or fewer, in the last steps), and just as many
     receives are posted: a run that stops there can `drain` the hand-off, and no message is left without a receiver.
+
+    The message of a step's last chunk comes after the start of its gradient sums, on both sides (`end_step`): where
+    twins come with the clean gradient, it exists only then. Twins of the same step (`ahead` 0) are needed before.
     """
 
     def __init__(
@@ -86,48 +89,60 @@ class RankHandoff:
         # With one more on its way, the oldest was taken before the last exchange of the ranks: nobody waits for it.
         self._most_owned = (ahead + 1) * chunks
         self._to_post = total  # messages of the whole run that are not posted yet
-        self._taken = 0
+        self._taken = self._made = 0
+        self._held: Tensor | None = None  # the message that waits for the gradient sums
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         self._posted: deque[tuple[dist.Work, Tensor]] = deque()
 
     def put(self, twin: Twin) -> None:
-        message = self._wire.pack(twin)
-        with self._world.waiting():
-            if len(self._sent) == self._most_owned:
-                self._sent.popleft()[0].wait()  # Gloo's own sign of completion appears only then
-            work = dist.isend(message, self._target, group=self._group)
-        assert work is not None
-        self._sent.append((work, message))
+        self._send_held()
+        self._held = self._wire.pack(twin)
+        self._made += 1
+        primed = self._made <= self._window
+        if primed or not self._window or self._made % self._chunks:
+            self._send_held()
 
     def take(self) -> Twin:
         self._post(max(1, self._window))
         work, message = self._posted.popleft()
         self._taken += 1
-        # Within a step the next message may come while this one is learnt from; at its end none is left to wait for.
-        self._post(self._window or min(1, -self._taken % self._chunks))
+        # Within a step the next message may come while this one is learnt from; that of the last chunk comes later.
+        is_last = self._taken % self._chunks == 0
+        self._post(max(1, self._window) - is_last)
         with self._world.waiting():
             work.wait()
         return self._wire.unpack(message)
+
+    def end_step(self) -> None:
+        """Send or await the twins of the step's last chunk; every gradient sum of the step was started."""
+        self._send_held()
+        if self._world.rank == self._target:
+            self._post(self._window)
 
     def clear(self) -> None:
         raise AssertionError("what is under way between ranks cannot be called back")
 
     def drain(self) -> None:
         """Wait for every message that is under way."""
-        if self._world.rank == self._target:
-            self._post(self._window)
+        self.end_step()
         for work, _ in (*self._sent, *self._posted):
             self._world.wait(work)
         self._sent.clear()
         self._posted.clear()
 
+    def _send_held(self) -> None:
+        if self._held is None:
+            return
+        if len(self._sent) == self._most_owned:
+            with self._world.waiting():
+                self._sent.popleft()[0].wait()  # Gloo's own sign of completion appears only then
+        self._sent.append((self._world.start_send(self._held, self._target, self._group), self._held))
+        self._held = None
+
     def _post(self, count: int) -> None:
         while len(self._posted) < count and self._to_post:
             message = torch.empty(self._wire.size, dtype=torch.uint8, device=self._world.device)
-            with self._world.waiting():
-                work = dist.irecv(message, self._source, group=self._group)
-            assert work is not None
-            self._posted.append((work, message))
+            self._posted.append((self._world.start_receive(message, self._source, self._group), message))
             self._to_post -= 1
 
 

@@ -97,6 +97,16 @@ class Layout:
         source, target = self.rank(self.lane(rank), self.maker()), self.rank(self.lane(rank), Role.ADV)
         return None if source == target else (source, target)
 
+    def learners(self) -> list[int]:
+        """The ranks that have gradients to add up; a rank that only attacks has none."""
+        return [rank for rank in range(self.world_size) if self.role(rank) != Role.ATTACK]
+
+    def follower(self, lane: int) -> tuple[int, int] | None:
+        """The rank of a lane that passes the summed gradients on, and the one that only attacks; None: no such rank."""
+        if Role.ATTACK not in self.roles:
+            return None
+        return self.rank(lane, Role.CLEAN), self.rank(lane, Role.ATTACK)
+
     def describe(self, rank: int) -> str:
         return f"rank {rank} (lane {self.lane(rank)}, {_write((self.role(rank),))})"
 

@@ -31,6 +31,7 @@ from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
 from conadv.parallel.layout import Layout
+from conadv.parallel.recipients import recipients
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Stream, keep, open_data
@@ -185,7 +186,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         handoff=handoff,
         optimizer=build_optimizer(recipe, task.model),
         rate=_rate(recipe, steps),
-        exchange=Exchange(task.model, world, place.share),
+        exchange=Exchange(task.model, world, place.share, recipients(layout, world)),
         stale=stale,
         ema=Ema(task.model, recipe.ema),
         adv_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,

@@ -57,6 +57,9 @@ def run(
             job.exchange.zero_grad()
             losses = job.method(now, ahead)
             with span("gradient sum"):
+                job.exchange.start()
+                if job.handoff is not None:
+                    job.handoff.end_step()
                 outcome = job.exchange.finish(losses, request.signal or 0)
             _check_weights(job, progress.step, outcome)
             rate = job.rate(progress.step)

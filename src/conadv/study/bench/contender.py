@@ -29,6 +29,7 @@ from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
 from conadv.parallel.layout import Layout
+from conadv.parallel.recipients import recipients
 
 from .alternate import Candidate, Lap, Laps, in_turn, progress, silent, time_run
 from .result import wall_time, work_time
@@ -119,7 +120,8 @@ def build_share(contender: Contender, workload: Workload, world: World, steps: i
     place = layout.place(world.rank, layout.lanes)
     handoff = between_ranks(layout, world, 1, method.default_delay, steps, wire(workload))
     model = workload.build(method.name)
-    step = build_step(workload, method.name, model, place, Exchange(model, world, place.share), handoff)
+    exchange = Exchange(model, world, place.share, recipients(layout, world))
+    step = build_step(workload, method.name, model, place, exchange, handoff)
     return Share(step, handoff)
 
 
@@ -135,7 +137,12 @@ def build_step(
     def step() -> None:
         now, ahead = next(pairs)
         reduction.zero_grad()
-        reduction.finish(method(now, ahead))
+        losses = method(now, ahead)
+        if isinstance(handoff, RankHandoff):
+            assert isinstance(reduction, Exchange)
+            reduction.start()
+            handoff.end_step()
+        reduction.finish(losses)
         update_running_stats(model)
         optimizer.step()
 

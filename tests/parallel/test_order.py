@@ -1,0 +1,59 @@
+"""One order of communication on all ranks: a run completes even if a rank does one operation at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from recorded import Call, record, replay
+
+ATTACKED = [
+    (2, "clean+adv | attack"),
+    (4, "attack | clean+adv"),
+    (2, "clean | adv+attack"),
+    (2, "clean+attack | adv"),
+    (3, "clean | adv | attack"),
+    (6, "attack | adv | clean"),
+]
+CASES = [
+    ("vanilla", 0, 2, None),
+    ("sam", 0, 2, None),
+    ("sam", 1, 2, None),
+    ("recycled", 1, 2, None),
+    ("recycled", 1, 2, "clean | adv"),
+    ("recycled", 1, 4, "adv | clean"),
+    *(("conadv", delay, 2, None) for delay in (0, 1, 3)),
+    *(("conadv", delay, *case) for delay in (0, 1, 2, 3) for case in ATTACKED),
+]
+
+
+def fields(method: str, delay: int) -> dict[str, object]:
+    return {"method": method, "delay": delay} if method in ("conadv", "sam") else {"method": method}
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize(("method", "delay", "size", "layout"), CASES)
+def test_a_run_completes_where_each_rank_does_one_operation_at_a_time(method, delay, size, layout, chunks):
+    lanes = size // len((layout or "all").split("|"))
+    batch = 2 * lanes * chunks  # chunks of 2 images
+    calls = record(
+        size,
+        **fields(method, delay),
+        layout=layout or "none",
+        batch_size=batch,
+        chunk_size=2,
+        data__train_size=max(10, 2 * batch),
+        data__augment="none",
+        epochs=2,
+        max_steps=5,
+        eval_every=1,
+    )
+    assert all(calls), "every rank takes part"
+    assert replay(calls) == [None] * size
+
+
+def test_the_replay_notices_two_orders():
+    both = (0, 1)
+    total, message = Call("all_reduce", both, 0, 1), Call("message", both, 1, 1)
+    assert replay([[total, message], [total, message]]) == [None, None]
+    assert replay([[total, message], [message, total]]) == [total, message]
+    assert replay([[message], []]) == [message, None]
