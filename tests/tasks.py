@@ -85,6 +85,7 @@ def hand_over(layout: str, delay: int, chunks: int, steps: int, stop: int) -> di
                 made += 1
             if Role.ADV in place.role:
                 arrived += [_is(handoff.take(), twin(2, torch.float32, 100 * step + n)) for n in range(chunks)]
+            handoff.end_step()
             world.all_reduce(torch.zeros(1))  # the exchange that ends a step
             owned = max(owned, len(handoff._sent) + len(handoff._posted))
         handoff.drain()

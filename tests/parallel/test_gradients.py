@@ -43,9 +43,9 @@ def test_gradients_begin_each_step_at_zero():
 def test_gradients_have_the_layout_in_memory_of_their_parameters():
     model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     Exchange(model, ALONE, share=1.0).zero_grad()
-    assert model.weight.grad.stride() == model.weight.stride()
     images = torch.rand(2, 3, 5, 5)
     model(images).square().sum().backward()
+    assert model.weight.grad.stride() == model.weight.stride()
     expected = torch.autograd.grad(model(images).square().sum(), model.weight)[0]
     assert torch.equal(model.weight.grad, expected)
 
@@ -63,7 +63,10 @@ def test_alone_a_model_may_use_other_parameters_in_each_step():
 def test_a_frozen_parameter_has_no_gradient():
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
-    Exchange(model, ALONE, share=1.0)
+    exchange = Exchange(model, ALONE, share=1.0)
+    exchange.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    exchange.finish(FINE)
     assert model.bias.grad is None
     assert model.weight.grad is not None
 

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn.modules._functions import SyncBatchNorm as synchronized_batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .tally import Tally, Tracked, move
+
 # When running statistics move: with each forward pass (as BatchNorm's do), once at the end of a step, or not at all.
 Tracking = Literal["now", "step", "off"]
 _UNKNOWN_BRANCH = (
@@ -35,6 +37,7 @@ class Way(NamedTuple):
     # "again": what activation checkpointing computes a second time, whose statistics were counted the first time.
     tracking: Tracking | Literal["again"] = "now"
     routed: bool = False  # whether somebody asked for it, or it is what holds outside of a route
+    tally: Tally | None = None  # where statistics of the pass are collected, with tracking "step"
 
 
 # It writes nothing, but a compiler would leave out an operation that says so.
@@ -158,7 +161,7 @@ class SplitBatchNorm(SplitLayer, _BatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input_dim(x)
-        branch, batch_statistics, tracking, _ = self._current_way()
+        branch, batch_statistics, tracking, _, tally = self._current_way()
         owner = self.owner(branch)
         assert isinstance(owner, _BatchNorm)
         if owner.running_mean is None or owner.running_var is None:
@@ -169,6 +172,10 @@ class SplitBatchNorm(SplitLayer, _BatchNorm):
             return F.batch_norm(x, mean, var, owner.weight, owner.bias, False, 0.0, owner.eps)
         if tracking == "off":
             return self._normalize(x, owner, None, None)
+        if tracking == "step" and tally is not None and not self._is_copy():
+            room = tally.room(self)
+            if room is not None:
+                return self._normalize(x, owner, *room)
         # With momentum 1 the kernel writes the statistics of this batch into the buffers that it is given.
         mean, var = torch.zeros_like(owner.running_mean), torch.zeros_like(owner.running_var)
         y = self._normalize(x, owner, mean, var)
@@ -177,19 +184,18 @@ class SplitBatchNorm(SplitLayer, _BatchNorm):
         return y
 
     def update(self, owner: nn.Module) -> None:
+        move([self.tracked(owner)])
+
+    def tracked(self, owner: nn.Module) -> Tracked:
+        """The tensors that move with the statistics of one branch."""
         assert isinstance(owner, _BatchNorm)
-        pending, running_mean, running_var = owner.get_buffer("pending"), owner.running_mean, owner.running_var
-        tracked = owner.num_batches_tracked
-        assert running_mean is not None and running_var is not None and tracked is not None
-        passes = pending[-1]
-        seen = passes > 0
-        mean, var = (pending[:-1] / passes.clamp(min=1)).chunk(2)
-        tracked.add_(seen)
-        momentum = 1 / tracked.clamp(min=1).to(pending.dtype) if owner.momentum is None else owner.momentum
-        share = seen.to(pending.dtype) * momentum
-        running_mean.lerp_(mean, share)
-        running_var.lerp_(var, share)
-        pending.zero_()
+        mean, var, batches = owner.running_mean, owner.running_var, owner.num_batches_tracked
+        assert mean is not None and var is not None and batches is not None
+        return Tracked(owner.get_buffer("pending"), mean, var, batches, owner.momentum)
+
+    def _is_copy(self) -> bool:
+        """Whether what is collected in python would be lost: in a compiled graph, or in a copy by DataParallel."""
+        return torch.compiler.is_compiling() or "_is_replica" in vars(self)
 
     def _new_pending(self, owner: nn.Module) -> Tensor | None:
         mean = owner._buffers["running_mean"]
@@ -215,7 +221,7 @@ class SplitOwnForward(SplitLayer):
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        branch, batch_statistics, tracking, _ = self._current_way()
+        branch, batch_statistics, tracking, *_ = self._current_way()
         owner, own = self.owner(branch), (self._parameters, self._buffers, self.training)
         lent: dict[str, Tensor | None] = {**owner._buffers, **{name: old.clone() for name, old in _tracked(owner)}}
         try:

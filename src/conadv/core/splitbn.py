@@ -17,8 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from .branches import SplitLayer, Tracking, Way, split_class, split_layers
+from .branches import SplitBatchNorm, SplitLayer, Tracking, Way, split_class, split_layers
 from .buffers import allow_mixed
+from .tally import Tally, Tracked, move
 from .wrappers import innermost, is_exchanged, whole
 
 Statistics = Literal["batch", "running"]
@@ -130,11 +131,16 @@ def routed(
     """`route` for code that runs the backward pass within, or within "again"."""
     model = innermost(model)
     layers = split_layers(model)
-    ways = [Way(branch, _uses_batch(layer, model, statistics), tracking, routed=True) for layer in layers]
+    tally = Tally(_pending_of(layers, branch)) if tracking == "step" else None
+    ways = [Way(branch, _uses_batch(layer, model, statistics), tracking, True, tally) for layer in layers]
     for layer, way in zip(layers, ways, strict=True):
         _check_branch(layer, way, frozen=model.training and not layer.training)
-    with _set_ways(layers, ways):
-        yield
+    try:
+        with _set_ways(layers, ways):
+            yield
+    finally:
+        if tally is not None:
+            tally.add()
 
 
 @contextmanager
@@ -147,10 +153,16 @@ def closed(model: nn.Module) -> Iterator[None]:
 
 def update_running_stats(model: nn.Module) -> None:
     """End a step: running statistics move once, with the mean over the forward passes tracked by "step"."""
+    together: list[Tracked] = []
     for layer in split_layers(model):
         for owner in layer.owners().values():
-            if owner._buffers.get("pending") is not None:
+            if owner._buffers.get("pending") is None:
+                continue
+            if isinstance(layer, SplitBatchNorm):
+                together.append(layer.tracked(owner))
+            else:
                 layer.update(owner)
+    move(together)
 
 
 def pending_statistics(model: nn.Module) -> list[Tensor]:
@@ -243,6 +255,16 @@ def _copied(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
         copies[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
         vars(copies[id(tensor)]).update(vars(tensor))  # such as a mark for the optimizer
     return copies[id(tensor)]
+
+
+def _pending_of(layers: Sequence[SplitLayer], branch: str) -> dict[nn.Module, Tensor]:
+    """What is pending in a branch, by layer, where it can be collected for all layers at once."""
+    found = {
+        layer: layer.owner(branch)._buffers.get("pending")
+        for layer in layers
+        if isinstance(layer, SplitBatchNorm) and branch in layer.branches
+    }
+    return {layer: pending for layer, pending in found.items() if pending is not None}
 
 
 @contextmanager

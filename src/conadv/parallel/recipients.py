@@ -2,8 +2,8 @@
 
 learning ranks ──► all_reduce among them ──► the clean rank of a lane sends the sum ──► its rank that only attacks
 
-For n lanes of "clean | adv | attack" and G bytes of gradients, a sum over all ranks would move (6n - 2)·G bytes, and wait
-for the attack. This way (5n - 2)·G move, and the sums overlap the backward pass, whatever the attack takes.
+For n lanes of "clean | adv | attack" and G bytes of gradients, a sum over all ranks would move (6n - 2)·G bytes, and
+wait for the attack. This way (5n - 2)·G move, and the sums overlap the backward pass, whatever the attack takes.
 """
 
 from __future__ import annotations
