@@ -8,6 +8,7 @@ when its whole group is. That is all that NCCL promises where its kernels do not
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ import tiny
 from conadv.parallel.collectives import World
 from conadv.train.build import build_job, build_policy, build_stream, build_task, check_fit
 from conadv.train.loop import Progress, run
-from conadv.train.record import NullRecorder
+from conadv.train.profiling import Profile
+from conadv.train.record import NullSaver, Sinks
 from conadv.train.signals import StopRequest
 
 
@@ -92,7 +94,8 @@ def _record_rank(rank: int, size: int, changes: dict[str, Any]) -> list[Call]:
     with pytest.MonkeyPatch.context() as patch:
         recording.install(patch)
         job = build_job(recipe, task, stream, check_fit(recipe, size), world, start=0)
-        run(job, Progress(), build_policy(recipe, stream), StopRequest(), NullRecorder())
+        idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
+        run(job, Progress(), build_policy(recipe, stream), StopRequest(), *idle)
     return recording.calls
 
 

@@ -147,8 +147,7 @@ class Exchange:
         """Start the sums of the buckets up to `end`."""
         for bucket in self._buckets[self._started : end]:
             bucket.close()
-            summed = isinstance(bucket, _Bucket)
-            self._sums.append(self._recipients.start_sum(bucket.gradients) if summed else None)
+            self._sums.append(self._recipients.start_sum(bucket.gradients) if isinstance(bucket, _Bucket) else None)
         self._started = max(self._started, end)
 
     def _complete(self) -> None:

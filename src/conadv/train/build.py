@@ -168,6 +168,7 @@ def build_stream(recipe: Recipe, task: Task) -> Stream:
 
 def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world: World, start: int) -> Job:
     """Everything that a run from step `start` on needs, on this rank."""
+    _check_statistics(task.model, layout)
     place = layout.place(world.rank, stream.chunks_per_step)
     steps = stream.steps_per_epoch * recipe.epochs
     stop = max(start, min(steps, recipe.max_steps or steps))
@@ -192,6 +193,14 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         adv_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
         stop=stop,
     )
+
+
+def _check_statistics(model: nn.Module, layout: Layout) -> None:
+    if len(layout.roles) > 1 and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        raise ValueError(
+            f"SyncBatchNorm would mix the statistics of ranks with different roles in layout {str(layout)!r}: "
+            "drop --layout, or use BatchNorm"
+        )
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:

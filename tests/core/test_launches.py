@@ -1,0 +1,93 @@
+"""How many operators a step starts, and how often it waits for a value: counted, so that it holds on any device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conadv import PGD, split_batchnorm
+from conadv.core.catalog import METHODS
+from conadv.core.roles import Place
+from conadv.core.splitbn import update_running_stats
+from conadv.optim.groups import parameter_groups
+from conadv.optim.lars import Lars
+from conadv.parallel.collectives import World
+from conadv.parallel.gradients import Exchange
+from conadv.task.models import build_model
+
+# Forward and backward passes of a step; the update comes once.
+PASSES = {"vanilla": 1, "recycled": 2, "conadv": 3}
+IMAGES, LABELS = torch.rand(2, 3, 32, 32), torch.tensor([1, 2])
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators that start work on a device, which views do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not function.is_view and function.overloadpacket is not torch.ops.aten.detach:
+            self.counts[str(function.overloadpacket)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def counted(step: Callable[[], None]) -> Counter[str]:
+    """The operators of the third step: the first ones look for misuse."""
+    step()
+    step()
+    with Operators() as operators:
+        step()
+    return operators.counts
+
+
+def plain_step(update: bool) -> Callable[[], None]:
+    model = build_model("resnet50", classes=10, in_channels=3)
+    optimizer = Lars(parameter_groups(model, 5e-4), lr=0.1, foreach=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(IMAGES), LABELS).backward()
+        if update:
+            optimizer.step()
+
+    return step
+
+
+def own_step(name: str) -> Callable[[], None]:
+    info = METHODS[name]
+    model = split_batchnorm(build_model("resnet50", classes=10, in_channels=3), info.branches)
+    options = {"attack": PGD(4 / 255), "delay": info.default_delay, "adv_weight": 0.5}
+    method = info.build(model, F.cross_entropy, options, seed=0, place=Place(updates_stats=False))
+    optimizer = Lars(parameter_groups(model, 5e-4), lr=0.1, foreach=True)
+    exchange = Exchange(model, World(0, 1, torch.device("cpu")), 1.0)
+
+    def step() -> None:
+        exchange.zero_grad()
+        exchange.finish(method((IMAGES, LABELS)))
+        update_running_stats(model)
+        optimizer.step()
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, int]:
+    whole, passes = (counted(plain_step(update)).total() for update in (True, False))
+    return {"pass": passes, "update": whole - passes}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_step_starts_hardly_more_operators_than_its_passes_and_reads_no_scalar(name, plain):
+    counts = counted(own_step(name))
+    assert counts.total() <= 1.15 * (PASSES[name] * plain["pass"] + plain["update"])
+    # The exchange reads all its numbers at once, by `tolist`, which is not among these.
+    waits = {name: count for name, count in counts.items() if name in ("aten._local_scalar_dense", "aten.is_nonzero")}
+    assert waits == {}
