@@ -81,8 +81,7 @@ def test_a_fault_in_the_code_on_one_rank_is_told_once_with_its_trace(start):
     assert run.said().count("Traceback") == 1
 
 
-# A drift on the rank that only learns from twins is not noticed since methods check their first steps: to be mended.
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.xfail(reason="known defect", strict=False))])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_whose_weights_differ_in_one_bit_is_named(rank, start):
     words = tiny.words(**ENDLESS, layout="clean | adv | attack", model="tiny:Faulty")
     run = start(words, 3, **tiny.fault("drift", rank=rank, forward_pass=20))
