@@ -119,7 +119,7 @@ class Faulty(nn.Module):
                 time.sleep(60)
             case "drift":
                 weight = next(self.parameters()).data.view(torch.int64)
-                weight.flatten()[7] ^= 1 << 24  # one bit of one number, which the rounding of an update does not restore
+                weight.flatten()[7] ^= 1 << 24  # one bit, which the rounding of an update does not restore
             case "loss":
                 return outputs * float("nan")
             case "gradient":
