@@ -21,11 +21,11 @@ import torch.nn.functional as F
 import conadv
 from conadv.config import Recipe, load_recipe, override
 from conadv.core.batch import to_pixels
-from conadv.train.build import build_task
-from conadv.train.checkpoint import checkpoints, read_checkpoint
-from conadv.train.commands import train
-from conadv.train.metrics import read_metrics
-from conadv.train.state import load_model
+from conadv.trainer.build import build_task
+from conadv.trainer.checkpoint import checkpoints, read_checkpoint
+from conadv.trainer.commands import train
+from conadv.trainer.metrics import read_metrics
+from conadv.trainer.state import load_model
 
 METHODS = ("vanilla", "disadv", "conadv", "recycled")
 

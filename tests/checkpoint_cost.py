@@ -23,11 +23,11 @@ from typing import Any
 from conadv.config import load_recipe
 from conadv.parallel.collectives import joined, own_device
 from conadv.study.bench.result import Spread
-from conadv.train.build import Job, build_job, build_stream, build_task, check_fit
-from conadv.train.checkpoint import Checkpoint
-from conadv.train.loop import _update
-from conadv.train.saver import Saver
-from conadv.train.state import gather
+from conadv.trainer.build import Job, build_job, build_stream, build_task, check_fit
+from conadv.trainer.checkpoint import Checkpoint
+from conadv.trainer.loop import _update
+from conadv.trainer.saver import Saver
+from conadv.trainer.state import gather
 
 WAYS = ("none", "background", "foreground")
 BLOCK = 5  # steps, long enough that what is written in the background is written by their end

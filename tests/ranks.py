@@ -23,11 +23,11 @@ import torch.distributed as dist
 
 from conadv import cli
 from conadv.parallel import watch
-from conadv.train import saver
+from conadv.trainer import saver
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # PyTorch loads the last of these when the first optimizer is made.
-_CONTEXT.set_forkserver_preload(["ranks", "tasks", "conadv.train.commands", "torch._dynamo", "numpy.random"])
+_CONTEXT.set_forkserver_preload(["ranks", "tasks", "conadv.trainer.commands", "torch._dynamo", "numpy.random"])
 
 
 class Pool:

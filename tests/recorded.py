@@ -18,11 +18,11 @@ from torch import Tensor
 
 import tiny
 from conadv.parallel.collectives import World
-from conadv.train.build import build_job, build_policy, build_stream, build_task, check_fit
-from conadv.train.loop import Progress, run
-from conadv.train.profiling import Profile
-from conadv.train.record import NullSaver, Sinks
-from conadv.train.signals import StopRequest
+from conadv.trainer.build import build_job, build_policy, build_stream, build_task, check_fit
+from conadv.trainer.loop import Progress, run
+from conadv.trainer.profiling import Profile
+from conadv.trainer.record import NullSaver, Sinks
+from conadv.trainer.signals import StopRequest
 
 
 @dataclass(frozen=True)

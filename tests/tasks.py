@@ -31,13 +31,13 @@ from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
 from conadv.parallel.launch import own_rank, world_size
 from conadv.parallel.layout import Layout
-from conadv.train import commands
-from conadv.train.build import build_job, build_policy, build_stream, build_task, check_fit
-from conadv.train.loop import Progress, run
-from conadv.train.profiling import Profile
-from conadv.train.record import NullSaver, Sinks
-from conadv.train.signals import Interrupted, StopRequest
-from conadv.train.state import gather
+from conadv.trainer import commands
+from conadv.trainer.build import build_job, build_policy, build_stream, build_task, check_fit
+from conadv.trainer.loop import Progress, run
+from conadv.trainer.profiling import Profile
+from conadv.trainer.record import NullSaver, Sinks
+from conadv.trainer.signals import Interrupted, StopRequest
+from conadv.trainer.state import gather
 
 
 def take_steps(changes: dict[str, Any], out: str) -> str:

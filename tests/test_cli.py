@@ -18,17 +18,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-import conadv.train
+import conadv.trainer
 from conadv import cli, config
 from conadv.config import Data, Recipe, dump_recipe, load_recipe, override
-from conadv.train.signals import Interrupted
+from conadv.trainer.signals import Interrupted
 from examples_of_help import examples
 
 SUMMARY = {"method": "conadv", "steps": 120, "test_top1": 93.4375, "layout": None, "test_loss": 0.25}
 
 
 class Commands:
-    """Stands in for conadv.train.commands: remembers how it was called and returns the summary."""
+    """Stands in for conadv.trainer.commands: remembers how it was called and returns the summary."""
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
@@ -49,8 +49,8 @@ class Commands:
 def commands(monkeypatch) -> Commands:
     stand_in = Commands()
     module = stand_in.module()
-    monkeypatch.setitem(sys.modules, "conadv.train.commands", module)
-    monkeypatch.setattr(conadv.train, "commands", module, raising=False)
+    monkeypatch.setitem(sys.modules, "conadv.trainer.commands", module)
+    monkeypatch.setattr(conadv.trainer, "commands", module, raising=False)
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     return stand_in
@@ -425,7 +425,7 @@ def test_cli_and_config_do_without_torch():
     ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog", "conadv.core.roles"]
     ours += ["conadv.encoding", "conadv.flags", "conadv.optim", "conadv.optim.catalog"]
     ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.launch"]
-    ours += ["conadv.setting", "conadv.sinks", "conadv.train", "conadv.train.signals"]
+    ours += ["conadv.setting", "conadv.sinks", "conadv.trainer", "conadv.trainer.signals"]
     assert done.stdout.splitlines()[-1] == str(ours)
 
 

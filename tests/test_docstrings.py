@@ -7,7 +7,6 @@ import pytest
 
 import conadv
 from conadv.setting import descriptions
-from conadv.train.api import train
 
 # Protocols and results, which nobody constructs, and enumerations.
 NOT_CALLED = {"Attack", "Method", "Losses", "Role", "Common"}
@@ -21,7 +20,7 @@ def explained(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(set(conadv.__all__) - NOT_CALLED))
 def test_every_argument_is_explained(name):
-    public = train if name == "train" else getattr(conadv, name)
+    public = getattr(conadv, name)
     parameters = {parameter for parameter in inspect.signature(public).parameters if not parameter.startswith("_")}
     assert parameters <= explained(inspect.getdoc(public) or ""), f"{name} does not explain all of {parameters}"
 

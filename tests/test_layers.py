@@ -25,14 +25,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"core", "optim", "setting", "sinks"},
     "task": {"core"},
     "parallel": {"core"},
-    "train": {"core", "optim", "task", "parallel", "sinks"},
-    "study": {"core", "optim", "task", "parallel", "train", "setting", "flags"},
-    "cli": {"core", "optim", "task", "parallel", "train", "study", "config", "setting", "flags", "encoding"},
+    "trainer": {"core", "optim", "task", "parallel", "sinks"},
+    "study": {"core", "optim", "task", "parallel", "trainer", "setting", "flags"},
+    "cli": {"core", "optim", "task", "parallel", "trainer", "study", "config", "setting", "flags", "encoding"},
     "__main__": {"cli"},
-    "__init__": {"core", "optim", "parallel", "config", "train"},
+    "__init__": {"core", "optim", "parallel", "config", "trainer"},
 }
 # Config reaches only the builder that flattens it, what writes it into a run's folder, and the command line.
-MAY_IMPORT_CONFIG = {"train/api.py", "train/build.py", "train/commands.py"}
+MAY_IMPORT_CONFIG = {"trainer/api.py", "trainer/build.py", "trainer/commands.py"}
 # Other packages: core is torch only, and each part needs nothing that is not its business.
 THIRD_PARTY_OF_CORE = {"torch"}
 
@@ -77,6 +77,11 @@ def test_every_public_name_is_where_it_says() -> None:
     assert all(getattr(conadv, name).__module__.startswith("conadv.") for name in conadv.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Conadv'"):
         conadv.Conadv  # noqa: B018
+
+
+def test_no_public_name_is_a_module_too() -> None:
+    """Importing such a module would put it in the place of the public function."""
+    assert not {path.stem for path in ROOT.iterdir()} & set(conadv.__all__)
 
 
 def test_torchvision_is_absent() -> None:

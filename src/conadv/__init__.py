@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .optim.lars import Lars
     from .optim.schedule import warmup_constant, warmup_cosine, warmup_poly
     from .parallel.layout import Layout
-    from .train.api import train
+    from .trainer.api import train
 
 __all__ = [
     "PGD",
@@ -83,7 +83,7 @@ _HOMES = {
     "optim.lars": ("Lars",),
     "optim.schedule": ("warmup_constant", "warmup_cosine", "warmup_poly"),
     "parallel.layout": ("Layout",),
-    "train.api": ("train",),
+    "trainer.api": ("train",),
 }
 
 

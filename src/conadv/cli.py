@@ -25,7 +25,7 @@ from conadv.encoding import allow_any_encoding
 from conadv.flags import flag, with_flags
 from conadv.parallel.agreement import AgreedError
 from conadv.parallel.launch import adopt_slurm, local_rank, own_rank
-from conadv.train.signals import Interrupted
+from conadv.trainer.signals import Interrupted
 
 # What `eval` may change of a run: where things lie on this machine, and code to import, which only a flag may name.
 _EVAL_FIELDS = ("model", "threads", "data.path", "data.workers", "data.memory")
@@ -112,7 +112,7 @@ def train(
         chosen = config.recipe_of_run(resume, _dotted(fields))
     # When a connection breaks, PyTorch would print its C++ stack on every rank around our one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from conadv.train import commands
+    from conadv.trainer import commands
 
     _report(lambda: commands.train(chosen, run, resume, quiet), json)
 
@@ -135,7 +135,7 @@ def evaluate(
     assert isinstance(radius, float)
     assert isinstance(count, int)
     recipe = config.recipe_of_run(run, _dotted(fields))
-    from conadv.train import commands
+    from conadv.trainer import commands
 
     _report(lambda: commands.evaluate(recipe, run, robust, radius, count), json)
 
@@ -151,7 +151,7 @@ def export(
     """Write the weights of a run as the plain model has them: their moving average, if the run keeps one."""
     if out.suffix != ".safetensors":
         raise ValueError(f"weights are written as safetensors, not {str(out)!r}: name a file that ends in .safetensors")
-    from conadv.train import commands
+    from conadv.trainer import commands
 
     _report(lambda: commands.export(run, out, raw), json)
 
@@ -310,7 +310,7 @@ def _add_pictures(folder: Path) -> None:
     if results:
         from conadv.parallel.collectives import own_device
         from conadv.study.gallery import add_galleries
-        from conadv.train.build import build_task
+        from conadv.trainer.build import build_task
 
         add_galleries(folder, results, lambda run: build_task(config.recipe_of_run(run), own_device()), _say)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from conadv.train import commands
+from conadv.trainer import commands
 from task.data.samples import jpeg_set
 from task.data.test_open import WRITERS
 

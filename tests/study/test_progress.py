@@ -9,7 +9,7 @@ import pytest
 
 from conadv.study.progress import SweepProgress, duration
 from conadv.study.results import Result, read_results
-from conadv.train.progress import ProgressBar
+from conadv.trainer.progress import ProgressBar
 from study.studies import make_study
 
 

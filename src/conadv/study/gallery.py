@@ -22,10 +22,10 @@ from conadv.core.catalog import ATTACKS
 from conadv.core.pgd import PGD
 from conadv.task.data import evaluation_batches
 from conadv.task.models import evaluating
-from conadv.train.build import Task
-from conadv.train.checkpoint import newest_whole
-from conadv.train.files import write_atomically
-from conadv.train.state import load_model
+from conadv.trainer.build import Task
+from conadv.trainer.checkpoint import newest_whole
+from conadv.trainer.files import write_atomically
+from conadv.trainer.state import load_model
 
 from .results import GALLERY, Result
 

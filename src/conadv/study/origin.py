@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from conadv.train.files import write_atomically
+from conadv.trainer.files import write_atomically
 
 from .results import is_scalar, is_text, parse_json
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from conadv.train.progress import ProgressBar
+from conadv.trainer.progress import ProgressBar
 
 from .results import Result
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard, TypeVar
 
-from conadv.train.files import write_atomically
+from conadv.trainer.files import write_atomically
 
 from .study_file import Cell, flags
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from conadv.train.files import write_atomically
-from conadv.train.progress import ProgressBar
-from conadv.train.signals import Interrupted
+from conadv.trainer.files import write_atomically
+from conadv.trainer.progress import ProgressBar
+from conadv.trainer.signals import Interrupted
 
 from .origin import record_origin
 from .pool import Ended, Pool, usable_cores

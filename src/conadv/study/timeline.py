@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conadv.train.files import read_bounded, replace_file
+from conadv.trainer.files import read_bounded, replace_file
 
 # As core/spans.py names them, which needs torch.
 PREFIX, STEP = "conadv: ", "step"

@@ -14,7 +14,7 @@ from typing import NamedTuple, TextIO, TypeVar
 import torch
 
 from conadv.parallel.collectives import own_device
-from conadv.train.progress import ProgressBar
+from conadv.trainer.progress import ProgressBar
 
 _Item = TypeVar("_Item")
 

@@ -20,7 +20,7 @@ from conadv.setting import descriptions, did_you_mean, settings_of
 from conadv.study.origin import processor
 from conadv.study.pool import usable_cores
 from conadv.task.models import check_output
-from conadv.train.folder import versions
+from conadv.trainer.folder import versions
 
 from . import layout, step
 from .alternate import Tell, progress

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conadv.core.catalog import METHODS
-from conadv.train.files import replace_file, writing
+from conadv.trainer.files import replace_file, writing
 
 from .planner import Plan
 from .row import PlanRow

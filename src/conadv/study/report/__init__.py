@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from conadv.train.files import write_atomically
+from conadv.trainer.files import write_atomically
 
 from .accuracy import accuracy_section, setting_sections
 from .against_paper import paper_section

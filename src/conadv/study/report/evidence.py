@@ -11,7 +11,7 @@ from typing import Any
 
 from conadv.study.origin import read_origins
 from conadv.study.results import GALLERY, Result, parse_json, read_results
-from conadv.train.metrics import read_metrics
+from conadv.trainer.metrics import read_metrics
 
 from .conditions import TOP1, Condition, Spread, baseline, labels, main_conditions, representatives
 

@@ -8,7 +8,7 @@ from torch import nn
 import tiny
 from conadv.core.catalog import METHODS
 from conadv.parallel.layout import Layout
-from conadv.train.build import _check_statistics
+from conadv.trainer.build import _check_statistics
 
 
 def test_synchronized_batchnorm_is_refused_where_ranks_have_different_roles():

@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from conadv.train.checkpoint import Checkpoint, checkpoints
-from conadv.train.saver import Saver
+from conadv.trainer.checkpoint import Checkpoint, checkpoints
+from conadv.trainer.saver import Saver
 
 
 def state() -> Checkpoint:

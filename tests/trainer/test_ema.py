@@ -13,10 +13,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import tiny
 from conadv.core.splitbn import split_batchnorm
 from conadv.parallel.collectives import World
-from conadv.train.build import build_task
-from conadv.train.commands import evaluate, export, train
-from conadv.train.ema import Ema
-from conadv.train.evaluation import evaluate_task
+from conadv.trainer.build import build_task
+from conadv.trainer.commands import evaluate, export, train
+from conadv.trainer.ema import Ema
+from conadv.trainer.evaluation import evaluate_task
 
 
 def move(model: nn.Module) -> None:

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conadv.train.checkpoint import (
+from conadv.trainer.checkpoint import (
     Checkpoint,
     DamagedError,
     checkpoints,

@@ -11,7 +11,7 @@ import pytest
 
 import conadv
 import tiny
-from conadv.train.metrics import read_metrics
+from conadv.trainer.metrics import read_metrics
 
 
 def recipe(**changes):

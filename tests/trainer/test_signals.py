@@ -12,8 +12,8 @@ import pytest
 
 import tiny
 from conadv import cli
-from conadv.train import signals
-from conadv.train.signals import Interrupted, StopRequest, following_launcher, listening
+from conadv.trainer import signals
+from conadv.trainer.signals import Interrupted, StopRequest, following_launcher, listening
 
 ENDLESS = {"epochs": 100_000, "checkpoint.every": 1000, "checkpoint.keep": 10}
 TERM, INT = signal.SIGTERM, signal.SIGINT

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from conadv.core.splitbn import split_batchnorm
 from conadv.core.stale import StaleWeights
 from conadv.optim.catalog import OPTIMIZERS
-from conadv.train.ema import Ema
-from conadv.train.state import check_tensors, fill_state, gather, largest_size, restore, stale_versions
+from conadv.trainer.ema import Ema
+from conadv.trainer.state import check_tensors, fill_state, gather, largest_size, restore, stale_versions
 
 SETTINGS = {
     "lr": 0.1,

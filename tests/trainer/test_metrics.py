@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.train.metrics import Metrics, read_metrics
-from conadv.train.progress import ProgressBar
+from conadv.trainer.metrics import Metrics, read_metrics
+from conadv.trainer.progress import ProgressBar
 
 
 def lines(path: Path) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 import tasks
 import tiny
 from conadv import cli
-from conadv.train.checkpoint import checkpoints, read_checkpoint
+from conadv.trainer.checkpoint import checkpoints, read_checkpoint
 
 
 @pytest.fixture

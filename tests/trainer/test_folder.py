@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from conadv.train import lock
-from conadv.train.folder import RunFolder, default_folder, holds, reopen
-from conadv.train.lock import FolderLock
+from conadv.trainer import lock
+from conadv.trainer.folder import RunFolder, default_folder, holds, reopen
+from conadv.trainer.lock import FolderLock
 
 
 def claim(path: Path, config: str) -> None:
@@ -143,7 +143,7 @@ def test_a_claim_of_a_folder_that_another_process_just_claims_is_refused(tmp_pat
 
 
 def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_path):
-    code = f"import os; from pathlib import Path; from conadv.train.lock import FolderLock; \
+    code = f"import os; from pathlib import Path; from conadv.trainer.lock import FolderLock; \
 FolderLock(Path({str(tmp_path)!r})).acquire(); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
     assert names(tmp_path) == ["run.lock"]

@@ -1,0 +1,1 @@
+"""A run: built from a recipe, trained, saved and resumed."""
