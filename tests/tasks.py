@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import os
 import resource
 import signal
 from contextlib import nullcontext, redirect_stderr
@@ -273,3 +275,15 @@ def speak() -> bool:
                 first = world.heartbeats.claim_report()
             world.barrier()
         return first
+
+
+def threads_left_by_training(changes: dict[str, Any], out: str) -> int:
+    """How many threads a run leaves behind: a process group that something still holds keeps its own."""
+    before = _threads()
+    take_steps(changes, out)
+    gc.collect()
+    return _threads() - before
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))

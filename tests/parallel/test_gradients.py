@@ -143,3 +143,8 @@ def test_who_was_asked_to_stop_is_known_to_all(signals, stop, pool):
 def test_a_gradient_that_comes_too_late_for_the_sum_is_an_error(pool):
     with pytest.raises(AssertionError, match="uses other parameters in this step than in the first one"):
         pool.run(2, tasks.use_other_parameters)
+
+
+def test_a_run_leaves_no_process_group_behind(pool, tmp_path):
+    changes = {"method": "conadv", "layout": "clean+adv | attack"}
+    assert pool.run(2, tasks.threads_left_by_training, changes, str(tmp_path / "state")) == [0, 0]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -68,7 +69,7 @@ class Exchange:
         size = _CUDA_BUCKET_BYTES if world.device.type == "cuda" else _BUCKET_BYTES
         # Alone, nothing is summed, and a model may use other parameters in each step.
         self._buckets: Sequence[_Bucket | _Own] = (
-            [_Bucket(group, self._start_ready) for group in _grouped(trained[::-1], size)]
+            [_Bucket(group, _weakly(self._start_ready)) for group in _grouped(trained[::-1], size)]
             if world.size > 1
             else [_Own(trained)]
         )
@@ -204,7 +205,7 @@ class _Bucket:
         offset = 0
         for parameter in parameters:
             parameter.grad = self.gradients.as_strided(parameter.shape, parameter.stride(), offset)
-            parameter.register_post_accumulate_grad_hook(self._arrive)
+            parameter.register_post_accumulate_grad_hook(_weakly(self._arrive))
             offset += parameter.numel()
 
     @property
@@ -235,6 +236,20 @@ class _Bucket:
         self._arrivals += 1
         if self.ready:
             self._tell()
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A call of the method for as long as its object exists.
+
+    A hook of a parameter that held the exchange would keep it, and its process groups, for as long as the model exists.
+    """
+    reference = WeakMethod(method)
+
+    def call(*arguments: Tensor) -> None:
+        if (living := reference()) is not None:
+            living(*arguments)
+
+    return call
 
 
 def _grouped(parameters: list[nn.Parameter], size: int = _BUCKET_BYTES) -> list[list[nn.Parameter]]:
