@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import os
 import resource
 import signal
 from contextlib import nullcontext, redirect_stderr
@@ -286,4 +285,4 @@ def threads_left_by_training(changes: dict[str, Any], out: str) -> int:
 
 
 def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    return len(list(Path("/proc/self/task").iterdir()))
