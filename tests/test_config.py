@@ -439,6 +439,21 @@ def test_a_run_with_code_of_its_own_asks_for_it_again(tmp_path):
     assert "--model would change" in refusal(recipe_of_run, run, {"model": "your.models:small"})
 
 
+# What the first recipes had. Do not add to it.
+FIRST = """
+method delay adv_weight batch_size chunk_size epochs seed model width precision label_smoothing nonfinite skip_limit
+attack.epsilon attack.step_size attack.steps attack.norm attack.direction attack.random_start attack.targeted
+optimizer.name optimizer.lr optimizer.momentum optimizer.weight_decay optimizer.trust_coefficient
+schedule.warmup_epochs schedule.decay schedule.power schedule.end_lr
+data.name data.train_size data.image_size data.channels data.classes data.augment data.views data.damaged
+"""
+
+
+def test_older_checkpoints_are_considered_when_a_field_is_added():
+    """List a new field in ADDED if its default does what runs did without it, else refuse their checkpoints there."""
+    assert set(KEYS) - set(config.RESUMABLE) == {*FIRST.split(), *config.ADDED}
+
+
 def test_a_folder_that_is_no_run_says_so(tmp_path):
     assert "is no run" in refusal(recipe_of_run, tmp_path)
     assert "is no run" in refusal(recipe_of_run, tmp_path / "nowhere")

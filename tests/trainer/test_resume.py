@@ -14,6 +14,7 @@ import torch
 
 import tiny
 from conadv import cli
+from conadv.config import ADDED
 
 STEPS = 6
 
@@ -131,6 +132,33 @@ def test_a_checkpoint_of_another_run_is_passed_over(changes, named, run, whole, 
     assert resume(run, "--max-steps", "none") == 0
     assert f"{run / 'checkpoints' / 'step-00000005'} is of another run: {named}" in capsys.readouterr().err
     assert tiny.equal(tiny.state(run), tiny.state(whole))
+
+
+def make_older(run: Path) -> None:
+    """Take the fields that did not always exist out of a run, as if a version without them had written it."""
+    for path in (run / "checkpoints").iterdir():
+        forge(path, recipe={key: value for key, value in about(path)["recipe"].items() if key not in ADDED})
+    text, table = "", ""
+    for line in (run / "config.toml").read_text().splitlines(keepends=True):
+        table = line.strip("[]\n") + "." if line.startswith("[") else table
+        text += "" if table + line.partition(" = ")[0] in ADDED else line
+    (run / "config.toml").write_text(text)
+
+
+def test_a_run_of_an_older_version_resumes_with_the_defaults_of_newer_fields(run, whole, capsys):
+    make_older(run)
+    assert "twin_share" not in (run / "config.toml").read_text()
+    assert resume(run, "--max-steps", "none") == 0
+    assert "damaged" not in capsys.readouterr().err
+    assert tiny.equal(tiny.state(run), tiny.state(whole))
+
+
+def test_a_checkpoint_without_a_newer_field_is_of_another_run_unless_the_default_is_meant(run, capsys):
+    make_older(run)
+    config = run / "config.toml"
+    config.write_text("twin_share = 0.5\n" + config.read_text())
+    assert resume(run) == 2
+    assert "is of another run: its recipe differs in twin_share" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_another_model_is_passed_over(run, whole, monkeypatch, capsys):

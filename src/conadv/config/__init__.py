@@ -3,6 +3,7 @@
 from conadv.setting import Setting
 
 from .files import (
+    ADDED,
     RESUMABLE,
     TABLES,
     description,
@@ -19,6 +20,7 @@ from .files import (
 from .recipe import Attack, Checkpoint, Data, Optimizer, Recipe, Schedule
 
 __all__ = [
+    "ADDED",
     "RESUMABLE",
     "TABLES",
     "Attack",

@@ -19,14 +19,20 @@ from .recipe import Attack, Checkpoint, Data, Optimizer, Recipe, Schedule
 
 TABLES = {"attack": Attack, "optimizer": Optimizer, "schedule": Schedule, "data": Data, "checkpoint": Checkpoint}
 
-# What a run may change when it goes on: none of it changes a number.
+# What may change when a run is resumed: none of it changes a number.
 RESUMABLE = (
     "layout", "threads", "timeout", "max_steps", "eval_every", "log", "profile",
     "data.path", "data.workers", "data.memory",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 )  # fmt: skip
 
-# A recipe has a few thousand bytes; whoever names an archive by mistake should not wait until it is read.
+# Fields that recipes did not always have. A run from before did what the default says, so its checkpoints still resume.
+ADDED = (
+    "ema", "rho", "twin_share", "attack.name", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
+    "data.mixup", "data.cutmix",
+)  # fmt: skip
+
+# A recipe has a few thousand bytes: an archive that is named by mistake is not read to its end.
 _LARGEST_FILE = 1_000_000
 
 

@@ -29,10 +29,12 @@ class Expected:
     """Whether the run keeps a moving average of the weights."""
     recipe: dict[str, Any]
     """The values that decide the numbers of the run, by dotted key."""
+    added: dict[str, Any]
+    """The default of each field that a checkpoint of an older version may lack, by dotted key."""
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise a ValueError, which goes on after the name of the checkpoint, if it is of another run."""
-        theirs = checkpoint.about["recipe"]
+        theirs = {**self.added, **checkpoint.about["recipe"]}
         other = [key for key, value in self.recipe.items() if theirs.get(key) != value]
         if other:
             raise ValueError(f"is of another run: its recipe differs in {', '.join(other)}")
