@@ -63,7 +63,7 @@ class _Found:
     problems: dict[str, str] = field(default_factory=dict)
     """By name of a member, or "" for the shard: the reason."""
 
-    def add(self, member: Member, shard: Path) -> None:
+    def add(self, member: Member, shard: Path, file: FileIO) -> None:
         folder, slash, base = member.name.rpartition("/")
         stem, _, extension = base.partition(".")
         key, extension = folder + slash + stem, extension.lower()
@@ -76,10 +76,11 @@ class _Found:
             if key in self.labels:
                 self.problems[member.name] = f"the key {key} occurs twice in {shard.name}"
             else:
-                self._add_label(key, member, shard)
+                self._add_label(key, member, file)
 
-    def _add_label(self, key: str, member: Member, shard: Path) -> None:
-        text = read_part(shard, member.offset, min(member.size, 32)).strip()
+    def _add_label(self, key: str, member: Member, file: FileIO) -> None:
+        file.seek(member.offset)
+        text = file.read(min(member.size, 32)).strip()
         if text.removeprefix(b"-").isdigit() and len(text) < 10:
             self.labels[key] = int(text)
         else:
@@ -114,7 +115,7 @@ def _scan(shard: Path) -> _Found:
         with open_regular(shard) as file:
             length = os.fstat(file.fileno()).st_size
             for member in tar_members(file, length):
-                found.add(member, shard)
+                found.add(member, shard, file)
             _check_end(file)
     except (OSError, TarError) as error:
         found.problems[""] = f"the shard is cut or no tar file ({error})"

@@ -15,6 +15,7 @@ _MAX_EXTENSION = 2**20  # bytes of a long name or of a pax header
 _REGULAR = b"0\x007"
 _WITHOUT_DATA = b"123456"  # links, devices, folders, FIFOs: their size says nothing about what follows
 _SPARSE = b"S"
+_ASCII = bytes(range(128))
 
 
 class Seekable(Protocol):
@@ -162,7 +163,7 @@ def _checksums(block: bytes) -> tuple[int, int]:
     """The sum of a header's bytes with its own checksum as blanks, unsigned and signed."""
     rest = block[:148] + b" " * 8 + block[156:]
     unsigned = sum(rest)
-    return unsigned, unsigned - 256 * sum(byte > 127 for byte in rest)
+    return unsigned, unsigned - 256 * len(rest.translate(None, _ASCII))
 
 
 def _number(field: bytes) -> int:
