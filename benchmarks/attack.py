@@ -17,7 +17,7 @@ from torch import nn
 
 from conadv.core.batch import Chunk
 from conadv.study.bench.alternate import Tell, alternate
-from conadv.study.bench.command import Measurement, report, run_script
+from conadv.study.bench.command import Measurement, run_workload
 from conadv.study.bench.result import Findings, Goal, work_ratio
 from conadv.study.bench.step import Step, method_step, sgd
 from conadv.study.bench.workload import EPSILON, Workload, attack
@@ -82,19 +82,5 @@ def _linf_pgd(foolbox: ModuleType) -> Any:
     return foolbox.attacks.LinfPGD(abs_stepsize=EPSILON, steps=1, random_start=False)
 
 
-def main(
-    *,
-    rounds: int = 15,
-    model: str = "resnet20",
-    width: int | None = None,
-    chunk_size: int = 64,
-    image_size: int = 32,
-    json: bool = False,
-) -> None:
-    """Time one step of PGD against foolbox, and DisAdv against a loop written with foolbox."""
-    workload = Workload(model, width, chunk_size, image_size)
-    report({"attack": Measurement(measure, workload, rounds)}, json)
-
-
 if __name__ == "__main__":
-    run_script(main)
+    run_workload("attack", Measurement(measure, Workload(), 15), __doc__)

@@ -22,7 +22,7 @@ from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import Wire, between_ranks
 from conadv.parallel.layout import Layout
 from conadv.study.bench.alternate import Candidate, Lap, Tell, alternate, in_turn, progress, silent, time_run
-from conadv.study.bench.command import Measurement, report, run_script
+from conadv.study.bench.command import Measurement, run_workload
 from conadv.study.bench.contender import OVERLAPPED, build_step, of_width, slowest, wire
 from conadv.study.bench.layout import Seconds, pairs, ratio
 from conadv.study.bench.ranks import one_core, run_ranks
@@ -165,19 +165,5 @@ def _lap(run: Callable[[], object], world: World) -> Candidate:
     return lap
 
 
-def main(
-    *,
-    rounds: int = 5,
-    model: str = "resnet20",
-    width: int | None = None,
-    chunk_size: int = 64,
-    image_size: int = 32,
-    json: bool = False,
-) -> None:
-    """Compose the steps of all layouts from parts measured one by one."""
-    workload = Workload(model, width, chunk_size, image_size)
-    report({"composed": Measurement(measure, workload, rounds, one_core=False)}, json)
-
-
 if __name__ == "__main__":
-    run_script(main)
+    run_workload("composed", Measurement(measure, Workload(), 5, one_core=False), __doc__)

@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
 from conadv.study.bench.alternate import Tell, alternate
-from conadv.study.bench.command import Measurement, report, run_script
+from conadv.study.bench.command import Measurement, run_workload
 from conadv.study.bench.result import Findings, Goal, work_ratio
 from conadv.study.bench.workload import Workload
 from libraries import absence, load
@@ -56,19 +56,5 @@ def restore_gradients(model: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def main(
-    *,
-    rounds: int = 75,
-    model: str = "resnet50",
-    width: int | None = None,
-    chunk_size: int = 64,
-    image_size: int = 32,
-    json: bool = False,
-) -> None:
-    """Time an update by LARS against torch.optim.SGD and pytorch_optimizer's LARS."""
-    workload = Workload(model, width, chunk_size, image_size, classes=1000)
-    report({"lars": Measurement(measure, workload, rounds)}, json)
-
-
 if __name__ == "__main__":
-    run_script(main)
+    run_workload("lars", Measurement(measure, Workload("resnet50", classes=1000), 75), __doc__)

@@ -19,7 +19,7 @@ from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange
 from conadv.parallel.layout import Layout
 from conadv.study.bench.alternate import Tell
-from conadv.study.bench.command import Measurement, report, run_script
+from conadv.study.bench.command import Measurement, run_workload
 from conadv.study.bench.contender import Share, build_step, take_turns
 from conadv.study.bench.layout import ratio
 from conadv.study.bench.ranks import run_ranks
@@ -98,19 +98,5 @@ class Averaged:
         return bool(torch.stack([*losses]).isfinite().all())
 
 
-def main(
-    *,
-    rounds: int = 5,
-    model: str = "resnet20",
-    width: int | None = None,
-    chunk_size: int = 64,
-    image_size: int = 32,
-    json: bool = False,
-) -> None:
-    """Time ways to sum gradients over 2 ranks."""
-    workload = Workload(model, width, chunk_size, image_size)
-    report({"reduction": Measurement(measure, workload, rounds, one_core=False)}, json)
-
-
 if __name__ == "__main__":
-    run_script(main)
+    run_workload("reduction", Measurement(measure, Workload(), 5, one_core=False), __doc__)

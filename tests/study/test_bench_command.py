@@ -10,8 +10,8 @@ import pytest
 from conadv import cli
 from conadv.study.bench import layout, step
 from conadv.study.bench.alternate import progress
+from conadv.study.bench.command import render
 from conadv.study.bench.result import Findings, Goal, Ratio, Spread, Time
-from conadv.study.bench.table import render
 from conadv.study.bench.workload import Workload
 
 SMALL = ["--model", "resnet8", "--width", "4", "--chunk-size", "4", "--image-size", "8", "--rounds", "2"]

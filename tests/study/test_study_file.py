@@ -184,7 +184,7 @@ def test_files_that_are_no_study_are_refused(tmp_path: Path, content: bytes) -> 
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="No such file"):
+    with pytest.raises(ValueError, match="no such file"):
         read_study(tmp_path / "none.toml", resolve)
     with pytest.raises(ValueError, match="directory"):
         read_study(tmp_path, resolve)

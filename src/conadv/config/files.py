@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
 from conadv.setting import Setting, Value, descriptions, did_you_mean, settings_of, show
+from conadv.toml_file import read_toml
 
 from .recipe import Attack, Checkpoint, Data, Optimizer, Recipe, Schedule
 
@@ -31,9 +31,6 @@ ADDED = (
     "ema", "rho", "twin_share", "attack.name", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
     "data.mixup", "data.cutmix",
 )  # fmt: skip
-
-# A recipe has a few thousand bytes: an archive that is named by mistake is not read to its end.
-_LARGEST_FILE = 1_000_000
 
 
 @cache
@@ -158,32 +155,16 @@ def _folder() -> Path:
 def _read(path: Path) -> dict[str, Value]:
     """The checked values of a recipe file by their dotted keys."""
     try:
-        values = _flat(tomllib.loads(_text(path)))
-        return {key: settings()[key].check(value) for key, value in values.items()}
-    except RecursionError:
-        raise ValueError(f"recipe {show(str(path))}: brackets in brackets without end; a recipe has none") from None
-    except ValueError as error:
-        raise ValueError(f"recipe {show(str(path))}: {' '.join(str(error).split())}") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
+        _, tables = read_toml(path)
+        return {key: settings()[key].check(value) for key, value in _flat(tables).items()}
     except FileNotFoundError:
         names = recipe_names()
         raise ValueError(
-            f"there is no such file; name a TOML file, or a built-in recipe: {', '.join(names)}"
+            f"recipe {show(str(path))}: no such file; pass a TOML file, or a built-in recipe: {', '.join(names)}"
             + did_you_mean(str(path), names)
         ) from None
-    except OSError as error:
-        raise ValueError(f"{error.strerror or error}; name a TOML file that can be read") from None
-    if len(content) > _LARGEST_FILE:
-        raise ValueError(f"larger than {_LARGEST_FILE} bytes, so no recipe; name a TOML file")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError("not a text in UTF-8, so no recipe; name a TOML file") from None
+    except ValueError as error:
+        raise ValueError(f"recipe {show(str(path))}: {' '.join(str(error).split())}") from None
 
 
 def _flat(tables: Mapping[str, Any]) -> dict[str, object]:

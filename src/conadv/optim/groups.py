@@ -1,12 +1,10 @@
-"""Which parameters an optimizer adapts and decays, and tensors in groups for multi-tensor operations."""
+"""Which parameters an optimizer adapts and decays."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -36,25 +34,3 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         {"params": [p for p in trained if p not in plain], "weight_decay": weight_decay, "adapt": True},
         {"params": [p for p in trained if p in plain], "weight_decay": 0.0, "adapt": False},
     ]
-
-
-def with_gradients(parameters: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Weights and their gradients, one pair of lists per device and dtype, as multi-tensor operations need them."""
-    alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]]
-    alike = defaultdict(lambda: ([], []))
-    for weight in parameters:
-        if weight.grad is None:
-            continue
-        if weight.grad.layout != torch.strided:
-            raise ValueError(
-                f"a {weight.grad.layout} gradient: this optimizer needs dense ones (Embedding: sparse=False)"
-            )
-        weights, gradients = alike[weight.device, weight.dtype]
-        weights.append(weight)
-        gradients.append(weight.grad)
-    return list(alike.values())
-
-
-def norm_dtype(weight: Tensor) -> torch.dtype:
-    """A sum of squares needs more digits and range than a 16-bit number has."""
-    return torch.promote_types(weight.dtype, torch.float32)

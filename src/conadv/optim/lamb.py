@@ -11,18 +11,16 @@ correction, clip |w| at 10 or scale the gradients by their global norm first; th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
-from .groups import norm_dtype, with_gradients
+from .base import LayerwiseOptimizer, check_numbers, norms
 
 
-class Lamb(Optimizer):
+class Lamb(LayerwiseOptimizer):
     """LAMB, for example `Lamb(parameter_groups(model, weight_decay=0.01), lr=0.01)`.
 
     Every argument but `params` can also be set for one group, and `lr` may change before each step
@@ -60,32 +58,19 @@ class Lamb(Optimizer):
         }
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        _check({**self.defaults, **param_group})
-        super().add_param_group(param_group)
+    def _check(self, group: dict[str, Any]) -> None:
+        check_numbers(group, ("lr", "eps", "weight_decay"))
+        if group["eps"] == 0:
+            raise ValueError("eps 0 divides by 0 where a gradient is 0: take a small number such as 1e-6")
+        if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
+            raise ValueError(f"betas {group['betas']!r}: take two numbers from 0 to below 1, such as (0.9, 0.999)")
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient, and return the closure's loss if there is a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for weights, gradients in with_gradients(group["params"]):
-                states = [self._advanced(weight) for weight in weights]
-                together = weights[0].is_cuda if group["foreach"] is None else group["foreach"]
-                size = len(weights) if together else 1
-                for start in range(0, len(weights), size):
-                    part = slice(start, start + size)
-                    _update(weights[part], gradients[part], states[part], group)
-        return loss
+    def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any], foreach: bool) -> None:
+        states = [self._advanced(weight) for weight in weights]
+        size = len(weights) if foreach else 1
+        for start in range(0, len(weights), size):
+            part = slice(start, start + size)
+            _update_together(weights[part], gradients[part], states[part], group)
 
     def _advanced(self, weight: Tensor) -> dict[str, Any]:
         """What is remembered of a weight, with its count of steps one further."""
@@ -96,7 +81,7 @@ class Lamb(Optimizer):
         return state
 
 
-def _update(
+def _update_together(
     weights: list[Tensor], gradients: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
 ) -> None:
     beta1, beta2 = group["betas"]
@@ -119,19 +104,6 @@ def _update(
 
 def _trusts(weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
     """The trust ratios as tensors without dimensions, so that nothing waits for the device."""
-    dtype = norm_dtype(weights[0])
-    weight_norms = torch.stack(torch._foreach_norm(weights, 2, dtype=dtype))
-    update_norms = torch.stack(torch._foreach_norm(updates, 2, dtype=dtype))
+    weight_norms, update_norms = norms(weights), norms(updates)
     ratios = weight_norms / update_norms
     return list(torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0).unbind())
-
-
-def _check(group: dict[str, Any]) -> None:
-    for name in ("lr", "eps", "weight_decay"):
-        value = group[name]
-        if not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} {value!r}: take a number from 0 up")
-    if group["eps"] == 0:
-        raise ValueError("eps 0 divides by 0 where a gradient is 0: take a small number such as 1e-6")
-    if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
-        raise ValueError(f"betas {group['betas']!r}: take two numbers from 0 to below 1, such as (0.9, 0.999)")

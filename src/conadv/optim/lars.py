@@ -10,18 +10,16 @@ after the momentum, which is the same at a constant lr and another method at a c
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
-from .groups import norm_dtype, with_gradients
+from .base import LayerwiseOptimizer, check_numbers, norm_dtype, norms
 
 
-class Lars(Optimizer):
+class Lars(LayerwiseOptimizer):
     """LARS, for example `Lars(parameter_groups(model, weight_decay=5e-4), lr=10.0)`.
 
     Every argument but `params` can also be set for one group. A group with `adapt=False` takes plain momentum
@@ -62,29 +60,16 @@ class Lars(Optimizer):
         }
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        _check({**self.defaults, **param_group})
-        super().add_param_group(param_group)
+    def _check(self, group: dict[str, Any]) -> None:
+        check_numbers(group, ("lr", "momentum", "weight_decay", "trust_coefficient", "eps"))
+        if group["momentum"] >= 1:
+            raise ValueError(f"momentum {group['momentum']}: take a number from 0 to below 1, such as 0.9")
+        if group["trust_coefficient"] == 0:
+            raise ValueError("trust_coefficient 0 keeps every weight as it is: take 0.001, or adapt=False for SGD")
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient, and return the closure's loss if there is a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for weights, gradients in with_gradients(group["params"]):
-                velocities = [self._velocity(weight, group["momentum"]) for weight in weights]
-                together = weights[0].is_cuda if group["foreach"] is None else group["foreach"]
-                (_update_together if together else _update_each)(weights, gradients, velocities, group)
-        return loss
+    def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any], foreach: bool) -> None:
+        velocities = [self._velocity(weight, group["momentum"]) for weight in weights]
+        (_update_together if foreach else _update_each)(weights, gradients, velocities, group)
 
     def _velocity(self, weight: Tensor, momentum: float) -> Tensor:
         """What the weight moved by in its last step; without momentum nothing remembers it."""
@@ -132,21 +117,8 @@ def _update_together(
 
 
 def _trusts(weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-    """The trust ratios as tensors without dimensions, so that nobody waits for their values."""
-    dtype = norm_dtype(weights[0])
-    weight_norms = torch.stack(torch._foreach_norm(weights, 2, dtype=dtype))
-    gradient_norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype))
+    """The trust ratios as tensors without dimensions, so that nothing waits for the device."""
+    weight_norms, gradient_norms = norms(weights), norms(gradients)
     sizes = gradient_norms + group["weight_decay"] * weight_norms + group["eps"]
     ratios = group["trust_coefficient"] * weight_norms / sizes
     return list(torch.where((weight_norms > 0) & (gradient_norms > 0), ratios, 1.0).unbind())
-
-
-def _check(group: dict[str, Any]) -> None:
-    for name in ("lr", "momentum", "weight_decay", "trust_coefficient", "eps"):
-        value = group[name]
-        if not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} {value!r}: take a number from 0 up")
-    if group["momentum"] >= 1:
-        raise ValueError(f"momentum {group['momentum']}: take a number from 0 to below 1, such as 0.9")
-    if group["trust_coefficient"] == 0:
-        raise ValueError("trust_coefficient 0 keeps every weight as it is: take 0.001, or adapt=False for SGD")

@@ -17,7 +17,6 @@ import itertools
 import json
 import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from typing import Any
 
 from conadv.setting import did_you_mean
 from conadv.setting import show as shown
+from conadv.toml_file import read_toml
 
 Resolve = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
 """Maps a recipe's name and overrides (strings by dotted key) to all values; ValueError if one is wrong."""
@@ -37,7 +37,6 @@ NUMBERLESS = frozenset({
 })  # fmt: skip
 
 _TOP = ("title", "about", "conclusions", "keep_checkpoints", "base", "grid", "arm")
-_LARGEST_FILE = 1_000_000
 _MOST_CELLS = 100_000
 _LONGEST_WORDS = 150  # file systems end names at 255 bytes
 
@@ -99,8 +98,7 @@ class _Arm:
 def read_study(path: Path, resolve: Resolve) -> Study:
     """Read and check a study file; anything wrong with it is a ValueError of one line."""
     try:
-        text = _text(path)
-        tables = tomllib.loads(text)
+        text, tables = read_toml(path)
         _check_names(tables, _TOP, "a study")
         texts = {key: _typed(tables, key, str, "") for key in ("title", "about", "conclusions")}
         overrides = _flat(tables.get("base", {}), "base")
@@ -109,9 +107,9 @@ def read_study(path: Path, resolve: Resolve) -> Study:
             recipe = str(path.parent / recipe)
         cells = _expand(recipe, overrides, _arms(tables.get("arm", [])), _grids(tables.get("grid", {})), resolve)
         return Study(path, text, texts["title"] or path.stem, _typed(tables, "keep_checkpoints", bool, False), cells)
-    except RecursionError:
-        raise ValueError(f"study {str(path)!r}: brackets nested too deeply") from None
-    except ValueError as error:
+    except FileNotFoundError:
+        raise ValueError(f"study {str(path)!r}: no such file; pass a TOML file") from None
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"study {str(path)!r}: {' '.join(str(error).split())}") from None
 
 
@@ -175,20 +173,6 @@ def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str
 
 
 # The tables of the file
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
-    except OSError as error:
-        raise ValueError(f"{error.strerror or error}; pass a TOML file") from None
-    if len(content) > _LARGEST_FILE:
-        raise ValueError(f"larger than {_LARGEST_FILE} bytes; pass a TOML file")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError("not UTF-8 text; pass a TOML file") from None
 
 
 def _grids(tables: object) -> list[_Grid]:

@@ -6,11 +6,12 @@ import json
 import platform
 import shutil
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from conadv import __version__
 
 from .checkpoint import checkpoints, set_aside_newer, sweep_partial
 from .files import write_atomically, writing
@@ -19,7 +20,7 @@ from .lock import FolderLock
 
 def versions() -> dict[str, str]:
     """What a result depends on beside the recipe."""
-    return {"conadv": _version("conadv"), "torch": torch.__version__, "python": platform.python_version()}
+    return {"conadv": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def default_folder(parent: Path, name: str, config: str, restarted: bool) -> Path:
@@ -127,10 +128,3 @@ def _content(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

@@ -7,9 +7,9 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from cyclopts import App, Parameter
 from conadv.flags import flag, with_flags
 from conadv.setting import descriptions, did_you_mean, settings_of
 from conadv.study.origin import processor
+from conadv.study.plan.table import columns
 from conadv.study.pool import usable_cores
 from conadv.task.models import check_output
 from conadv.trainer.folder import versions
@@ -26,12 +27,12 @@ from . import layout, step
 from .alternate import Tell, progress
 from .ranks import one_core
 from .result import Findings
-from .table import render
 from .workload import Workload
 
 _WHICH = """What to measure; none: both, one after the other.
 step: each method against vanilla, vanilla against the plainest loop, and the passes that conadv plan reads.
 layout: roles on ranks of their own against vanilla on as many."""
+_HEADER = ("benchmark", "ratio of times", "median", "10 %", "90 %", "median within", "n", "by work", "by flops")
 # Comparisons that need other libraries, and measurements for developers.
 _SCRIPTS = ("attack", "lars", "data", "reduction", "composed", "step_parts")
 
@@ -80,6 +81,26 @@ def report(measurements: Mapping[str, Measurement], as_json: bool) -> None:
     print(json.dumps(document, default=str) if as_json else render(document))
 
 
+def run_workload(name: str, measurement: Measurement, text: str | None) -> None:
+    """Run a script that measures a workload: flags for its sizes, and `text` as its help."""
+    sizes: Workload = measurement.sizes
+
+    def main(
+        *,
+        rounds: int = measurement.rounds,
+        model: str = sizes.model,
+        width: int | None = None,
+        chunk_size: int = sizes.chunk_size,
+        image_size: int = sizes.image_size,
+        json: bool = False,
+    ) -> None:
+        chosen = replace(sizes, model=model, width=width, chunk_size=chunk_size, image_size=image_size)
+        report({name: measurement._replace(sizes=chosen, rounds=rounds)}, json)
+
+    main.__doc__ = text
+    run_script(main)
+
+
 def run_script(main: Callable[..., None]) -> None:
     """Run the command of a script: bad input is one line and exit status 2."""
     app = App(help_format="plaintext")
@@ -115,6 +136,53 @@ def _machine() -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),
         **versions(),
     }
+
+
+# What is printed
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The machine, the sizes, ratios, times and notes."""
+    ratios = [entry for entry in document["results"] if "ratio" in entry]
+    times = [entry for entry in document["results"] if "ratio" not in entry]
+    given = "\n".join(_listed(facts) for facts in (document["machine"], *document["sizes"].values()))
+    parts = [given, _ratios(ratios), _times(times), "\n".join(document["notes"])]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _listed(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+
+
+def _ratios(entries: Sequence[Mapping[str, Any]]) -> str:
+    if not entries:
+        return ""
+    legend = "10 %, 90 %: percentiles of the rounds; median within: 95 % confidence, less below 6 rounds"
+    return columns([(*_HEADER, "goal", ""), *map(_ratio, entries)]) + f"\n{legend}"
+
+
+def _ratio(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    name = entry["name"] + (" (composed)" if entry.get("composed") and not entry["name"].endswith("composed") else "")
+    spread = (f"{entry[key]:.3f}" for key in ("ratio", "low", "high"))
+    sure = f"{entry['median_low']:.3f} – {entry['median_high']:.3f}"
+    others = (f"{entry[key]:.3f}" if key in entry else "-" for key in ("work_ratio", "flop_ratio"))
+    met = {True: "met", False: "missed", None: ""}[entry.get("met")]
+    return entry["benchmark"], name, *spread, sure, str(entry["n"]), *others, entry.get("goal", ""), met
+
+
+def _times(entries: Sequence[Mapping[str, Any]]) -> str:
+    if not entries:
+        return ""
+    rows = [("benchmark", "time", "ms", "10 %", "90 %", "n")]
+    for entry in entries:
+        a_piece = " per image" if "seconds_per_image" in entry else ""
+        value = entry.get("seconds_per_image", entry.get("seconds"))
+        figures = (f"{1e3 * figure:.4g}" for figure in (value, entry["low"], entry["high"]))
+        rows.append((entry["benchmark"], entry["name"] + a_piece, *figures, str(entry["n"])))
+    return columns(rows)
+
+
+# Flags
 
 
 def _flags() -> Iterator[inspect.Parameter]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import Any
 
 from conadv.study.origin import read_origins
 from conadv.study.results import GALLERY, Result, parse_json, read_results
+from conadv.toml_file import read_toml
 from conadv.trainer.metrics import read_metrics
 
 from .conditions import TOP1, Condition, Spread, baseline, labels, main_conditions, representatives
@@ -84,9 +84,8 @@ def collect(folder: Path) -> Evidence:
 
 def _study(path: Path) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
-        return text, tomllib.loads(text)
+        return read_toml(path)
     except FileNotFoundError:  # the results alone are enough for a report
         return "", {}
-    except (OSError, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{str(path)!r} is damaged ({error}): remove it; a report works without it") from None

@@ -1,0 +1,83 @@
+"""What LARS and LAMB have in common: the loop over groups and tensors, and checks of their settings."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+
+class LayerwiseOptimizer(Optimizer):
+    """An optimizer whose groups have the option `foreach`: all tensors at once, one by one, or None: by device."""
+
+    @abstractmethod
+    def _check(self, group: dict[str, Any]) -> None:
+        """Raise a ValueError if a setting of a group is wrong."""
+
+    @abstractmethod
+    def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any], foreach: bool) -> None:
+        """Update weights of one group, device and dtype."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self._check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient, and return the closure's loss if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weights, gradients in _with_gradients(group["params"]):
+                foreach = weights[0].is_cuda if group["foreach"] is None else group["foreach"]
+                self._update(weights, gradients, group, foreach)
+        return loss
+
+
+def check_numbers(group: dict[str, Any], names: Iterable[str]) -> None:
+    """Raise a ValueError unless these settings are finite numbers that are not negative."""
+    for name in names:
+        value = group[name]
+        if not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} {value!r}: take a number from 0 up")
+
+
+def norms(tensors: list[Tensor]) -> Tensor:
+    """The L2 norm of each tensor, as one tensor, so that nothing waits for the device."""
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=norm_dtype(tensors[0])))
+
+
+def norm_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype of a norm: a sum of squares needs more digits and range than a 16-bit number has."""
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
+def _with_gradients(parameters: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Weights and their gradients, one pair of lists per device and dtype, as multi-tensor operations need them."""
+    alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]]
+    alike = defaultdict(lambda: ([], []))
+    for weight in parameters:
+        if weight.grad is None:
+            continue
+        if weight.grad.layout != torch.strided:
+            raise ValueError(
+                f"a {weight.grad.layout} gradient: this optimizer needs dense ones (Embedding: sparse=False)"
+            )
+        weights, gradients = alike[weight.device, weight.dtype]
+        weights.append(weight)
+        gradients.append(weight.grad)
+    return list(alike.values())
