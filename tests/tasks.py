@@ -42,7 +42,7 @@ from conadv.trainer.state import gather
 
 
 def take_steps(changes: dict[str, Any], out: str) -> str:
-    """Train as a recipe says; the leading rank writes the state to a file, and each returns its digest."""
+    """Train as a recipe says; rank 0 writes the state to a file, and each returns its digest."""
     recipe = tiny.recipe(**changes)
     layout = check_fit(recipe, world_size())
     task = build_task(recipe, own_device())

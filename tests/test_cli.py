@@ -163,10 +163,10 @@ def test_code_to_import_may_be_named_by_a_flag(commands):
         ("train --method disadv --delay 1", "--method conadv"),
         ("train --attack.targeted maybe", "true or false"),
         ("train digits more", "more"),
-        ("train --resume nowhere", "is no run"),
+        ("train --resume nowhere", "not a run folder"),
         ("train digits --resume nowhere", "drop RECIPE"),
         ("train --run here --resume nowhere", "drop RECIPE"),
-        ("eval nowhere", "is no run"),
+        ("eval nowhere", "not a run folder"),
         ("eval", "RUN"),
         ("eval . --steps 3", "--robust"),
         ("eval . --robust --steps 0", "--steps"),
@@ -425,6 +425,7 @@ def test_cli_and_config_do_without_torch():
     ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog", "conadv.core.roles"]
     ours += ["conadv.encoding", "conadv.flags", "conadv.optim", "conadv.optim.catalog"]
     ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.launch"]
+    ours += ["conadv.printing", "conadv.recipe_flags"]
     ours += ["conadv.setting", "conadv.sinks", "conadv.toml_file", "conadv.trainer", "conadv.trainer.signals"]
     assert done.stdout.splitlines()[-1] == str(ours)
 

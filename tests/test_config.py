@@ -455,8 +455,8 @@ def test_older_checkpoints_are_considered_when_a_field_is_added():
 
 
 def test_a_folder_that_is_no_run_says_so(tmp_path):
-    assert "is no run" in refusal(recipe_of_run, tmp_path)
-    assert "is no run" in refusal(recipe_of_run, tmp_path / "nowhere")
+    assert "not a run folder" in refusal(recipe_of_run, tmp_path)
+    assert "not a run folder" in refusal(recipe_of_run, tmp_path / "nowhere")
 
 
 # --- what holds for every recipe ---

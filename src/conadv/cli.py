@@ -1,40 +1,39 @@
 """The command line: a command reads its input, calls the function that does the work, and prints what it returns.
 
-Flags for the fields of a recipe are made from the dataclasses in config, so that a new field needs nothing here.
 PyTorch is imported only by commands that compute.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 from conadv import config
 from conadv.encoding import allow_any_encoding
-from conadv.flags import flag, with_flags
 from conadv.parallel.agreement import AgreedError
 from conadv.parallel.launch import adopt_slurm, local_rank, own_rank
+from conadv.printing import report as report_result
+from conadv.printing import say
+from conadv.recipe_flags import dotted, with_fields
 from conadv.trainer.signals import Interrupted
 
-# What `eval` may change of a run: where things lie on this machine, and code to import, which only a flag may name.
+# What `eval` may change of a run: paths on this machine, and code to import, which only a flag may name.
 _EVAL_FIELDS = ("model", "threads", "data.path", "data.workers", "data.memory")
 
-# Seconds that a rank leaves to those before it to say what is wrong.
+# Seconds that a rank waits for lower ranks to print the error.
 _TURN = 5.0
 
-# torchrun refuses --run wherever it stands on its line, as an abbreviation of two of its own flags.
+# torchrun refuses --run anywhere on its command line: it takes it for an abbreviation of its own flags.
 _RUN = ("--run", "--run-dir")
+_OUT = ("--out", "-o")
 
 
 def _option(
@@ -60,29 +59,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except CycloptsError as error:
         return _refuse(f"{error} See {' '.join(['conadv', *(error.command_chain or ())])} --help")
-    except AgreedError as error:  # which all ranks know of
+    except (AgreedError, ArithmeticError) as error:  # known to all ranks: bad input, a loss that is not finite
         if own_rank() == 0:
-            _say(f"error: {error}")
-        return 2
+            say(f"error: {error}")
+        return 2 if isinstance(error, AgreedError) else 1
     except ValueError as error:
         return _refuse(str(error))
-    except BrokenPipeError:  # whoever read our output has gone; without this, Python complains once more at its end
+    except BrokenPipeError:  # the reader of our output is gone; without this, Python prints another error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except ArithmeticError as error:  # a loss that is not finite or weights that differ, which all ranks know of
-        if own_rank() == 0:
-            _say(f"error: {error}")
-        return 1
     except MemoryError:
-        _say("error: out of memory: lower --chunk-size, --data.memory, --data.workers or --data.image-size")
+        say("error: out of memory: lower --chunk-size, --data.memory, --data.workers or --data.image-size")
         return 1
-    except OSError as error:  # a full disk: no fault in our code
-        _say(f"error: {error}")
+    except OSError as error:  # such as a full disk
+        say(f"error: {error}")
         return 1
     except Interrupted as stop:
         return stop.exit_status
     except KeyboardInterrupt:
-        _say("interrupted")
+        say("interrupted")
         return 130
     return 0
 
@@ -105,16 +100,16 @@ def train(
     A flag changes one field of the recipe: conadv train digits --method recycled --attack.epsilon 8/255 --seed 1
     """
     if resume is None:
-        chosen = config.load_recipe(recipe, _dotted(fields))
+        chosen = config.load_recipe(recipe, dotted(fields))
     elif recipe is not None or run is not None:
         raise ValueError("--resume takes the recipe and the folder from the run: drop RECIPE and --run")
     else:
-        chosen = config.recipe_of_run(resume, _dotted(fields))
+        chosen = config.recipe_of_run(resume, dotted(fields))
     # When a connection breaks, PyTorch would print its C++ stack on every rank around our one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from conadv.trainer import commands
 
-    _report(lambda: commands.train(chosen, run, resume, quiet), json)
+    report_result(lambda: commands.train(chosen, run, resume, quiet), json)
 
 
 def evaluate(
@@ -134,10 +129,10 @@ def evaluate(
     count = replace(config.settings()["attack.steps"], key="steps").parse(steps or "10")
     assert isinstance(radius, float)
     assert isinstance(count, int)
-    recipe = config.recipe_of_run(run, _dotted(fields))
+    recipe = config.recipe_of_run(run, dotted(fields))
     from conadv.trainer import commands
 
-    _report(lambda: commands.evaluate(recipe, run, robust, radius, count), json)
+    report_result(lambda: commands.evaluate(recipe, run, robust, radius, count), json)
 
 
 def export(
@@ -150,10 +145,12 @@ def export(
 ) -> None:
     """Write the weights of a run as the plain model has them: their moving average, if the run keeps one."""
     if out.suffix != ".safetensors":
-        raise ValueError(f"weights are written as safetensors, not {str(out)!r}: name a file that ends in .safetensors")
+        raise ValueError(
+            f"weights are written as safetensors, not {str(out)!r}: choose a name that ends in .safetensors"
+        )
     from conadv.trainer import commands
 
-    _report(lambda: commands.export(run, out, raw), json)
+    report_result(lambda: commands.export(run, out, raw), json)
 
 
 def sweep(
@@ -177,7 +174,7 @@ def sweep(
         _add_pictures(folder)
         return counts
 
-    _report(work, json)
+    report_result(work, json)
 
 
 def report(
@@ -185,13 +182,7 @@ def report(
     /,
     *,
     out: Annotated[
-        Path | None,
-        _option(
-            "The page to write; Markdown and figures are written beside it.",
-            "FILE.html",
-            "DIR/report.html",
-            ("--out", "-o"),
-        ),
+        Path | None, _option("The page to write, with Markdown and figures.", "FILE.html", "DIR/report.html", _OUT)
     ] = None,
     json: Json = False,
 ) -> None:
@@ -199,44 +190,44 @@ def report(
     from conadv.study.report import write_report
 
     _add_pictures(folder)
-    _report(lambda: write_report(folder, out), json)
+    report_result(lambda: write_report(folder, out), json)
 
 
 def timeline(
     runs: Annotated[list[Path], Parameter(help="Folders of runs that were profiled with conadv train --profile 5.")],
     /,
     *,
-    out: Annotated[
-        Path, _option("The picture to write: .svg, .png or .pdf.", "FILE", "timeline.svg", ("--out", "-o"))
-    ] = Path("timeline.svg"),
+    out: Annotated[Path, _option("The picture to write: .svg, .png or .pdf.", "FILE", "timeline.svg", _OUT)] = Path(
+        "timeline.svg"
+    ),
     json: Json = False,
 ) -> None:
     """Draw what each rank does in one step: a row per rank, time to the right; several runs one below the other."""
     from conadv.study.timeline import draw_timeline, read_timeline
 
-    _report(lambda: draw_timeline([(run.name, read_timeline(run)) for run in runs], out), json)
+    report_result(lambda: draw_timeline([(run.name, read_timeline(run)) for run in runs], out), json)
 
 
 def inspect_data(
-    path: Annotated[Path, Parameter(help="Where images lie.")],
+    path: Annotated[Path, Parameter(help="The folder or file of a data set.")],
     /,
     *,
     sheet: Annotated[Path | None, _option("Draw some images of each class, as a PNG.", "FILE")] = None,
     json: Json = False,
 ) -> None:
-    """Say what lies at a path: counts by class, sizes, and what is damaged. Every image is decoded once."""
+    """Describe a data set: images per class, sizes, and damaged files. Every image is decoded once."""
     from conadv.task.data.inspection import inspect_data
 
     found = inspect_data(path, sheet)
     if json:
-        _report(found.as_dict, as_json=True)
+        report_result(found.as_dict, as_json=True)
     else:
         print("\n".join(found.lines()))
 
 
 def recipes(*, json: Json = False) -> None:
     """List the built-in recipes."""
-    _report(lambda: {name: _title(config.find_recipe(name)) for name in config.recipe_names()}, json)
+    report_result(lambda: {name: _title(config.find_recipe(name)) for name in config.recipe_names()}, json)
 
 
 def _app() -> App:
@@ -250,11 +241,11 @@ def _app() -> App:
     )
     values = config.flatten(config.Recipe())
     defaults = {key: config.toml_value(value).strip('"') for key, value in values.items()}
-    app.command(_with_fields(train, defaults))
-    app.command(_with_fields(evaluate, dict.fromkeys(_EVAL_FIELDS, "that of the run")), name="eval")
+    app.command(with_fields(train, defaults))
+    app.command(with_fields(evaluate, dict.fromkeys(_EVAL_FIELDS, "that of the run")), name="eval")
     app.command(export)
     app.command(recipes)
-    data = App(name="data", help="Look at data.")
+    data = App(name="data", help="Inspect data sets.")
     data.command(inspect_data, name="inspect")
     app.command(data)
     app.command(
@@ -273,30 +264,6 @@ def _app() -> App:
     return app
 
 
-def _with_fields(command: Callable[..., None], defaults: Mapping[str, str]) -> Callable[..., None]:
-    """The command, whose `**fields` are now a flag for each of these fields of a recipe, by dotted key."""
-    settings = config.settings()
-    return with_flags(
-        command,
-        (
-            flag(settings[key], config.description(key), default, _group(key.rpartition(".")[0]))
-            for key, default in defaults.items()
-        ),
-    )
-
-
-def _dotted(fields: Mapping[str, str | list[str]]) -> dict[str, str | list[str]]:
-    return {name.replace("__", "."): text for name, text in fields.items()}
-
-
-def _group(table: str) -> Group:
-    """Where the help lists the flags of a table: after the command's own, in the order of the recipe."""
-    tables = list(config.TABLES)
-    if not table:
-        return Group("Recipe", help=config.Recipe.__doc__ or "", sort_key=1)
-    return Group(f"Recipe: {table}", help=config.TABLES[table].__doc__ or "", sort_key=2 + tables.index(table))
-
-
 def _resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
     """All values of a recipe, by dotted key, with changes on top."""
     return dict(config.flatten(config.load_recipe(recipe, overrides)))
@@ -312,35 +279,7 @@ def _add_pictures(folder: Path) -> None:
         from conadv.study.gallery import add_galleries
         from conadv.trainer.build import build_task
 
-        add_galleries(folder, results, lambda run: build_task(config.recipe_of_run(run), own_device()), _say)
-
-
-def _report(work: Callable[[], Mapping[str, object]], as_json: bool) -> None:
-    """Do the work and print what it returns; ranks that have nothing to say return nothing."""
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        result = work()
-    if not result:
-        return
-    if as_json:
-        # JSON has no word for numbers that are not finite.
-        print(json.dumps({key: None if _is_odd(value) else value for key, value in result.items()}))
-        return
-    width = max(map(len, result))
-    for key, value in result.items():
-        print(f"{key:<{width}}  {_readable(key, value)}")
-
-
-def _readable(key: str, value: object) -> str:
-    """A number with as many digits as a person wants to see, and an epsilon in 255ths."""
-    if key == "epsilon" and isinstance(value, float):
-        return f"{255 * value:.6g}/255"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
-    return "none" if value is None else str(value)
-
-
-def _is_odd(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+        add_galleries(folder, results, lambda run: build_task(config.recipe_of_run(run), own_device()), say)
 
 
 def _title(recipe: Path) -> str:
@@ -350,13 +289,9 @@ def _title(recipe: Path) -> str:
 
 
 def _refuse(problem: str) -> int:
-    # Every rank reads the same input, so the first says what is wrong with it, whereupon torchrun ends the others.
-    # Who is still there after a while was alone with the problem.
+    # All ranks read the same input: rank 0 prints the error, and torchrun then ends the others. A rank that is still
+    # running after a while was the only one with the problem.
     if own_rank() != 0:
         time.sleep(_TURN * (1 + local_rank()))
-    _say(f"error: {problem}")
+    say(f"error: {problem}")
     return 2
-
-
-def _say(text: str) -> None:
-    print(" ".join(text.split()), file=sys.stderr)

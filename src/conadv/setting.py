@@ -61,14 +61,14 @@ class Setting:
     kind: type
     """int, float, bool or str."""
     choices: tuple[str, ...]
-    """The only texts that may stand here; empty: any."""
+    """The only texts that are allowed; empty: any."""
     rule: Rule
     optional: bool
-    """None may stand here, which TOML and flags write as none."""
+    """Whether None is allowed, which TOML and flags write as none."""
     length: int | None = None
-    """Of a tuple, of whose items the rest speaks, how many it has, 0 for any number; None: it is no tuple."""
+    """The length of a tuple (0: any length), whose items the other fields describe; None: not a tuple."""
     percent: bool = False
-    """A share from 0% to 100% may stand here in place of a number; it stays a text."""
+    """Whether a share from 0% to 100% is allowed instead of a number; it stays a string."""
 
     @property
     def flag(self) -> str:
@@ -76,7 +76,7 @@ class Setting:
 
     @property
     def wanted(self) -> str:
-        """What may stand here, in words."""
+        """What is allowed, in words."""
         words = f"one of {', '.join(self.choices)}" if self.choices else f"{_KINDS[self.kind]}, {self.rule.text}"
         words = words.removesuffix(", ") + (", or a share from 0% to 100%" if self.percent else "")
         return words + (", or none" if self.optional else "")
@@ -214,5 +214,5 @@ def _percent(value: Any) -> str | None:
 
 
 def _is_text(value: str) -> bool:
-    """Not empty, and a file in UTF-8 can hold it: names of files that are no text have surrogates."""
+    """Whether a string is not empty and can be written as UTF-8: file names that are not UTF-8 have surrogates."""
     return value != "" and not any("\ud800" <= character <= "\udfff" for character in value)

@@ -72,7 +72,7 @@ def test_ranks_that_do_not_come_together_are_an_error_after_the_timeout(monkeypa
     with ranks.store() as port:
         for name, value in ranks.environment(0, 2, port).items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(PeerError, match="the 2 ranks did not come together"), joined(1):
+        with pytest.raises(PeerError, match="the 2 ranks could not connect"), joined(1):
             pass
 
 

@@ -145,14 +145,14 @@ def test_any_text_is_a_layout_or_refused_in_one_line(text):
 @pytest.mark.parametrize(
     ("text", "duties", "wrong"),
     [
-        ("clean | adv", ConAdv.duties, "nobody for attack"),
+        ("clean | adv", ConAdv.duties, "no rank for attack"),
         ("clean | adv | attack", Recycled.duties, "attack, which the method does not need"),
         ("clean | adv", Vanilla.duties, "adv, which the method does not need"),
         ("clean | clean | adv", Recycled.duties, "clean twice"),
         ("clean+clean | adv", Recycled.duties, "clean twice"),
-        ("clean | advers", Recycled.duties, "'advers' is no duty"),
-        ("clean || adv", Recycled.duties, "'' is no duty"),
-        ("", Vanilla.duties, "'' is no duty"),
+        ("clean | advers", Recycled.duties, "'advers' is not a duty"),
+        ("clean || adv", Recycled.duties, "'' is not a duty"),
+        ("", Vanilla.duties, "'' is not a duty"),
     ],
 )
 def test_what_is_wrong_with_a_layout_is_named(text, duties, wrong):

@@ -126,7 +126,7 @@ def test_where_rank_0_keeps_the_store_an_error_is_told_once(rank, start):
 def test_a_rank_that_stops_before_all_have_come_ends_the_others(start):
     run = start(tiny.words(**ENDLESS, layout="clean | adv | attack", timeout=3), 3, **by_hand(), STOP_RANK="0")
     assert run.statuses(1, 2) == [1, 1]
-    assert all("did not come together" in line for line in run.complaints())
+    assert all("could not connect" in line for line in run.complaints())
     assert run.complaints()
 
 

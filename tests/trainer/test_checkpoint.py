@@ -227,7 +227,7 @@ def test_without_any_whole_checkpoint_there_is_nothing_to_go_on_from(two):
     for file in two.glob("step-*/state.safetensors"):
         file.write_bytes(b"")
     told: list[str] = []
-    with pytest.raises(ValueError, match="has no whole checkpoint of this run to go on from: start a new run"):
+    with pytest.raises(ValueError, match="has no intact checkpoint of this run to resume from: start a new run"):
         newest_whole(two, told.append)
     assert len(told) == 2
 
@@ -343,7 +343,7 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(two, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"cannot write .*step-00000008 \(No space left on device\): make room"):
+    with pytest.raises(OSError, match=r"cannot write .*step-00000008 \(No space left on device\): free some space"):
         make(two, 8)
     monkeypatch.undo()
     assert len(list(two.iterdir())) == 2

@@ -72,7 +72,7 @@ def test_a_disk_that_is_full_before_the_next_checkpoint(disk, tmp_path, capsys):
     ballast = fill(disk)
     capsys.readouterr()
     assert resume(disk / "run", "--max-steps", "none") == 1
-    assert "No space left on device): make room, then go on" in complaint(capsys)
+    assert "No space left on device): free some space, then resume" in complaint(capsys)
     assert_sound(disk / "run", {1, 2})
     ballast.unlink()
     assert resume(disk / "run", "--max-steps", "none") == 0
@@ -85,7 +85,7 @@ def test_a_disk_that_runs_full_while_checkpoints_are_written(disk, capsys):
     capsys.readouterr()
     fill_all_but(disk, 60_000)
     assert resume(disk / "run", "--max-steps", "none") == 1
-    assert "No space left on device): make room, then go on" in complaint(capsys)
+    assert "No space left on device): free some space, then resume" in complaint(capsys)
     reached = {int(path.name[5:]) for path in checkpoints(disk / "run" / "checkpoints")}
     assert reached == set(range(1, len(reached) + 1))
     assert len(reached) >= 2
@@ -108,7 +108,7 @@ def test_a_disk_that_can_only_be_read(disk, capsys):
     assert "(Read-only file system)" in complaint(capsys)
     assert_sound(disk / "run", {1, 2})
     assert train(disk / "other") == 2
-    assert "(Read-only file system): name another folder" in complaint(capsys)
+    assert "(Read-only file system): choose another folder" in complaint(capsys)
 
 
 def test_a_limit_on_the_size_of_files(pool, tmp_path):
@@ -118,7 +118,7 @@ def test_a_limit_on_the_size_of_files(pool, tmp_path):
     ((status, said),) = pool.run(1, tasks.train_with_small_files, str(folder), 1000)
     assert status == 1
     assert said.startswith("error: cannot write")
-    assert "(File too large): make room, then go on" in said
+    assert "(File too large): free some space, then resume" in said
     assert len(said.splitlines()) == 1
     assert_sound(folder, {1, 2})
 

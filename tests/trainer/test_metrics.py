@@ -121,7 +121,7 @@ def test_a_lost_file_is_begun_again_and_its_steps_are_missing(tmp_path):
 
 def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="is not a regular file"):
         Metrics(tmp_path / "metrics.jsonl", 0)
 
 
@@ -148,7 +148,7 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path, monkeypatch):
             return written
 
     monkeypatch.setattr(metrics, "_file", Full(metrics._file))
-    with pytest.raises(OSError, match=r"metrics.jsonl \(No space left on device\): make room"):
+    with pytest.raises(OSError, match=r"metrics.jsonl \(No space left on device\): free some space"):
         metrics.write(step=1, loss=1.0)
     metrics.close()
     assert [json.loads(line)["step"] for line in lines(path)] == [0]

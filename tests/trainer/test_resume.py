@@ -85,7 +85,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, run, w
     assert resume(run, "--max-steps", "none") == 0
     told = capsys.readouterr().err
     assert str(newest) in told
-    assert f"going back to the checkpoint before: {run / 'checkpoints' / 'step-00000002'}" in told
+    assert f"falling back to the previous checkpoint: {run / 'checkpoints' / 'step-00000002'}" in told
     assert "Traceback" not in told
     assert tiny.equal(tiny.state(run), tiny.state(whole))
     assert lines(run) == lines(whole)
@@ -112,7 +112,7 @@ def test_without_a_whole_checkpoint_nothing_is_begun(command, run, tmp_path, cap
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 3
     assert (
-        told[-1] == f"error: {run / 'checkpoints'} has no whole checkpoint of this run to go on from: start a new run"
+        told[-1] == f"error: {run / 'checkpoints'} has no intact checkpoint of this run to resume from: start a new run"
     )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 

@@ -1,4 +1,4 @@
-"""Recipes to and from TOML, with flags on top; everything that is wrong is a ValueError of one line.
+"""Recipes to and from TOML, with flags on top; every mistake is a ValueError of one line.
 
 digits.toml ──► {"attack.epsilon": ...} ──► flags on top ──► Recipe ──► config.toml of the run
 """
@@ -19,7 +19,7 @@ from .recipe import Attack, Checkpoint, Data, Optimizer, Recipe, Schedule
 
 TABLES = {"attack": Attack, "optimizer": Optimizer, "schedule": Schedule, "data": Data, "checkpoint": Checkpoint}
 
-# What may change when a run is resumed: none of it changes a number.
+# What may change when a run is resumed: it does not affect the results.
 RESUMABLE = (
     "layout", "threads", "timeout", "max_steps", "eval_every", "log", "profile",
     "data.path", "data.workers", "data.memory",
@@ -62,7 +62,7 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(name: str | Path) -> Path:
-    """The file of a built-in recipe, or the path of one's own."""
+    """The path of a built-in recipe, or of your own file."""
     text = os.fspath(name)
     return _folder() / f"{text}.toml" if text in recipe_names() else Path(text)
 
@@ -87,7 +87,7 @@ def load_recipe(name: str | Path | None, overrides: Mapping[str, object] | None 
     model = str(values.get("model", ""))
     if ":" in model and "model" not in changes:
         raise ValueError(
-            f"{show(str(path))} names code to import, which a file may not: if you trust it, say --model {show(model)}"
+            f"{show(str(path))} names code to import, which a file may not: if you trust it, pass --model {show(model)}"
         )
     return _build(_combine(values, changes))
 
@@ -98,16 +98,16 @@ def override(recipe: Recipe, overrides: Mapping[str, object]) -> Recipe:
 
 
 def recipe_of_run(run: str | Path, overrides: Mapping[str, object] | None = None) -> Recipe:
-    """The recipe in a run folder; `overrides` may change only what leaves the numbers of the run as they are."""
+    """The recipe in a run folder; `overrides` may change only what does not change the results (`RESUMABLE`)."""
     path = Path(run) / "config.toml"
     if not os.access(path, os.R_OK):
-        raise ValueError(f"{show(str(run))} is no run: it has no config.toml; name a folder that conadv train wrote")
+        raise ValueError(f"{show(str(run))} is not a run folder (no config.toml): pass one written by conadv train")
     recipe = load_recipe(path, overrides)
     before, after = flatten(_build(_read(path))), flatten(recipe)
     changed = [settings()[key].flag for key in after if after[key] != before[key] and key not in RESUMABLE]
     if changed:
         raise ValueError(
-            f"{', '.join(changed)} would change the numbers of the run {show(str(run))}: start a new run, or change "
+            f"{', '.join(changed)} would change the results of the run {show(str(run))}: start a new run, or change "
             f"only {', '.join(settings()[key].flag for key in RESUMABLE)}"
         )
     return recipe
@@ -146,7 +146,7 @@ def toml_value(value: Value) -> str:
 
 
 def _folder() -> Path:
-    """Where the built-in recipes lie: inside the package, or beside src in a clone."""
+    """The folder of the built-in recipes: in the package, or next to src in a clone."""
     package = Path(__file__).parents[1]
     inside = package / "recipes"
     return inside if inside.is_dir() else package.parents[1] / "recipes"
@@ -205,7 +205,7 @@ def _is_text(value: object) -> TypeGuard[str | list[str]]:
 
 
 def _combine(values: dict[str, Value], changes: dict[str, Value]) -> dict[str, Value]:
-    """Changes on top of values. What belongs to a method or a data set that is replaced goes with it."""
+    """Apply changes to values. If the method or the data set changes, the settings that belong to the old one go."""
     gone: set[str] = set()
     if changes.get("method", values.get("method", "conadv")) != values.get("method", "conadv"):
         gone = {"delay"}

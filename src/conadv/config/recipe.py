@@ -28,25 +28,25 @@ from conadv.sinks import SINKS
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """The adversary that makes the twin of an image. Sizes are fractions of the pixel range."""
+    """The attack that generates the twins. Sizes are fractions of the pixel range."""
 
     name: Annotated[str, OneOf(tuple(ATTACKS))] = "pgd"
     """The attack: projected gradient descent."""
     epsilon: Share = 4 / 255
-    """Radius of the ball around an image, such as 4/255: four grey levels of 256. 0: twins without an adversary."""
+    """Radius of the ball around an image, such as 4/255: four of 255 grey levels. 0: twins equal the images."""
     step_size: NotNegative | None = None
-    """How far one step goes, in the unit of epsilon. none: epsilon."""
+    """Size of one step, in the unit of epsilon. none: epsilon."""
     steps: Count = 1
     """Gradient steps of the attack."""
     norm: Literal["linf", "l2"] = "linf"
-    """The shape of the ball."""
+    """Norm of the ball."""
     direction: Literal["sign", "unit", "raw", "noise"] | None = None
-    """What a step follows: the gradient's sign, the gradient at length 1, the gradient as it is, or a random sign
-    (the control without a gradient). none: sign for linf, unit for l2."""
+    """Direction of a step: sign of the gradient, gradient at length 1 (unit), raw gradient, or random signs (noise, a
+    control without gradient). none: sign for linf, unit for l2."""
     random_start: Share = 0.8
-    """Probability that an attack starts at a random point of the ball instead of the image."""
+    """Probability of a random start in the ball; otherwise the attack starts at the image."""
     targeted: bool = False
-    """Towards a random wrong label instead of away from the right one."""
+    """Attack towards a random wrong label instead of away from the true one."""
 
     def __post_init__(self) -> None:
         normalise(self, "attack.")
@@ -54,24 +54,24 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """What turns gradients into an update."""
+    """The optimizer."""
 
     name: Annotated[str, OneOf(tuple(OPTIMIZERS))] = "lars"
     """LARS, SGD with momentum, AdamW, or LAMB."""
     lr: NotNegative = 10.0
-    """Learning rate at its peak, after the warm-up."""
+    """Peak learning rate, reached after the warm-up."""
     momentum: BelowOne = 0.9
-    """lars and sgd alone: share of the last update that is kept."""
+    """lars and sgd only: momentum."""
     weight_decay: NotNegative = 5e-4
-    """Pull of the weights towards 0; biases and BatchNorm parameters are left out."""
+    """Weight decay; not applied to biases and BatchNorm parameters."""
     trust_coefficient: Positive = 0.001
-    """lars alone: length of an update relative to the length of the weights, at learning rate 1."""
+    """lars only: norm of an update relative to the norm of the weights, at learning rate 1."""
     beta1: BelowOne = 0.9
-    """adamw and lamb alone: share of the mean of the gradients that is kept in each step."""
+    """adamw and lamb only: decay of the mean of the gradients."""
     beta2: BelowOne = 0.999
-    """adamw and lamb alone: share of the mean of the squared gradients that is kept in each step."""
+    """adamw and lamb only: decay of the mean of the squared gradients."""
     eps: Positive | None = None
-    """adamw and lamb alone: added to the root of the mean square. none: 1e-8 for adamw, 1e-6 for lamb."""
+    """adamw and lamb only: added to the denominator. none: 1e-8 for adamw, 1e-6 for lamb."""
 
     def __post_init__(self) -> None:
         normalise(self, "optimizer.")
@@ -82,9 +82,9 @@ class Schedule:
     """The learning rate over the run: a linear warm-up to its peak, then a decay until the last epoch."""
 
     warmup_epochs: NumberOrPercent = "5%"
-    """Epochs of warm-up, of which a part is fine, or its share of the run in percent, such as 30%."""
+    """Warm-up in epochs (fractions allowed), or as a share of the run in percent, such as 30%."""
     decay: Literal["poly", "cosine", "constant"] = "poly"
-    """The shape of the way down."""
+    """Decay of the learning rate after the warm-up."""
     power: Positive = 2.0
     """Exponent of the poly decay."""
     end_lr: NotNegative = 0.0
@@ -94,7 +94,12 @@ class Schedule:
         normalise(self, "schedule.")
 
     def warmup_steps(self, steps: int, epochs: int) -> int:
-        """The warm-up in steps, of a run of so many steps in so many epochs."""
+        """The warm-up in steps.
+
+        Args:
+            steps: of the whole run.
+            epochs: of the whole run.
+        """
         if isinstance(self.warmup_epochs, str):
             return round(steps * float(self.warmup_epochs.rstrip("%")) / 100)
         return round(self.warmup_epochs * (steps // epochs))
@@ -102,26 +107,26 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The images to learn from and to be judged by."""
+    """The training and test images."""
 
     name: Literal["digits", "synthetic"] | None = None
-    """An embedded data set. none: the digits, or what lies at data.path."""
+    """A built-in data set. none: digits, or your own at data.path."""
     path: str | None = None
-    """Where your own data lies; what it is, is recognized by what is there."""
+    """Path of your own data; its format is detected."""
     train_size: Count | None = None
     """Training images to use. none: all."""
     image_size: Count | None = None
-    """Height and width in pixels that images are brought to. none: 224 for the augmentations of photographs, else
+    """Height and width in pixels to resize to. none: 224 for the augmentations of photographs, else
     as they are stored (synthetic: 32)."""
     channels: Count = 3
-    """Colours of an image: of synthetic data, and what encoded images are converted to (1 or 3)."""
+    """Colour channels: of synthetic data, and what encoded images are converted to (1 or 3)."""
     classes: Count = 10
-    """Synthetic data alone: number of classes."""
+    """Synthetic data only: number of classes."""
     augment: Literal[
         "auto", "none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet",
         "randaugment", "randaugment-imagenet",
     ] = "auto"  # fmt: skip
-    """What happens to a training image before it is seen. Small images: crop, crop-flip, autoaugment-cifar10 and
+    """Augmentation of the training images. Small images: crop, crop-flip, autoaugment-cifar10 and
     randaugment; photographs: the others. auto: crop-flip for images below 64 pixels, else resized-crop (to 224, unless
     data.image_size says otherwise)."""
     mixup: NotNegative = 0.0
@@ -133,12 +138,12 @@ class Data:
     """one: learn from augmented images and their twins. three: from clean, augmented and adversarial images, a third
     each, with a BatchNorm branch for each."""
     workers: Whole = 0
-    """Threads that prepare images ahead of their use. 0: the training thread itself."""
+    """Threads that load images in advance. 0: the training thread itself."""
     memory: Whole = 1024
-    """MiB of decoded images that a rank keeps, so that each is decoded once. Images of more than that are decoded in
-    every epoch. 0: keep none."""
+    """MiB of decoded images that a rank keeps in memory. A data set that needs more is decoded again in every epoch.
+    0: keep none."""
     damaged: Literal["stop", "skip"] = "stop"
-    """What to do about an image that cannot be read: end the run, or name it and go on without it."""
+    """What to do about an image that cannot be read: end the run, or report it and leave it out."""
 
     def __post_init__(self) -> None:
         normalise(self, "data.")
@@ -155,14 +160,14 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """When the state of a run is written to its folder. The end of a run always is."""
+    """When to save checkpoints. One is always saved at the end of a run."""
 
     every: Whole = 0
-    """Steps from one checkpoint to the next. 0: at the end of each epoch."""
+    """Steps between checkpoints. 0: at the end of each epoch."""
     minutes: NotNegative = 0.0
-    """Minutes from one checkpoint to the next, beside those of checkpoint.every. 0: off."""
+    """Minutes between checkpoints, in addition to checkpoint.every. 0: off."""
     keep: Count = 2
-    """How many of the newest checkpoints stay."""
+    """Number of checkpoints to keep."""
 
     def __post_init__(self) -> None:
         normalise(self, "checkpoint.")
@@ -170,60 +175,60 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A run. What a recipe leaves out has its default, which is for photographs. Without a recipe: `digits`, or these
-    defaults if --data.path names your own images."""
+    """A run. Fields that a recipe leaves out have these defaults, which suit photographs. Without a recipe: `digits`,
+    or these defaults if --data.path is given."""
 
     method: Annotated[str, OneOf(tuple(METHODS))] = "conadv"
-    """How a step is taken. disadv is conadv with delay 0."""
+    """The training method. disadv is conadv with delay 0."""
     delay: Whole = None  # type: ignore[assignment]  # only until __post_init__ asks the method
-    """Age in steps of the weights that twins are made with: conadv takes any, 1 unless told, the others their own."""
+    """Age in steps of the weights that generate the twins. Only conadv (default 1) and sam can change it."""
     rho: Positive = 0.05
-    """sam alone: how far the weights move uphill before the gradient is taken, in their L2 norm."""
+    """sam only: radius (L2 norm) of the step uphill before the gradient is computed."""
     adv_weight: Share = 0.5
-    """Share of the twins in the loss; the clean images have the rest."""
+    """Weight of the adversarial loss; the clean loss has the rest."""
     twin_share: PositiveShare = 1.0
     """Share of a batch's chunks that get twins, such as 1/4, other ones in each step: a dial for the cost. recycled
     costs 1 + share of vanilla, conadv and disadv 1 + 5/3 share."""
     batch_size: Count = 256
-    """Images a step, over all ranks."""
+    """Images per step, over all ranks."""
     chunk_size: Count = 64
-    """Images that share BatchNorm statistics and are worked on at once; it divides the batch. The paper's is 64."""
+    """Images that share BatchNorm statistics and are processed together; must divide the batch size. Paper: 64."""
     epochs: Count = 90
     """Passes over the training images."""
     max_steps: Count | None = None
-    """Stop after this many steps; the schedule stays that of all epochs. none: go to the end."""
+    """Stop after this many steps; the schedule is still that of all epochs. none: no limit."""
     seed: Whole = 0
-    """Decides everything random: weights, order, augmentation, starts of attacks."""
+    """Seed of everything random: weights, order, augmentation, random starts of attacks."""
     layout: str | None = None
-    """Which ranks do what, such as "clean | adv | attack". none: everything on each rank."""
+    """Roles of the ranks, such as "clean | adv | attack". none: everything on each rank."""
     model: str = "auto"
     """A network by its name, or your own as package.module:callable (as a flag only, never in a file). auto: resnet50
     for images of 64 pixels or more, resnet20 for smaller ones."""
     width: Count | None = None
     """Channels of the network's first stage. none: the network's own, 16 for small images and 64 for large ones."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Numbers of the forward and backward passes; with bfloat16 the weights stay float32."""
+    """Number format of the forward and backward passes; with bfloat16 the weights stay float32."""
     label_smoothing: BelowOne = 0.1
-    """Share of the label spread evenly over all classes."""
+    """Label smoothing: share of the label spread evenly over all classes."""
     ema: BelowOne = 0.0
     """Decay of an exponential moving average of the weights, which is evaluated and exported in their place. It reaches
-    back over about 1 / (1 - ema) steps, so take one that leaves this well below the steps of the run. 0: none."""
+    back over about 1 / (1 - ema) steps, which should be far fewer than the run has. 0: none."""
     threads: Count | None = None
-    """Threads of each rank. none: as PyTorch finds best."""
+    """CPU threads per rank. none: PyTorch's default."""
     timeout: Positive = 600.0
-    """Seconds that a rank waits for an answer of the others before the run ends."""
+    """Seconds without an answer from another rank after which the run ends."""
     profile: Whole = 0
     """Steps to profile after the first few: one Chrome trace per rank in RUN/traces, which Perfetto, TensorBoard and
     conadv timeline read. 0: none."""
     eval_every: Whole = 0
-    """Epochs from one evaluation to the next. 0: only at the end."""
+    """Epochs between evaluations. 0: only at the end."""
     log: tuple[Annotated[str, OneOf(tuple(SINKS))], ...] | None = None
     """Where else to log metrics, separated by commas; metrics.jsonl is always written. tensorboard and wandb need
     pip install 'conadv[tensorboard]' or 'conadv[wandb]'; wandb is offline unless WANDB_MODE says otherwise."""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do about a loss or gradient that is not a finite number: end the run, or leave the step out."""
+    """What to do if a loss or gradient is not finite: end the run, or skip the step."""
     skip_limit: Count = 10
-    """Steps that nonfinite skip may leave out before the run ends all the same."""
+    """With nonfinite skip: end the run after this many skipped steps."""
     attack: Attack = Attack()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()

@@ -68,7 +68,7 @@ def input_gradient(
     """The gradient of `total(images)` by the images, computed within a context that is entered for each attempt.
 
     With inputs named, autograd computes no gradients of weights. Reentrant activation checkpointing does not allow
-    that; there the weights are told that no gradient is wanted of them.
+    that; there, requires_grad of the weights is switched off.
     """
     try:
         leaf = images.detach().requires_grad_()

@@ -19,7 +19,7 @@ class Batch:
     """Images and labels, and what else a step may need.
 
     Args:
-        images: what is attacked: bytes, or floats in [0, 1] (or normalized, when the attack is told mean and std),
+        images: what is attacked: bytes, or floats in [0, 1] (or normalized, if the attack has mean and std),
             (N, C, H, W). Any other input works too (see `PGD`).
         labels: what the loss takes beside the outputs: a tensor of N, or tuples and dicts of such tensors.
         augmented: another view of the same images, to learn from through a BatchNorm branch of its own.
@@ -118,7 +118,7 @@ def _parts(batch: Batch, count: int) -> Iterator[Batch]:
 
 
 def _counted(batch: Chunked) -> Iterator[Any]:
-    """Its chunks, and an error where they end too early, so that nothing is left out without a word."""
+    """Yield its chunks; raise an error if there are fewer than `count`, instead of silently leaving some out."""
     came = 0
     for chunk in batch.chunks:
         came += 1

@@ -30,7 +30,7 @@ def no_mixed_statistics(model: nn.Module) -> Iterator[None]:
     """Refuse a floating-point buffer that a forward pass within changes, though it belongs to no branch.
 
     Constant buffers (masks, position tables, frozen statistics), counters and the vectors of spectral norm, which
-    follow from the weights alone, are no statistics of images.
+    follow from the weights alone, are not statistics of images.
     """
     watched = [(name, module) for name, module in model.named_modules() if not _is_exempt(module)]
     before = [{key: buffer.clone() for key, buffer in _buffers(module)} for _, module in watched]

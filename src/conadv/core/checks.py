@@ -1,4 +1,4 @@
-"""Misuse that would train wrongly without a word: noticed in the first steps, at no cost in the later ones."""
+"""Checks for misuse that would silently train wrongly; they run in the first steps only."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Feed:
                 yield self._window.popleft(), batch if self.reads_ahead else None
             else:
                 self._prime(batch, len(self._window))
-            if ends.reached:  # its last batch: what is left is yielded before the loader is told to stop
+            if ends.reached:  # its last batch: what is left is yielded before the loader stops
                 yield from self._rest(ends)
         yield from self._rest(ends)
 
@@ -71,7 +71,7 @@ class Feed:
         return {"loader": None if inner is None else inner.state_dict(), "window": list(self._window)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; the next iteration goes on there."""
+        """Restore what `state_dict` returned; the next iteration continues there."""
         inner = _stateful(self._loader)
         if inner is not None and state["loader"] is not None:
             inner.load_state_dict(state["loader"])

@@ -1,4 +1,4 @@
-"""The hand-off: all that lies between generating a twin and learning from it, `delay` steps later."""
+"""The hand-off: everything between generating a twin and learning from it, `delay` steps later."""
 
 from __future__ import annotations
 

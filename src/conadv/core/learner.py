@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Mean losses over this process' share of the batch, without a graph; zero where it has no part in one."""
+    """Mean losses over this process' share of the batch, without a graph; zero if it does not compute one."""
 
     clean: Tensor
     adv: Tensor
@@ -100,7 +100,7 @@ class Learner:
 
     @property
     def place(self) -> Place:
-        """Where this process stands: as it was told, or found out, when the process group exists, by its rank."""
+        """The place of this process among the ranks: as given or, if there is a process group, from its rank."""
         return _of_rank() if self._place is ALONE else self._place
 
     @property
@@ -113,7 +113,7 @@ class Learner:
         return next(self.model.parameters()).dtype
 
     def require_branches(self, *branches: str) -> None:
-        """Refuse a model that would mix the statistics of clean and adversarial images without a word."""
+        """Refuse a model that would silently mix the statistics of clean and adversarial images."""
         self._watched = len(branches) == 1
         call = f"conadv.split_batchnorm(model, branches={branches}) before making the optimizer and the method"
         for name in plain_layers(self.model):
@@ -161,10 +161,10 @@ class Learner:
         return part.weight * self.place.share / count
 
     def learn(self, parts: Sequence[Part], number: int, count: int) -> None:
-        """Add the gradients of chunk `number` of `count` to `.grad`: a part at a time, whose activations then go.
+        """Add the gradients of chunk `number` of `count` to `.grad`, one part at a time to save memory.
 
-        DistributedDataParallel exchanges gradients once a step, with the last part of the last chunk. A static graph
-        does not allow a first backward pass without an exchange: there all parts are learnt from at once.
+        DistributedDataParallel all-reduces gradients once per step, with the last part of the last chunk. A static
+        graph does not allow a first backward pass without all_reduce: then all parts share one backward pass.
         """
         if self._autocast == torch.float16:
             raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(now, ahead)).backward()")
@@ -201,7 +201,7 @@ class Learner:
         return total
 
     def end_step(self) -> Losses:
-        """Let the running statistics move, unless others have a part in them, and start the next step."""
+        """Update the running statistics, unless they are summed over ranks first, and start the next step."""
         place = self.place
         if place.updates_stats:
             update_running_stats(self.model)
@@ -244,14 +244,14 @@ class Learner:
         return input_gradient(model, total, part.images, partial(without_trace, model, part.branch, None, seed))
 
     def check_images(self, attack: Attack, images: Tensor) -> None:
-        """Look at the first images only: it waits for the device."""
+        """Check the range of the first images only: this waits for the device."""
         self._checks.look_at_images(attack, images)
 
     def begin_step(self, delayed: bool) -> None:
-        """Look for misuse that would train wrongly without a word, in the first steps.
+        """Check for misuse that would silently train wrongly, in the first steps.
 
         Args:
-            delayed: each call counts as a step, because something is learnt from in a later one.
+            delayed: each call counts as a step, because what it generates is used in a later one.
         """
         if not torch.is_grad_enabled():
             raise ValueError(
@@ -295,7 +295,7 @@ class Learner:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Look at the first forward pass in training mode only: it copies the buffers, and waits for the device."""
+        """Check only the first forward pass in training mode: this copies the buffers and waits for the device."""
         model = innermost(self.model)
         if self._watched or not model.training:
             yield
@@ -317,7 +317,7 @@ class Learner:
         return routed(self.model, parts[0].branch, tracking="again" if parts[0].tracked else "off")
 
     def _require_cleared_branches(self) -> None:
-        """Refuse an optimizer that does not know the branches: it would never move them, without a word."""
+        """Refuse an optimizer that does not have the branches: it would silently never update them."""
         for layer in split_layers(self.model)[:1]:
             weights = {name: next(owner.parameters(recurse=False), None) for name, owner in layer.owners().items()}
             main = weights["main"]
@@ -347,7 +347,7 @@ class Learner:
 
 
 class _Touch(torch.autograd.Function):
-    """The loss itself, whose backward pass also reaches the weights, without a gradient for them."""
+    """Return the loss; its backward pass also visits the weights, with no gradient for them (for DDP)."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *weights: Tensor) -> Tensor:
@@ -360,7 +360,7 @@ class _Touch(torch.autograd.Function):
 
 
 def _of_rank() -> Place:
-    """Ranks of a data-parallel loop, which often share a seed, take numbers of chunks that never meet."""
+    """Give the ranks of a data-parallel loop, which often share a seed, disjoint chunk numbers."""
     if not (dist.is_available() and dist.is_initialized()):
         return ALONE
     return Place(first_chunk=dist.get_rank() << 32)

@@ -1,4 +1,4 @@
-"""The ways to take a step: a method takes a batch and leaves gradients in `.grad`, or returns a loss.
+"""Methods: each takes a batch and leaves gradients in `.grad`, or returns a loss.
 
 Vanilla    x_t ──► main ──► gradients
 ConAdv     x_t ──► main ──┬► gradients         x_{t+delay} ──► attack with these weights ──► hand-off
@@ -32,7 +32,7 @@ Work = tuple[list[Part], int, int]
 
 
 class Method(Protocol):
-    """What a training loop knows of a method."""
+    """What a training loop needs from a method."""
 
     duties: Role
 

@@ -1,4 +1,4 @@
-"""Who does what: the duties of one process, and where it stands among those that take a step together."""
+"""Roles: the duties of one process, and its place among those that take a step together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Flag, auto
 
 
 class Role(Flag):
-    """The duties of one process: learn from clean images, learn from twins, make twins."""
+    """The duties of one process: learn from clean images, learn from twins, generate twins."""
 
     CLEAN = auto()
     ADV = auto()

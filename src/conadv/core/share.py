@@ -39,7 +39,7 @@ class TwinShare:
         return self.some / self.of
 
     def count(self, chunks: int) -> int:
-        """How many of so many chunks have twins."""
+        """How many of `chunks` chunks have twins."""
         if chunks % self.of:
             raise ValueError(
                 f"twin_share {self.some}/{self.of} of {chunks} chunks per lane: "

@@ -109,7 +109,7 @@ def _momentum(group: list[Tracked], batches: Tensor, like: Tensor) -> Tensor:
 
 
 def _spread(rows: Tensor, sizes: Iterable[int]) -> Tensor:
-    """Columns repeated so many times each."""
+    """Repeat each column a given number of times."""
     parts = [column.expand(-1, size) for column, size in zip(rows.split(1, dim=1), sizes, strict=True)]
     return torch.cat(parts, dim=1)
 

@@ -21,7 +21,7 @@ from .launch import local_rank, rank_0_keeps_store, restarts, world_size
 
 # Seconds beyond the timeout in which what waits should have noticed it by itself.
 GRACE = 2.0
-# NCCL's own watchdog aborts the process without a word; it should only act where we did not.
+# NCCL's own watchdog aborts the process silently; it should only act where ours did not.
 _NCCL_GRACE = 60.0
 
 
@@ -171,7 +171,7 @@ def joined(timeout: float) -> Iterator[World]:
         yield World(0, 1, device, timeout=timeout, attempt=restarts())
         return
     keeper = "rank 0" if rank_0_keeps_store() else "the launcher"
-    silent = f"the {world_size()} ranks did not come together: the store, kept by {keeper}, stopped answering"
+    silent = f"the {world_size()} ranks could not connect: the store, kept by {keeper}, stopped answering"
     with deadline(timeout + 2 * GRACE, silent):
         world = _join("nccl" if device.type == "cuda" else "gloo", device, timeout)
     try:
@@ -200,7 +200,7 @@ def _join(backend: str, device: torch.device, timeout: float) -> World:
                 raise SystemExit(1) from None
         reason = " ".join(str(error).split())
         advice = "on several machines, name the network device between them in GLOO_SOCKET_IFNAME"
-        raise PeerError(f"the {world_size()} ranks did not come together ({reason}): {advice}") from error
+        raise PeerError(f"the {world_size()} ranks could not connect ({reason}): {advice}") from error
     return World(rank, size, device, heartbeats, timeout, polls, attempt=max(attempt, restarts()))
 
 

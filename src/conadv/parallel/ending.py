@@ -26,7 +26,7 @@ def end_process(status: int) -> NoReturn:
 
 @contextmanager
 def deadline(seconds: float, text: str) -> Iterator[None]:
-    """Within, this process may spend so many seconds; then it says `text` and ends with status 1."""
+    """Within, a time limit in seconds: after it, the process prints `text` and exits with status 1."""
 
     def give_up() -> None:
         say_error(text)

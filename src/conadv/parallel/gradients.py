@@ -190,7 +190,7 @@ class _Own:
 
 
 class _Bucket:
-    """Some parameters whose gradients lie in one flat tensor, and how many of them are still awaited.
+    """Some parameters whose gradients are views of one flat tensor, and how many are still missing.
 
     `own_total` is the sum of this rank's gradients, which tells whether they are finite.
     """

@@ -86,7 +86,7 @@ class RankHandoff:
         self._world = world
         self._chunks = chunks
         self._window = ahead * chunks
-        # With one more on its way, the oldest was taken before the last exchange of the ranks: nobody waits for it.
+        # With one more in flight, the oldest was received before the last exchange of the ranks: no wait here.
         self._most_owned = (ahead + 1) * chunks
         self._to_post = total  # messages of the whole run that are not posted yet
         self._taken = self._made = 0
@@ -120,7 +120,7 @@ class RankHandoff:
             self._post(self._window)
 
     def clear(self) -> None:
-        raise AssertionError("what is under way between ranks cannot be called back")
+        raise AssertionError("messages in flight between ranks cannot be cancelled")
 
     def drain(self) -> None:
         """Wait for every message that is under way."""
@@ -165,6 +165,6 @@ def between_ranks(layout: Layout, world: World, twins: int, ahead: int, steps: i
         return None
     # A group of its own, so that twins never wait behind gradients.
     group = world.new_group()
-    # Where twins come with the clean gradient, those of the last step are made and taken by nobody.
+    # Where twins come with the clean gradient, those of the last step are generated but never used.
     spare = ahead if layout.maker() == Role.CLEAN else 0
     return RankHandoff(wire, *route, twins, ahead, (steps + spare) * twins, group, world)

@@ -119,7 +119,7 @@ def _parse(text: str, duties: Role) -> tuple[Role, ...]:
     listed = [duty for role in roles for duty in role]
     for duty in Role:
         if duty in duties and duty not in listed:
-            raise ValueError(f"layout {text!r} has nobody for {_name(duty)}: the method needs {_write((duties,))}")
+            raise ValueError(f"layout {text!r} has no rank for {_name(duty)}: the method needs {_write((duties,))}")
         if duty not in duties and duty in listed:
             raise ValueError(f"layout {text!r} has {_name(duty)}, which the method does not need: {_write((duties,))}")
         if listed.count(duty) > 1:
@@ -132,7 +132,9 @@ def _parse_role(part: str, text: str) -> Role:
     for word in part.split("+"):
         duty = _DUTIES.get(word.strip())
         if duty is None:
-            raise ValueError(f"layout {text!r}: {word.strip()!r} is no duty: write clean, adv and attack with + and |")
+            raise ValueError(
+                f"layout {text!r}: {word.strip()!r} is not a duty: combine clean, adv and attack with + and |"
+            )
         if duty in role:
             raise ValueError(f"layout {text!r} has {word.strip()} twice: one rank of a lane does it")
         role |= duty

@@ -35,11 +35,11 @@ class SweepProgress:
             self._bar.say(f"{self._done} of {self._cells} cells are already done")
 
     def started(self, name: str) -> None:
-        """A cell has started."""
+        """Report a cell that has started."""
         self._bar.say(f"{self._count} {name}: started{self._time_left(0.0)}")
 
     def ended(self, result: Result, seconds: float) -> None:
-        """A cell has finished or failed after so many seconds."""
+        """Report a cell that has finished or failed after `seconds`."""
         self._done += 1
         self._missing[result.arm] -= 1
         if result.summary is None:

@@ -1,4 +1,4 @@
-"""Models: ResNets for small and for large images, one's own from a `package.module:callable`, and a check of both.
+"""Models: ResNets for small and for large images, or your own from a `package.module:callable`, and a check of both.
 
     images in [0, 1] ──► normalize ──► conv1, bn1 ──► layer1 ... layerN ──► mean over pixels ──► fc ──► logits
 
@@ -37,9 +37,9 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         if len(mean) != len(std):
-            raise ValueError(f"mean has {len(mean)} channels and std {len(std)}: give a figure for each channel")
+            raise ValueError(f"mean has {len(mean)} channels and std {len(std)}: give one number per channel")
         if not all(figure > 0 for figure in std):
-            raise ValueError(f"std {tuple(std)}: take figures above 0")
+            raise ValueError(f"std {tuple(std)}: take numbers above 0")
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -123,7 +123,7 @@ def build_model(
     """A model by its name, with new weights from PyTorch's global generator.
 
     width: channels of the first stage (None: 16 for small images, 64 for large ones); the others are multiples.
-    mean, std: what the images, which lie in [0, 1], are normalized with, by channel; None: nothing.
+    mean, std: by channel, to normalize images in [0, 1] with; None: do not normalize.
     """
     for what, count in (("classes", classes), ("in_channels", in_channels), ("width", width)):
         if count is not None and count < 1:

@@ -175,7 +175,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     attack = _attack(recipe)
     ahead = layout.ahead(recipe.delay)
     handoff = between_ranks(layout, world, _twins(recipe, place), ahead, stop - start, _wire(recipe, task, attack))
-    looks_back = ahead < recipe.delay and Role.ATTACK in place.role  # it attacks with the weights of then
+    looks_back = ahead < recipe.delay and Role.ATTACK in place.role  # it attacks with stale weights
     stale = StaleWeights(task.model, recipe.delay if looks_back or world.is_main else 0)
     return Job(
         task=task,

@@ -49,7 +49,7 @@ class DamagedError(ValueError):
 
 
 def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> None:
-    """Write aside, flush, then rename: whoever looks sees the whole checkpoint or none."""
+    """Write to a temporary folder, flush, then rename: a reader sees the whole checkpoint or none."""
     final = folder / f"step-{step:08d}"
     aside = folder / f".{final.name}.new.partial"
     data = safetensors.torch.save(checkpoint.tensors)
@@ -104,7 +104,7 @@ def newest_whole(
     check: Callable[[Checkpoint], None] = lambda checkpoint: None,
     largest: int | None = None,
 ) -> Checkpoint:
-    """The newest checkpoint that is as it was written and that `check` accepts; others are told of and passed over."""
+    """The newest checkpoint that is intact and that `check` accepts; others are reported and skipped."""
     passed_over = False
     for path in checkpoints(folder):
         try:
@@ -115,9 +115,9 @@ def newest_whole(
             passed_over = True
         else:
             if passed_over:
-                tell(f"going back to the checkpoint before: {path}")
+                tell(f"falling back to the previous checkpoint: {path}")
             return checkpoint
-    raise ValueError(f"{folder} has no whole checkpoint of this run to go on from: start a new run")
+    raise ValueError(f"{folder} has no intact checkpoint of this run to resume from: start a new run")
 
 
 def set_aside_newer(folder: Path, step: int) -> None:
@@ -188,7 +188,7 @@ def _read(path: Path, largest: int) -> bytes:
 
 
 def _remove(path: Path) -> None:
-    """Out of sight first, so that nobody meets a checkpoint that is half removed."""
+    """Rename it first, so that a half-removed checkpoint is never found."""
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)

@@ -1,4 +1,4 @@
-"""What the command line does with runs: train, evaluate, export."""
+"""The commands on runs: train, evaluate, export."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def train(
 
 
 def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: int) -> dict[str, Any]:
-    """The figures of the newest checkpoint of a run; `robust` adds those under PGD of this radius and steps."""
+    """Evaluate the newest checkpoint of a run; `robust` adds the accuracy under PGD of this radius and steps."""
     task = build_task(recipe, own_device())
     checkpoint = find_checkpoint(folder, _expected(recipe, task), _tell)
     if checkpoint is None:
@@ -115,9 +115,9 @@ def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: 
 
 
 def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
-    """Write the weights of the newest checkpoint as the model without further branches has them.
+    """Write the weights of the newest checkpoint as a plain model, without adversarial branches.
 
-    Where the run keeps a moving average of the weights, that is written, unless `raw` asks for the weights themselves.
+    If the run keeps a moving average of the weights, that is written, unless `raw` is set.
     """
     checkpoint = newest_whole(folder / "checkpoints", _tell, _check_plain)
     source = "model" if raw or not average_weights(checkpoint.tensors) else "ema"
@@ -132,7 +132,7 @@ def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
 
 @contextmanager
 def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world: World) -> Iterator[RunFolder]:
-    """The folder of the run, which only the leading rank opens; unlocked in the end."""
+    """The folder of the run, which only rank 0 opens; unlocked at the end."""
     header = "\n".join(f"{what} {version}" for what, version in versions().items())
     config = dump_recipe(recipe, f"The recipe of this run, whole. Written with:\n{header}")
     name = f"{recipe.data.name or Path(str(recipe.data.path)).name}-{recipe.method}"
@@ -149,7 +149,7 @@ def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world:
 
 
 def _find(recipe: Recipe, task: Task, place: RunFolder) -> bytes:
-    """The checkpoint to go on from, packed; nothing where the run starts."""
+    """The checkpoint to resume from, packed; empty if the run starts."""
     place.prepare()
     if place.is_new:
         return b""
@@ -180,7 +180,7 @@ def _expected(recipe: Recipe, task: Task) -> Expected:
 
 
 def _command(recipe: Recipe, folder: Path) -> str:
-    """What to type to go on with a run."""
+    """The command that resumes a run."""
     size = world_size()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
     nodes = f"--nnodes {size // local} " if size > local else ""
@@ -191,7 +191,7 @@ def _command(recipe: Recipe, folder: Path) -> str:
 
 
 def _optional_sinks(recipe: Recipe, job: Job, folder: Path, progress: Progress, callbacks: Callbacks | None) -> Sinks:
-    """What the user asked for beside metrics.jsonl and the progress bar; they get the final evaluation too."""
+    """The sinks of --log and the callbacks; they also get the final evaluation."""
     if not job.world.is_main:
         return Sinks()
     made = [SINKS[name].make(folder, progress.step, flatten(recipe)) for name in dict.fromkeys(recipe.log or ())]
@@ -224,7 +224,7 @@ def _recording(
 
 
 def _notes(job: Job) -> Iterator[str]:
-    """What the user should know of the data before training starts."""
+    """Notes about the data to print before training starts."""
     yield from (f"left out: {problem}" for problem in job.task.data.skipped)
     yield from job.task.data.notes
     if job.stream.remainder:
@@ -247,7 +247,7 @@ def _check_plain(checkpoint: Checkpoint) -> None:
 
 
 def _tell(text: str) -> None:
-    """A line to whoever watches, from one rank only."""
+    """Print a line on standard error, from rank 0 only."""
     if own_rank() == 0:
         with suppress(OSError):  # the launcher that read it may be gone
             print(text, file=sys.stderr, flush=True)

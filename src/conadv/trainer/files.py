@@ -14,7 +14,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(f"cannot write {path} ({error.strerror or error}): make room, then go on") from None
+        raise OSError(f"cannot write {path} ({error.strerror or error}): free some space, then resume") from None
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -53,7 +53,7 @@ def read_bounded(path: Path, largest: int) -> bytes:
     """The content of a file of at most this many bytes; an OSError says what is wrong with it."""
     # A pipe or a device would keep us waiting, or never end.
     if path.exists() and not path.is_file():
-        raise OSError(f"{path} is no file")
+        raise OSError(f"{path} is not a regular file")
     try:
         with path.open("rb") as file:
             data = file.read(largest + 1)

@@ -57,7 +57,7 @@ def _pixels(source: Source, index: int) -> bytes:
 
 
 def _spread(length: int, count: int) -> list[int]:
-    """At most so many numbers below a length, evenly spread."""
+    """At most `count` numbers below a length, evenly spread."""
     return sorted({length * number // count for number in range(count)} if length > count else set(range(length)))
 
 

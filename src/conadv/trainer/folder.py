@@ -33,12 +33,12 @@ def default_folder(parent: Path, name: str, config: str, restarted: bool) -> Pat
 
 
 class RunFolder:
-    """The folder of a run while its leading rank trains: locked, and removed again if nothing came of the run.
+    """The folder of a run while rank 0 trains: locked, and removed again if nothing came of the run.
 
     Args:
         path: The folder.
         config: The text of its config.toml.
-        is_new: Whether the run starts here; else it goes on from what is in the folder.
+        is_new: Whether the run starts here; otherwise it resumes from what is in the folder.
     """
 
     def __init__(self, path: Path, config: str, is_new: bool) -> None:
@@ -56,7 +56,7 @@ class RunFolder:
             self._lock.acquire()
 
     def open(self, step: int) -> None:
-        """Claim the folder of a new run, or go on in it from the checkpoint of `step`."""
+        """Create the folder of a new run, or reopen it at the checkpoint of `step`."""
         if self.is_new:
             self._claim()
         else:
@@ -74,7 +74,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(f"cannot make {self.path} ({error.strerror}): name another folder with --run") from None
+            raise ValueError(f"cannot make {self.path} ({error.strerror}): choose another folder with --run") from None
         self._lock.acquire()
         self._made = missing
         if (self.path / "config.toml").exists():  # by a process that was faster, and has ended since
@@ -97,14 +97,14 @@ def _check_free(folder: Path) -> None:
     """A folder that holds another run, or anything else, is left alone."""
     if (folder / "config.toml").exists():
         raise ValueError(
-            f"{folder} already holds a run: name another folder with --run, or go on with --resume {folder}"
+            f"{folder} already holds a run: choose another folder with --run, or resume it with --resume {folder}"
         )
     if folder.exists() and (not folder.is_dir() or any(path.name != "run.lock" for path in folder.iterdir())):
-        raise ValueError(f"{folder} is not an empty folder: name another one with --run")
+        raise ValueError(f"{folder} is not an empty folder: choose another one with --run")
 
 
 def reopen(folder: Path, config: str, step: int) -> None:
-    """Go on in a folder from its checkpoint of `step`, with what may have changed in its recipe."""
+    """Reopen a run folder at its checkpoint of `step`; its recipe may have changed where that is allowed."""
     for partial in folder.glob(".*.partial"):
         with writing(folder):
             partial.unlink(missing_ok=True)

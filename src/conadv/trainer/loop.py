@@ -21,7 +21,7 @@ from .state import gather
 
 
 class NotFiniteError(FloatingPointError):
-    """A run that cannot go on, and what to try."""
+    """A run that cannot continue, and what to try."""
 
 
 class DriftError(ArithmeticError):
@@ -80,7 +80,7 @@ def run(
             if _is_due(progress.step, policy, saver) and progress.step < job.stop:
                 save()
     _drain(job)
-    if progress.step > first:  # what a run that had ended goes on from is saved already
+    if progress.step > first:  # the state that a finished run resumes from is saved already
         save()
     return stopped_by
 

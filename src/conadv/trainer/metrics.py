@@ -84,7 +84,7 @@ def _kept_lines(path: Path, start: int) -> Iterator[str]:
     if not path.exists():
         return
     if not path.is_file():
-        raise ValueError(f"{path} is no file: remove it")
+        raise ValueError(f"{path} is not a regular file: remove it")
     last = -1
     with path.open("rb") as file:
         while line := file.readline(_LONGEST_LINE):

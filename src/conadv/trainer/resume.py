@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: found, checked, everything as it was, and the twins in flight made again."""
+"""Resuming: find and check a checkpoint, restore everything, and regenerate the twins in flight."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .state import check_tensors, largest_size, restore, stale_versions
 
 @dataclass(frozen=True)
 class Expected:
-    """What a run knows of its own checkpoints; anything else is passed over."""
+    """What a checkpoint of this run must match; others are skipped."""
 
     model: nn.Module
     optimizer: Optimizer
-    """One of the run's kind whose state is filled, for its names, shapes and dtypes."""
+    """An optimizer of the run's kind with a filled state, for its names, shapes and dtypes."""
     delay: int
     averaged: bool
     """Whether the run keeps a moving average of the weights."""
@@ -33,7 +33,7 @@ class Expected:
     """The default of each field that a checkpoint of an older version may lack, by dotted key."""
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise a ValueError, which goes on after the name of the checkpoint, if it is of another run."""
+        """Raise a ValueError if a checkpoint is of another run; the caller puts its name before the message."""
         theirs = {**self.added, **checkpoint.about["recipe"]}
         other = [key for key, value in self.recipe.items() if theirs.get(key) != value]
         if other:
@@ -42,7 +42,7 @@ class Expected:
 
 
 def find_checkpoint(folder: Path, expected: Expected, tell: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole checkpoint of a run; None where a run was ended before it wrote one."""
+    """The newest intact checkpoint of a run; None if it has not written any."""
     if not checkpoints(folder / "checkpoints"):
         return None
     largest = largest_size(expected.model, expected.optimizer, expected.delay, expected.averaged)
@@ -50,7 +50,7 @@ def find_checkpoint(folder: Path, expected: Expected, tell: Callable[[str], None
 
 
 def restore_job(job: Job, checkpoint: Checkpoint) -> Progress:
-    """Put a job into the state of a checkpoint."""
+    """Restore a job from a checkpoint."""
     about = checkpoint.about
     step = about["step"]
     job.method.resume(step)
@@ -60,7 +60,7 @@ def restore_job(job: Job, checkpoint: Checkpoint) -> Progress:
 
 
 def _prime(job: Job, checkpoint: Checkpoint, step: int) -> None:
-    """Make the twins in flight again, each with the weights of the step that it was made in."""
+    """Regenerate the twins in flight, each with the weights of the step in which it was generated."""
     in_flight = job.method.in_flight(step)
     if job.layout.maker() not in job.place.role or not in_flight:
         return

@@ -1,4 +1,4 @@
-"""Writes checkpoints in a thread, while the training goes on with the next steps."""
+"""Writes checkpoints in a thread, while training continues."""
 
 from __future__ import annotations
 

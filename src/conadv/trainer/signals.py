@@ -72,7 +72,8 @@ def listening(ends_process: bool = True) -> Iterator[StopRequest]:
 def following_launcher(request: StopRequest) -> Iterator[None]:
     """Within, the end of torchrun, which started this process, is a request to stop like a signal.
 
-    Without it, ranks whose torchrun was killed would go on, and write where the run that replaces them writes.
+    Without it, ranks whose torchrun was killed would keep running, and write into the folder of the
+    run that replaces them.
     """
     over = threading.Event()
     parent = os.getppid()

@@ -21,7 +21,7 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema) -> dict[str, Tensor]:
-    """A copy of everything, so that training can go on while it is written."""
+    """A copy of everything, so that training can continue while it is written."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for state in _optimizer_state(model, optimizer):
         tensors.update(state)

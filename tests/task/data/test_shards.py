@@ -88,7 +88,7 @@ def test_duplicate_keys_are_named_and_the_first_is_kept(tmp_path: Path) -> None:
 
 def test_a_class_that_is_no_number_is_named(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "s.tar", [("a.jpg", b"x"), ("a.cls", b"cat"), ("b.jpg", b"y"), ("b.cls", b"")])
-    assert problems_of(path)["a.cls"] == "b'cat' is no class number"
+    assert problems_of(path)["a.cls"] == "b'cat' is not a class number"
     assert list_shards([path]).names == []
 
 

@@ -51,5 +51,5 @@ def test_members_are_named_by_what_they_hold(tmp_path: Path, form: str) -> None:
 
 
 def test_empty_shards_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="0 images a shard"):
+    with pytest.raises(ValueError, match="0 images per shard"):
         write_shards(open_data("digits"), tmp_path, images_per_shard=0)

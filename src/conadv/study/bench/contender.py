@@ -71,7 +71,7 @@ class Share:
 
 
 def contenders(size: int) -> list[Contender]:
-    """What is measured on so many ranks: vanilla, and the methods of which a lane has this width."""
+    """What is measured on `size` ranks: vanilla, and the methods of which a lane has this width."""
     methods = [Contender(method, method, OVERLAPPED[method]) for method in of_width(size)]
     alone = Contender("vanilla-1", "vanilla", ranks="alone")
     beside = Contender("beside", "vanilla", ranks="beside")
@@ -79,7 +79,7 @@ def contenders(size: int) -> list[Contender]:
 
 
 def of_width(size: int) -> list[str]:
-    """The methods of which one lane has so many ranks."""
+    """The methods of which one lane has `size` ranks."""
     return [method for method, layout in OVERLAPPED.items() if layout.count("|") + 1 == size]
 
 
@@ -110,7 +110,7 @@ def take_turns(shares: Mapping[str, Share | None], rounds: int, world: World) ->
 
 
 def build_share(contender: Contender, workload: Workload, world: World, steps: int) -> Share | None:
-    """The part of this rank in so many steps of a contender; None: it sleeps."""
+    """The part of this rank in `steps` steps of a contender; None: it sleeps."""
     if contender.ranks == "alone" and not world.is_main:
         return None
     if contender.ranks != "together":

@@ -49,7 +49,7 @@ def measured_ratios(size: int, wall: Seconds, work: Seconds) -> list[Ratio]:
 
 
 def pairs(size: int) -> list[tuple[str, str]]:
-    """What is compared on so many ranks: each method with vanilla on as many and on one, and vanilla with itself."""
+    """What is compared on `size` ranks: each method with vanilla on as many and on one, and vanilla with itself."""
     bases = dict.fromkeys((f"vanilla-{size}", "vanilla-1"))
     found = [(method, base) for method in of_width(size) for base in bases]
     return [*found, (f"vanilla-{size}", "vanilla-1")] if size > 1 else found

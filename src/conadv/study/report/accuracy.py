@@ -23,7 +23,7 @@ _TITLES = {
     "delay": ("delay", "Accuracy by delay"),
 }
 _GAIN = "Minus vanilla: difference in points from vanilla with the same data, model, batch and seed."
-# Up to so many arms, accuracies and differences share one table.
+# Up to this many arms, accuracies and differences share one table.
 _FEW = 2
 
 Family = Sequence[Condition]

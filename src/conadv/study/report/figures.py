@@ -183,7 +183,7 @@ def _draw_line(axes: Any, number: int, line: Line) -> None:
 
 @contextmanager
 def _figure(height: int, layout: Any = "constrained") -> Iterator[Any]:
-    """A figure of so many pixels, in our style."""
+    """A figure of this size in pixels, in our style."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure

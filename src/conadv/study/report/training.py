@@ -30,7 +30,7 @@ def rate_section(evidence: Evidence) -> Section | None:
     body = [[name, *(_rate_entry(row, rate, _chosen(evidence, row)) for rate in rates)] for name, row in rows]
     blocks: list[Block] = [Table("rates", _rate_caption(evidence, results), head, body), *_rate_figure(rows)]
     if edges := [name for name, row in rows if _best_at_edge(row)]:
-        before = "The best rate lies at the edge of the grid for "
+        before = "The best rate is at the edge of the grid for "
         blocks.append(Paragraph((before, Strong("; ".join(edges)), ": a rate beyond it may do better.")))
     return Section("learning-rates", "Learning rates", blocks)
 

@@ -79,7 +79,7 @@ def cutmix(images: Planes, box: Box) -> Planes:
 
 
 def cut_box(height: int, width: int, share: float, draws: NDArray[np.float64]) -> Box:
-    """A box of 1 - `share` of the area around a random pixel, as far as it lies in the image."""
+    """A box of 1 - `share` of the area around a random pixel, clipped to the image."""
     half = 0.5 * math.sqrt(1 - share)
     x, y, half_width, half_height = int(draws[0] * width), int(draws[1] * height), int(half * width), int(half * height)
     return max(0, x - half_width), max(0, y - half_height), min(width, x + half_width), min(height, y + half_height)

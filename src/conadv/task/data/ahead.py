@@ -17,7 +17,7 @@ def ordered_map(
 ) -> Generator[Result]:
     """`map` whose results are made by `workers` threads, at most `ahead` of them before they are asked for.
 
-    An error in a worker is raised here, in its place. However this ends, no worker goes on and none is left.
+    An error in a worker is raised here, in its place. However this ends, no worker is left running.
     """
     if workers == 0:
         yield from map(function, items)

@@ -1,4 +1,4 @@
-"""How much is believed and read of what lies on disk: every bound is checked before memory is asked for."""
+"""Limits on what is read from disk: every one is checked before memory is allocated."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class _Version:
 
 
 def find_cifar(path: Path) -> DataSet | None:
-    """The data set in this archive or folder (or a folder in it), or None where it is no CIFAR."""
+    """The data set in this archive or folder (or a folder in it), or None if it is not CIFAR."""
     if path.is_file():
         return _from_archive(path)
     for folder in (path, *sorted(entry for entry in path.iterdir() if entry.is_dir())):

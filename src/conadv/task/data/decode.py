@@ -93,7 +93,7 @@ def _plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
         return None
     try:
         height, width, colour, _ = simplejpeg.decode_jpeg_header(data)
-    except Exception:  # a form that it does not know, or bytes that are no JPEG after all: Pillow is the judge
+    except Exception:  # a format that it does not know, or not a JPEG after all: let Pillow decide
         return None
     if colour not in ("YCbCr", "Gray") or (_has_exif(data) and _is_turned(data)):
         return None

@@ -1,4 +1,4 @@
-"""Images that lie encoded in files and are decoded on demand."""
+"""Encoded images in files, decoded on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gzip read forward, a bounded piece at a time: one member, and whatever lies behind it is never looked at."""
+"""Gzip read forward, a bounded piece at a time: one member; what follows it is never read."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _MAX_DIMENSIONS = 4
 
 
 def find_idx(root: Path) -> dict[str, Path] | None:
-    """The four files of an IDX data set by what they are, or None where they do not all lie there."""
+    """The four files of an IDX data set by what they are, or None if one is missing."""
     found = {}
     for part, prefixes in (("train", ("train",)), ("test", ("t10k", "test"))):
         for kind, digit in (("images", 3), ("labels", 1)):

@@ -1,4 +1,4 @@
-"""What lies at a path, for a person to read: counts by class, sizes, damaged files, and a sheet of pictures."""
+"""A data set described for people: images per class, sizes, damaged files, and a sheet of pictures."""
 
 from __future__ import annotations
 

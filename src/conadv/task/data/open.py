@@ -1,4 +1,4 @@
-"""From what a user names to a data set: an embedded one, or what lies at a path, recognized by its files."""
+"""Open a data set: a built-in one, or one at a path, whose format is detected from its files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_data(
     classes: int = 10,
     damaged: Literal["stop", "skip"] = "stop",
 ) -> DataSet:
-    """The data set called `name`: "digits", "synthetic", or "path" for what lies at `path`.
+    """The data set called `name`: "digits", "synthetic", or "path" for your own at `path`.
 
     `train_size` takes that many training images; `image_size` and `classes` are for synthetic data; `channels` is for
     synthetic data and for encoded images, which are converted to it (arrays keep theirs). Images that cannot be used
@@ -56,12 +56,12 @@ def open_data(
                 found = find_data(Path(path), channels)
                 data = found.checked() if damaged == "stop" else found.healthy()
                 return data if train_size is None else _part(data, train_size)
-    raise ValueError(f"data {name!r}: choose digits, synthetic, or path and where it lies")
+    raise ValueError(f"data {name!r}: choose digits, synthetic, or path with path=")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What lies at a path, and what is wrong with it."""
+    """The data set at a path, and what is wrong with it."""
 
     kind: str
     data: DataSet
@@ -97,7 +97,7 @@ class Found:
 
 
 def find_data(path: Path, channels: int = 3) -> Found:
-    """What lies at this path; an error that lists what would be recognized, if nothing is."""
+    """Detect the data set at a path; the error for an unknown one lists the known formats."""
     if not path.exists():
         raise ValueError(f"{path}: no such file or directory; check data.path")
     if not path.is_file() and not path.is_dir():

@@ -25,7 +25,7 @@ _LONGEST_END = 2**20  # bytes; archives are padded to whole records, usually of 
 
 
 def list_shards(shards: Sequence[Path]) -> Listing:
-    """The images of these tar files, in the order in which they lie there."""
+    """The images of these tar files, in the order in which they are stored."""
     parts = [(shard, _index(shard)) for shard in shards]
     shard_of = np.concatenate([np.full(len(table["label"]), place) for place, (_, table) in enumerate(parts)])
     offsets, sizes, labels = (
@@ -84,7 +84,7 @@ class _Found:
         if text.removeprefix(b"-").isdigit() and len(text) < 10:
             self.labels[key] = int(text)
         else:
-            self.problems[member.name] = f"{text[:20]!r} is no class number"
+            self.problems[member.name] = f"{text[:20]!r} is not a class number"
 
     def table(self) -> Table:
         pairs = [(*image, self.labels[key]) for key, image in self.images.items() if key in self.labels]

@@ -42,7 +42,7 @@ def split_files(files: Iterable[Path], root: Path) -> tuple[list[Path], list[Pat
 
 
 def class_names(root: Path) -> tuple[str, ...] | None:
-    """The lines of classes.txt, where that file lies beside the data."""
+    """The lines of classes.txt, if there is one next to the data."""
     file = root / "classes.txt"
     if not file.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Training batches without state: chunk c of step s is a function of the seed, whoever asks for it and when.
+"""Training batches without state: chunk c of step s depends only on the seed, not on the rank or on what ran before.
 
 step ──> epoch, place in it ──> order of the epoch ──> indices of a chunk ──> decode, augment ──> batch
 """
@@ -125,7 +125,7 @@ class Stream:
             for _ in steps:
                 batch = Chunked(len(chunks), islice(made, len(chunks)))
                 yield batch
-                deque(batch.chunks, maxlen=0)  # chunks that nobody asked for
+                deque(batch.chunks, maxlen=0)  # chunks that were not asked for
 
 
 def evaluation_batches(

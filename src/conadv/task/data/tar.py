@@ -1,7 +1,7 @@
 """The members of a tar archive: names, places and sizes, with nothing unpacked and every number checked first.
 
 Python's tarfile asks for as much memory as a header says and can be made to loop; here a header is 512 bytes, what
-extends it (long names) is bounded, and a member must lie within the archive.
+extends it (long names) is bounded, and a member must end within the archive.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _pax_records(content: bytes) -> dict[str, str]:
 
 
 def _after_sparse_map(file: Seekable, header: _Header, place: int) -> int:
-    """Where the data of a sparse member starts: after the blocks that go on with its map."""
+    """Where the data of a sparse member starts: after the blocks that continue its map."""
     more = header.block[482]
     while more:
         block = _block(file, place)

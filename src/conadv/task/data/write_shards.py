@@ -19,7 +19,7 @@ _SUFFIX = {b"\xff\xd8\xff": "jpg", b"\x89PN": "png", b"RIF": "webp", b"GIF": "gi
 def write_shards(data: DataSet, folder: Path, images_per_shard: int = 5_000) -> list[Path]:
     """The shards written, named by part and number. Encoded images keep their bytes, others become PNG."""
     if images_per_shard < 1:
-        raise ValueError(f"{images_per_shard} images a shard: choose 1 or more")
+        raise ValueError(f"{images_per_shard} images per shard: choose 1 or more")
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "classes.txt") as file:
         file.write("".join(f"{name}\n" for name in data.train.classes).encode())

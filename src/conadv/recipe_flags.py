@@ -1,0 +1,35 @@
+"""Flags for the fields of a recipe: a new field needs nothing here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from cyclopts import Group
+
+from conadv import config
+from conadv.flags import flag, with_flags
+
+
+def with_fields(command: Callable[..., None], defaults: Mapping[str, str]) -> Callable[..., None]:
+    """The command, whose `**fields` are now a flag for each of these fields of a recipe, by dotted key."""
+    settings = config.settings()
+    return with_flags(
+        command,
+        (
+            flag(settings[key], config.description(key), default, _group(key.rpartition(".")[0]))
+            for key, default in defaults.items()
+        ),
+    )
+
+
+def dotted(fields: Mapping[str, str | list[str]]) -> dict[str, str | list[str]]:
+    """The values of such flags by the dotted keys of their fields."""
+    return {name.replace("__", "."): text for name, text in fields.items()}
+
+
+def _group(table: str) -> Group:
+    """Where the help lists the flags of a table: after the command's own, in the order of the recipe."""
+    tables = list(config.TABLES)
+    if not table:
+        return Group("Recipe", help=config.Recipe.__doc__ or "", sort_key=1)
+    return Group(f"Recipe: {table}", help=config.TABLES[table].__doc__ or "", sort_key=2 + tables.index(table))
