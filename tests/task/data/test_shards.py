@@ -176,4 +176,4 @@ def test_huge_and_negative_labels_do_not_become_classes(tmp_path: Path) -> None:
     source, problems = listing.source(("0", "1"), 3)
     assert (len(source), source.labels.tolist()) == (1, [1])
     reasons = " ".join(problem.reason for problem in problems)
-    assert all(text in reasons for text in ("label -1,", "label 999999999,", "no class number"))
+    assert all(text in reasons for text in ("label -1,", "label 999999999,", "not a class number"))
