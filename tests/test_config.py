@@ -347,7 +347,16 @@ def test_an_installed_package_carries_its_recipes_and_config_needs_only_the_cata
     package = tmp_path / "conadv"
     shutil.copytree(Path(config.__file__).parent, package / "config")
     source = Path(config.__file__).parents[1]
-    modules = ("setting", "sinks", "core/__init__", "core/catalog", "core/roles", "optim/__init__", "optim/catalog")
+    modules = (
+        "setting",
+        "sinks",
+        "toml_file",
+        "core/__init__",
+        "core/catalog",
+        "core/roles",
+        "optim/__init__",
+        "optim/catalog",
+    )
     for module in modules:
         target = package / f"{module}.py"
         target.parent.mkdir(exist_ok=True)
