@@ -9,6 +9,7 @@ import base64
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from conadv.core.attack import Attack, input_gradient, without_trace
 from conadv.core.batch import to_pixels
 from conadv.core.catalog import ATTACKS
-from conadv.core.pgd import PGD
 from conadv.task.data import evaluation_batches
 from conadv.task.models import evaluating
 from conadv.trainer.build import Task
@@ -42,30 +43,25 @@ def add_galleries(
         try:
             task = load(run)
             load_model(task.model, newest_whole(run / "checkpoints", tell).tensors)
-            gallery = make_gallery(task, attack_of(result.values), int(result.values["chunk_size"]))
-            write_atomically(run / GALLERY, json.dumps(gallery) + "\n")
+            write_atomically(run / GALLERY, json.dumps(make_gallery(task, result.values)) + "\n")
         except (ValueError, OSError) as problem:
             tell(f"no pictures of {result.name}: {problem}")
 
 
-def attack_of(values: Mapping[str, Any]) -> PGD:
-    """The attack of a run. Recycled attacks through the main branch and starts at the image."""
-    settings = {key.removeprefix("attack."): value for key, value in values.items() if key.startswith("attack.")}
-    row = ATTACKS[settings.get("name", "pgd")]
-    recycled = values["method"] == "recycled"
-    attack: PGD = row.build({**settings, "random_start": 0.0}, branch="main") if recycled else row.build(settings)
-    return attack
+def make_gallery(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Images, twins and differences as base64 PNG, with the predictions for images and twins.
 
-
-def make_gallery(task: Task, attack: PGD, chunk_size: int) -> dict[str, Any]:
-    """Images, twins and differences as base64 PNG, with the predictions for images and twins."""
+    Args:
+        task: The trained network and its data.
+        values: The recipe of the run, by dotted key.
+    """
     source = task.data.train
-    size = min(chunk_size, len(source))
+    size = min(int(values["chunk_size"]), len(source))
     raw, labels = next(iter(evaluation_batches(source, size, task.augment.fit, indices=range(size))))
     dtype = next(task.model.parameters()).dtype
     images, labels = to_pixels(raw, task.device, dtype), labels.to(task.device)
     # The whole chunk, as in training: the attack uses the BatchNorm statistics of its chunk.
-    twins = attack(task.model, task.loss, images, labels)
+    twins = generate_twins(task, values, images, labels)
     chosen = _of_different_classes(labels)
     images, twins, labels = images[chosen], twins[chosen], labels[chosen]
     difference = twins - images
@@ -74,7 +70,7 @@ def make_gallery(task: Task, attack: PGD, chunk_size: int) -> dict[str, Any]:
     answers, twin_answers = _answers(task, images), _answers(task, twins)
     names = source.classes
     return {
-        "epsilon": attack.epsilon,
+        "epsilon": values["attack.epsilon"],
         "magnified": magnified,
         "images": [
             {
@@ -88,6 +84,21 @@ def make_gallery(task: Task, attack: PGD, chunk_size: int) -> dict[str, Any]:
             for number in range(len(labels))
         ],
     }
+
+
+def generate_twins(task: Task, values: Mapping[str, Any], images: Tensor, labels: Tensor) -> Tensor:
+    """Twins as the run generates them; those of recycled are one step along the gradient through the main branch."""
+    model = task.model
+    settings = {key.removeprefix("attack."): value for key, value in values.items() if key.startswith("attack.")}
+    attack: Attack = ATTACKS[settings.get("name", "pgd")].build(settings)
+    if values["method"] != "recycled":
+        return attack(model, task.loss, images, labels)
+
+    def total(images: Tensor) -> Tensor:
+        return task.loss(model(images), labels) * len(images)
+
+    gradient = input_gradient(model, total, images, partial(without_trace, model, "main", "batch", 0))
+    return attack.along(images, gradient)
 
 
 def _of_different_classes(labels: Tensor) -> list[int]:
