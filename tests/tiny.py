@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from conadv import split_batchnorm
 from conadv.config import Recipe, load_recipe
 
-# 24 images a step in 6 chunks, so that 1, 2, 3 or 6 lanes can share them; 2 steps an epoch, 12 images left out.
+# 24 images per step in 6 chunks, so that 1, 2, 3 or 6 lanes can share them; 2 steps per epoch, 12 images left out.
 FIELDS: dict[str, Any] = {
     "model": "tiny:net",
     "precision": "float64",

@@ -24,7 +24,7 @@ from .spans import span
 from .splitbn import closed, plain_layers, routed, update_running_stats
 from .wrappers import data_parallel, innermost, unwrap
 
-# What a random number is for: seeds of different purposes never meet.
+# What a random number is for, so that different purposes have different seeds.
 _ATTACK, _FORWARD = 1, 2
 _BRANCH_NUMBER = {"main": 0, "aug": 1, "adv": 2}
 

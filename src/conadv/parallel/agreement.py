@@ -1,4 +1,4 @@
-"""Ranks that were started differently end before the first step, with one line that says what differs.
+"""Ranks that were started differently end before the first step, and one line says what differs.
 
 rank 0 broadcasts its facts ──► every rank compares its own ──► one all_reduce: does any rank differ? ──► only then more
 """

@@ -86,7 +86,7 @@ class World:
                 work.wait()
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+        """Sum over all processes, in place."""
         if self.size > 1:
             self.wait(self.start_all_reduce(tensor))
         return tensor
@@ -155,7 +155,7 @@ class World:
         return group
 
     def barrier(self) -> None:
-        """Until all processes have come here."""
+        """Wait until all processes have called it."""
         self.all_reduce_max(0)
 
 
@@ -225,7 +225,7 @@ def own_device() -> torch.device:
 
 
 def _poll(work: dist.Work, timeout: float) -> None:
-    """Until a work is done, in ever longer pauses; NCCL's own wait orders streams, and returns at once."""
+    """Poll until a work is done, at growing intervals: the wait of NCCL only orders streams, and returns at once."""
     end = time.monotonic() + timeout
     pause = 1e-5
     while not work.is_completed():

@@ -17,7 +17,7 @@ def say_error(text: str) -> None:
 
 
 def end_process(status: int) -> NoReturn:
-    """At once: connections to ranks that do not answer would keep an orderly end waiting."""
+    """Exit immediately: a normal exit would wait for connections to ranks that do not answer."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

@@ -1,4 +1,4 @@
-"""One exchange a step: gradients, statistics and losses, summed over the ranks while the backward pass still runs.
+"""One exchange per step: gradients, statistics and losses, summed over the ranks while the backward pass still runs.
 
 backward ──► last gradient of a bucket ──► its sum starts ──► ... ──► finish: start the rest, wait for all
 
@@ -115,7 +115,7 @@ class Exchange:
             part.zero_()
 
     def _sick(self, values: Tensor) -> Tensor:
-        """Which of this rank's own numbers are not finite, before they are lost in the sum over the ranks."""
+        """Which of this rank's own numbers are not finite, before the sum over the ranks hides it."""
         gradients = torch.stack([bucket.own_total.to(values) for bucket in self._buckets])
         statistics = torch.cat([*self._statistics, values[:0]])
         return torch.stack([part.isfinite().all().logical_not() for part in (values, gradients, statistics)])

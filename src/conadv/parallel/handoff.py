@@ -1,4 +1,4 @@
-"""The hand-off between two ranks of a lane: twins with their labels, sent and received beside the computation.
+"""The hand-off between two ranks of a lane: twins with their labels, sent and received during the computation.
 
 maker:  put ──► pack ──► isend (owned until it is done)          taker:  irecv (posted ahead) ──► unpack ──► take
 """

@@ -64,7 +64,7 @@ TOP1_BY_EPSILON: dict[tuple[str, int], tuple[float, ...]] = {
 
 
 def top1(method: str, batch: int) -> float:
-    """Accuracy in percent at a batch of so many thousand images."""
+    """Accuracy in percent at a batch size given in thousands of images."""
     return TOP1[method][BATCHES.index(batch)]
 
 

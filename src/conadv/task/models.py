@@ -181,7 +181,7 @@ def build_from_callable(reference: str, classes: int, in_channels: int) -> nn.Mo
 
 
 def check_output(model: nn.Module, shape: Sequence[int], classes: int) -> None:
-    """Raise an error unless the model turns images of `shape` (C, H, W) into one number a class.
+    """Raise an error unless the model turns images of `shape` (C, H, W) into one number per class.
 
     It tries two black images, and leaves no trace on buffers, randomness or the train/eval flags.
     """

@@ -16,7 +16,7 @@ _BATCH = 256
 
 
 def evaluate_source(task: Task, world: World, source: Source, attack: Attack | None = None) -> Evaluation:
-    """The model's figures on all images of a source, without augmentation."""
+    """Accuracy and loss on all images of a source, without augmentation."""
     first, last = (len(source) * rank // world.size for rank in (world.rank, world.rank + 1))
     totals = torch.zeros(5, dtype=torch.float64, device=world.device)
     if first < last:
@@ -32,7 +32,7 @@ def evaluate_source(task: Task, world: World, source: Source, attack: Attack | N
 def evaluate_task(task: Task, world: World, ema: Ema, attack: Attack | None = None) -> dict[str, float]:
     """What a summary says of a model: percentages on test and training images, and the gap between them.
 
-    With a moving average of the weights these are its figures; `raw_test_top1` is that of the weights themselves.
+    With a moving average of the weights these are its numbers; `raw_test_top1` is that of the weights themselves.
     """
     with ema.swapped_in():
         test = evaluate_source(task, world, task.data.test, attack)

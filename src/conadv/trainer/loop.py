@@ -46,7 +46,7 @@ def run(
     saver: StateSaver,
     profile: Profile,
 ) -> int:
-    """Take the steps that are left, or fewer if a signal asks for it; which one did, or 0."""
+    """Take the remaining steps, or stop early after a signal; return the number of that signal, or 0."""
     save = partial(_save, job, progress, saver)
     first = progress.step
     began = time.monotonic() - progress.seconds

@@ -75,7 +75,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _or_null(value: Any) -> Any:
-    """JSON has no word for numbers that are not finite."""
+    """None instead of a number that is not finite: JSON has no infinity and no NaN."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,4 +1,4 @@
-"""What a run keeps of itself: metrics, which go to sinks, and its state, which goes to checkpoints.
+"""What a run records: metrics, which go to sinks, and its state, which goes to checkpoints.
 
 Only rank 0 has sinks and writes checkpoints.
 """

@@ -19,7 +19,7 @@ class Saver:
         self._writing: Future[None] | None = None
 
     def save(self, step: int, checkpoint: Checkpoint, before: Callable[[], None]) -> None:
-        """Begin to write; the tensors must not change any more. `before` runs first, and its failure is ours."""
+        """Start to write; the tensors must not change any more. `before` runs first; its error counts as ours."""
         self.wait()
 
         def write() -> None:
@@ -30,12 +30,12 @@ class Saver:
         self._writing = self._thread.submit(write)
 
     def check(self) -> None:
-        """Raise what went wrong, if that is known by now."""
+        """Raise the error of a write that has failed, if any."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
-        """Until what was begun is on disk; raises what went wrong."""
+        """Block until pending writes are on disk; raise what went wrong."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

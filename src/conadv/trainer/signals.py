@@ -1,4 +1,4 @@
-"""A polite stop: the first SIGTERM or SIGINT is noted and acted on after the step, a second one acts at once.
+"""A graceful stop: the first SIGTERM or SIGINT takes effect after the step, a second one at once.
 
 Signals are read by a thread, because the main one may wait for another rank, where Python notices none.
 """

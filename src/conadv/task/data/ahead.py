@@ -1,4 +1,4 @@
-"""Work done ahead of its use, in order, by a few workers."""
+"""Results computed in advance by a few threads, in order."""
 
 from __future__ import annotations
 

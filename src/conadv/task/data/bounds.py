@@ -22,7 +22,7 @@ _GIB = 2**30
 
 
 def free_memory() -> int:
-    """Bytes that can be used without pushing out other programs, as far as the system says."""
+    """Available memory in bytes, as reported by the system."""
     try:
         for line in Path("/proc/meminfo").read_text("ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -33,7 +33,7 @@ def free_memory() -> int:
 
 
 def check_memory(size: int, what: str, advice: str) -> None:
-    """Refuse what would not fit into free memory; `size` is in bytes."""
+    """Raise a ValueError if `size` bytes do not fit into free memory."""
     free = free_memory()
     if size > free:
         raise ValueError(f"{what}: needs {size / _GIB:.1f} GiB of memory, and {free / _GIB:.1f} are free; {advice}")

@@ -1,4 +1,4 @@
-"""What was found out about data on disk, kept for the next time: in a folder of its own, never beside the data."""
+"""A cache of what is known about data on disk, in a folder of its own, never next to the data."""
 
 from __future__ import annotations
 

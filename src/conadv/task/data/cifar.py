@@ -93,7 +93,7 @@ def _assemble(version: _Version, files: Mapping[str, bytes], path: Path) -> Data
 
 
 def _images(rows: NDArray[np.uint8]) -> Pixels:
-    """(N, 3072), a plane a colour, to (N, 32, 32, 3)."""
+    """(N, 3072), one plane per colour, to (N, 32, 32, 3)."""
     return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 

@@ -1,4 +1,4 @@
-"""From the bytes of an image file to pixels: bytes in RGB or grey, upright, whatever the file held.
+"""From the bytes of an image file to pixels: bytes in RGB or grey, upright, whatever the format of the file.
 
 Pillow decides what can be read. simplejpeg, where it is installed, decodes ordinary JPEGs faster; both stand on
 libjpeg-turbo with its accurate transform and give the same pixels, so which one ran cannot be seen.
@@ -101,7 +101,7 @@ def _plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _has_exif(data: bytes) -> bool:
-    """Whether one of the segments before the image is a note in the form of Exif."""
+    """Whether one of the segments before the image is Exif metadata."""
     place = 2
     while place + 10 < len(data) and data[place] == 0xFF and data[place + 1] not in _JPEG_IMAGE:
         if data[place + 1] == _JPEG_NOTE and data[place + 4 : place + 10] == b"Exif\0\0":
@@ -178,7 +178,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Modes that Pillow would cut off at 255 or warn about, made ordinary."""
+    """Convert modes that Pillow would cut off at 255 or warn about."""
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):

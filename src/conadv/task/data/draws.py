@@ -11,7 +11,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix_all(*parts: int | NDArray[np.integer]) -> Seeds:
-    """`core.seeds.mix` over arrays: parts are numbers or arrays that broadcast; one seed an element."""
+    """`core.seeds.mix` over arrays: parts are numbers or arrays that broadcast; one seed per element."""
     state = np.zeros(1, np.uint64)
     for part in parts:
         state = _scramble(state + _as_unsigned(part) + np.uint64(_GOLDEN))

@@ -17,7 +17,7 @@ _MAX_WRONG = 100_000
 
 
 class Encoded:
-    """A source whose images are bytes of JPEG, PNG and the like, wherever these lie."""
+    """A source whose images are encoded as JPEG, PNG and the like."""
 
     def __init__(
         self,

@@ -123,7 +123,7 @@ def _sentence(part: Part) -> str:
 
 
 def _write_sheet(data: DataSet, path: Path) -> None:
-    """A row a class, its name above; of many classes some, spread over all of them."""
+    """One row per class, with its name above; if there are many classes, an even selection."""
     source = data.train
     rows = np.unique(np.linspace(0, len(source.classes) - 1, _ROWS).round().astype(int)).tolist()
     canvas = Image.new("RGB", (_COLUMNS * _TILE, len(rows) * (_TILE + _LABEL)), "white")

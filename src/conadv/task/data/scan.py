@@ -18,7 +18,7 @@ class Scan:
     """What decoding all images of a source showed."""
 
     heights: NDArray[np.int64]
-    """One an image; 0 where it is damaged."""
+    """One per image; 0 where it is damaged."""
     widths: NDArray[np.int64]
     damaged: dict[int, str]
     """The reason by index."""

@@ -113,7 +113,7 @@ class Stream:
     def batches(self, start: int, stop: int | None, chunks: Sequence[int] | None = None) -> Generator[Chunked]:
         """Steps start..stop-1 (without a stop, endless), of which these chunks (all by default), one at a time.
 
-        However large a batch is, only two chunks a worker are in memory: one in the making, one made.
+        Each worker has at most two chunks in memory, one done and one in progress, however large a batch is.
         """
         everything = range(self.chunks_per_step)
         chunks = everything if chunks is None else chunks

@@ -1,4 +1,4 @@
-"""Any data set rewritten as tar shards, which are read at random without an index in memory or a file an image."""
+"""Rewrite any data set as tar shards, for fast random access without one file per image."""
 
 from __future__ import annotations
 
