@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: on a busy two-core machine two threads can be fifteen times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check format slow soak integrations clean
+.PHONY: demo test check format slow soak integrations docs clean
 
 demo: .venv/installed        ## train four ways on the embedded digits: a table and a picture, a few minutes
 	$(BIN)/python examples/demo.py
@@ -25,7 +25,10 @@ slow: .venv/installed        ## the tests that take minutes
 	$(BIN)/pytest -m slow
 
 integrations: .venv-integrations/installed   ## the method within Lightning, Accelerate, timm and others
-	.venv-integrations/bin/pytest tests/integrations
+	.venv-integrations/bin/pytest tests/integrations tests/test_docs.py
+
+docs: .venv-docs/installed    ## the documentation site, in site/; look at it with: python -m http.server -d site
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 soak: .venv/installed        ## kill ranks at random moments for ten minutes; the runs must end as if nothing had been
 	$(BIN)/python tests/soak.py
@@ -40,5 +43,10 @@ soak: .venv/installed        ## kill ranks at random moments for ten minutes; th
 	.venv-integrations/bin/pip install --quiet --disable-pip-version-check -c constraints-integrations.txt -e '.[dev,integrations]'
 	touch $@
 
+.venv-docs/installed: constraints-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -r constraints-docs.txt
+	touch $@
+
 clean:
-	rm -rf .venv .venv-integrations
+	rm -rf .venv .venv-integrations .venv-docs site

@@ -277,8 +277,8 @@ def test_the_summary_is_a_line_a_figure(commands, capsys):
     commands.act = lambda: SUMMARY | {"images_per_second": 12345.67}
     assert cli.main(["train"]) == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert rows.pop("images_per_second") == "12346"
-    assert rows == {"method": "conadv", "steps": "120", "test_top1": "93.44", "layout": "none", "test_loss": "0.25"}
+    assert rows.pop("images_per_second") == "12,346"
+    assert rows == {"method": "conadv", "steps": "120", "test_top1": "93.44 %", "layout": "none", "test_loss": "0.25"}
 
 
 @pytest.mark.parametrize("words", [["train"], ["train", "--json"]])

@@ -1,4 +1,4 @@
-"""The README shows the tree as it is: a line for every module, or for the package that holds it."""
+"""ARCHITECTURE.md shows the tree as it is: a line for every module, or for the package that holds it."""
 
 import re
 from pathlib import Path
@@ -7,8 +7,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def listed() -> set[str]:
-    """The paths below src/conadv that the README's tree names."""
-    tree = re.search(r"## The tree\n+```\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    """The paths below src/conadv that the tree names."""
+    tree = re.search(r"## The tree\n+```\n(.*?)```", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.DOTALL)
     assert tree is not None
     paths, folders, inside = set(), {}, False
     for line in tree[1].splitlines():

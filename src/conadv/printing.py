@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
 
+from conadv.readable import readable
+
 
 def report(work: Callable[[], Mapping[str, object]], as_json: bool) -> None:
     """Do the work and print the result; it is empty on ranks other than 0."""
@@ -21,16 +23,7 @@ def report(work: Callable[[], Mapping[str, object]], as_json: bool) -> None:
         return
     width = max(map(len, result))
     for key, value in result.items():
-        print(f"{key:<{width}}  {_readable(key, value)}")
-
-
-def _readable(key: str, value: object) -> str:
-    """Format a value for people: four significant digits, and epsilon in 255ths."""
-    if key == "epsilon" and isinstance(value, float):
-        return f"{255 * value:.6g}/255"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
-    return "none" if value is None else str(value)
+        print(f"{key:<{width}}  {readable(key, value)}")
 
 
 def _is_odd(value: object) -> bool:

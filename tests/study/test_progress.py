@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conadv.study.progress import SweepProgress, duration
+from conadv.study.progress import SweepProgress
 from conadv.study.results import Result, read_results
 from conadv.trainer.progress import ProgressBar
 from study.studies import make_study
@@ -40,7 +40,7 @@ def finished(result: Result, like: Result) -> Result:
 def test_the_time_left_is_by_the_means_of_the_arms(results: list[Result]) -> None:
     out = io.StringIO()
     told = watch(results, out)
-    assert out.getvalue() == "2 of 6 cells are already done\n"
+    assert out.getvalue() == "6 cells, 1 at a time; 2 of 6 are already done, about 4 min left\n"
     told.ended(finished(results[1], results[0]), 50.0)
     # Left: one vanilla at (30 + 50) / 2 = 40 s and two conadv at 80 s.
     assert out.getvalue().splitlines()[-1] == "[3/6] vanilla · seed 1: 50.00 % (50 s), about 3 min left"
@@ -87,19 +87,11 @@ def test_a_terminal_has_a_bar_below_the_lines(results: list[Result], monkeypatch
     assert "2/6" in out.getvalue() and "2 running, 2 waiting, about 2 min left" in out.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (89.4, "89 s"), (90, "2 min"), (5340, "89 min"), (5400, "1 h 30 min"), (90000, "25 h 0 min")],
-)
-def test_durations_are_as_people_say_them(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
 def test_a_line_says_that_a_cell_has_started_also_before_any_has_ended(results: list[Result]) -> None:
     out = io.StringIO()
     fresh = [Result(**{**vars(result), "summary": None}) for result in results]
     watch(fresh, out).started("vanilla · seed 0")
-    assert out.getvalue() == "[0/6] vanilla · seed 0: started\n"
+    assert out.getvalue() == "6 cells, 1 at a time\n[0/6] vanilla · seed 0: started\n"
     watch(results, out).started("vanilla · seed 1")
     # Two vanilla at 30 s and two conadv at 80 s.
     assert out.getvalue().splitlines()[-1] == "[2/6] vanilla · seed 1: started, about 4 min left"
@@ -120,4 +112,4 @@ def test_a_run_without_a_finite_accuracy_is_done(results: list[Result]) -> None:
     out = io.StringIO()
     odd = Result(**{**vars(results[1]), "summary": {"test_top1": None, "seconds": 3.0}})
     watch(results, out).ended(odd, 3.0)
-    assert "[3/6] vanilla · seed 1: done (3 s)" in out.getvalue()
+    assert "[3/6] vanilla · seed 1: done (3.0 s)" in out.getvalue()

@@ -69,3 +69,19 @@ def test_what_is_no_trace_is_refused_in_one_line(content: str, tmp_path: Path, c
     (tmp_path / "traces" / "rank-0.json").write_text(content)
     assert main(["timeline", str(tmp_path)]) == 2
     assert "profile" in capsys.readouterr().err
+
+
+def test_the_step_of_median_length_is_drawn(tmp_path: Path) -> None:
+    """Steps of 10, 50 and 20 ms; rank 1 was recorded from the second one on, and begins each 1 ms later."""
+    lengths, starts = (10, 50, 20), (0, 10, 60)
+    for rank in (0, 1):
+        events = [
+            {"cat": "user_annotation", "name": "conadv: step", "ts": 1e3 * (start + rank), "dur": 1e3 * (length - rank)}
+            for start, length in list(zip(starts, lengths, strict=True))[rank:]
+        ]
+        path = tmp_path / "traces" / f"rank-{rank}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"traceEvents": events}))
+    found = read_timeline(tmp_path)
+    assert found[1] == [Span("step", -50.0, -1.0), Span("step", 0.0, 19.0)]
+    assert draw_timeline([("a", found)], tmp_path / "a.svg")["a, ms per step"] == 19.0

@@ -128,8 +128,9 @@ class Vanilla:
 class ConAdv:
     """Learn from the images and from their twins, generated with the weights of `delay` steps ago.
 
-    The update at step t follows (1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_t), x̂_t made with the weights of step
-    t - delay (the first ones: with the weights at the start). delay 1 is the paper's ConAdv, delay 0 is DisAdv.
+    The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_t)`, where `x̂_t` was generated with the
+    weights of step t - delay (the first ones: with the weights at the start). delay 1 is the paper's ConAdv, delay 0 is
+    DisAdv.
 
     In a process of its own it keeps a copy of the weights of the last `delay` steps, and generates the twins of a batch
     when it learns from them. With `handoff=Queue()`, twins wait in memory instead, and batches come from `feed`.

@@ -25,9 +25,9 @@ from .state import State, below, pack, unpack
 class Recycled:
     """Learn from the images and from the twins of the last batch, which its own backward pass gave almost for free.
 
-    The update at step t follows (1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_{t-1}), x̂_{t-1} made with the weights
-    of step t - 1; the first step takes the twins of its own batch. The attack is one step from the image itself,
-    through the main branch: `random_start`, `branch` and `statistics` of the attack do not apply.
+    The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_{t-1})`, where `x̂_{t-1}` was generated with
+    the weights of step t - 1; the first step takes the twins of its own batch. The attack is one step from the image
+    itself, through the main branch: `random_start`, `branch` and `statistics` of the attack do not apply.
 
     Args:
         model: the network, after `split_batchnorm`.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from conadv.readable import duration
 from conadv.trainer.progress import ProgressBar
 
 from .results import Result
@@ -24,15 +25,15 @@ class SweepProgress:
         self._missing: dict[str, int] = defaultdict(int)
 
     def begin(self, results: Sequence[Result]) -> None:
-        """Count the cells that an earlier sweep has finished."""
+        """Print what there is to do, and count the cells that an earlier sweep has finished."""
         for result in results:
             if result.summary is None:
                 self._missing[result.arm] += 1
             else:
                 self._done += 1
                 self._seconds[result.arm].append(result.metric("seconds") or 0.0)
-        if self._done:
-            self._bar.say(f"{self._done} of {self._cells} cells are already done")
+        done = f"; {self._done} of {self._cells} are already done" if self._done else ""
+        self._bar.say(f"{self._cells} cells, {self._jobs} at a time{done}{self._time_left(0.0)}")
 
     def started(self, name: str) -> None:
         """Report a cell that has started."""
@@ -68,11 +69,3 @@ class SweepProgress:
             return ""
         work = sum(count * fmean(self._seconds[arm] or known) for arm, count in self._missing.items())
         return f", about {duration(max(0.0, work - spent) / min(self._jobs, missing))} left"
-
-
-def duration(seconds: float) -> str:
-    """Such as 40 s, 12 min, 3 h 20 min."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

@@ -22,6 +22,8 @@ COLOURS = {
     "gradient sum": "#3a9d6e",
     "update": "#5b5b5b",
 }
+# What the legend adds to a name.
+_LABELS = {"gradient sum": "gradient sum, with the wait for other ranks"}
 _LARGEST_TRACE = 2**30
 
 
@@ -44,13 +46,13 @@ def read_timeline(run: Path) -> Timeline:
         run: the folder of the run.
 
     Returns:
-        Spans by rank. Time 0 is the start of the last step that all ranks recorded.
+        Spans by rank. Time 0 is the start of a typical step, the one of median length among those recorded.
     """
     files = {int(found[1]): path for path in (run / "traces").glob("*.json") if (found := _rank_of(path))}
     if not files:
         raise ValueError(f"{run} has no traces: profile some steps with conadv train --profile 5 --run {run}")
     spans = {rank: _spans(path) for rank, path in sorted(files.items())}
-    zero = max(_starts(rank_spans)[-1] for rank_spans in spans.values())
+    zero = _typical_start(spans)
     return {
         rank: [Span(one.name, one.start - zero, one.end - zero) for one in rank_spans]
         for rank, rank_spans in spans.items()
@@ -58,7 +60,7 @@ def read_timeline(run: Path) -> Timeline:
 
 
 def draw_timeline(timelines: Sequence[tuple[str, Timeline]], out: Path) -> dict[str, object]:
-    """Draw the last recorded step of some runs, one below the other, on one scale.
+    """Draw a typical step of some runs, one below the other, on one scale.
 
     Args:
         timelines: titles and what `read_timeline` returned.
@@ -66,39 +68,52 @@ def draw_timeline(timelines: Sequence[tuple[str, Timeline]], out: Path) -> dict[
     """
     try:
         from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
     except ImportError:
         raise ValueError("a timeline needs matplotlib: pip install 'conadv[plots]'") from None
-    steps = [_last_step(timeline) for _, timeline in timelines]
-    end = max(step.end for step in steps)
-    rows = [len(timeline) for _, timeline in timelines]
-    figure = Figure(figsize=(9, 0.9 + sum(0.42 * count + 0.55 for count in rows)), layout="constrained")
-    axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=[count + 1 for count in rows])
-    for (title, timeline), step, plot in zip(timelines, steps, axes[:, 0], strict=True):
-        plot.set_title(f"{title}: {step.end:.0f} ms per step", loc="left", fontsize=10)
-        for row, spans in enumerate(timeline.values()):
-            for one in spans:
-                if one.name in COLOURS and one.end > -0.1 * end and one.start < 1.1 * end:
-                    plot.barh(row, one.end - one.start, left=one.start, height=0.72, color=COLOURS[one.name])
-        plot.axvline(0, color="black", linewidth=1)
-        plot.axvline(step.end, color="black", linewidth=1)
-        plot.set_yticks(range(len(timeline)), [f"rank {rank}" for rank in timeline], fontsize=9)
-        plot.set_ylim(len(timeline) - 0.4, -0.6)
-        plot.set_xlim(-0.05 * end, 1.08 * end)
-        plot.spines[["top", "right"]].set_visible(False)
-    axes[-1, 0].set_xlabel("milliseconds from the start of a step")
-    figure.legend(
-        handles=[Patch(color=colour, label=name) for name, colour in COLOURS.items()],
-        loc="outside lower center",
-        ncols=4,
-        frameon=False,
-        fontsize=9,
-    )
+    rows = sum(0.42 * len(timeline) + 0.55 for _, timeline in timelines)
+    figure = Figure(figsize=(9, 0.9 + rows), layout="constrained")
+    lengths = draw_steps(figure, timelines)
     _write(figure, out)
-    return {
-        "file": str(out),
-        **{f"{title}, ms per step": step.end for (title, _), step in zip(timelines, steps, strict=True)},
-    }
+    titles = [f"{title}, ms per step" for title, _ in timelines]
+    return {"file": str(out), **dict(zip(titles, lengths, strict=True))}
+
+
+def draw_steps(figure: Any, timelines: Sequence[tuple[str, Timeline]]) -> list[float]:
+    """Draw a typical step of some runs into a figure of matplotlib, or a part of one.
+
+    Args:
+        figure: what to draw into.
+        timelines: titles and what `read_timeline` returned.
+
+    Returns:
+        The length of each step in milliseconds.
+    """
+    from matplotlib.patches import Patch
+
+    lengths = [_drawn_step(timeline).end for _, timeline in timelines]
+    heights = [len(timeline) + 1 for _, timeline in timelines]
+    axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for (title, timeline), length, axis in zip(timelines, lengths, axes, strict=True):
+        axis.set_title(f"{title}: {length:.0f} ms per step", loc="left", fontsize=10)
+        _draw_ranks(axis, timeline, length, max(lengths))
+    axes[-1].set_xlabel("milliseconds from the start of a step")
+    handles = [Patch(color=colour, label=_LABELS.get(name, name)) for name, colour in COLOURS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return lengths
+
+
+def _draw_ranks(axis: Any, timeline: Timeline, length: float, longest: float) -> None:
+    """A row per rank; lines mark the start and the end of the step."""
+    for row, spans in enumerate(timeline.values()):
+        for one in spans:
+            if one.name in COLOURS and one.end > -0.1 * longest and one.start < 1.1 * longest:
+                axis.barh(row, one.end - one.start, left=one.start, height=0.72, color=COLOURS[one.name])
+    for time in (0, length):
+        axis.axvline(time, color="black", linewidth=1)
+    axis.set_yticks(range(len(timeline)), [f"rank {rank}" for rank in timeline], fontsize=9)
+    axis.set_ylim(len(timeline) - 0.4, -0.6)
+    axis.set_xlim(-0.05 * longest, 1.08 * longest)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _write(figure: Any, out: Path) -> None:
@@ -138,16 +153,24 @@ def _spans(path: Path) -> list[Span]:
     return found
 
 
-def _span(event: dict[str, Any], base: float) -> Span:
-    start = base + float(event["ts"]) / 1e3
-    return Span(event["name"].removeprefix(PREFIX), start, start + float(event["dur"]) / 1e3)
-
-
 def _starts(spans: list[Span]) -> list[float]:
     return sorted(one.start for one in spans if one.name == STEP)
 
 
-def _last_step(timeline: Timeline) -> Span:
-    """From the start of the last step to its end on the rank that takes longest."""
-    ends = [max(one.end for one in spans if one.name == STEP) for spans in timeline.values()]
+def _typical_start(spans: Timeline) -> float:
+    """When the last rank begins the step of median length; ranks are compared by how many steps came after."""
+    steps = {rank: sorted((one.start, one.end) for one in own if one.name == STEP) for rank, own in spans.items()}
+    last = range(-min(map(len, steps.values())), 0)
+    begun = [max(own[number][0] for own in steps.values()) for number in last]
+    ended = [max(own[number][1] for own in steps.values()) for number in last]
+    by_length = sorted(last, key=lambda number: ended[number] - begun[number])
+    return begun[by_length[(len(last) - 1) // 2]]
+
+
+def _drawn_step(timeline: Timeline) -> Span:
+    """From time 0 to the end, on the rank that takes longest, of the step that every rank has begun by then."""
+    ends = [
+        max((one.start, one.end) for one in spans if one.name == STEP and one.start <= 0)[1]
+        for spans in timeline.values()
+    ]
     return Span(STEP, 0.0, max(ends))

@@ -13,6 +13,7 @@ from typing import Any
 import safetensors.torch
 
 from conadv.config import ADDED, RESUMABLE, Recipe, dump_recipe, flatten
+from conadv.core.catalog import METHODS
 from conadv.core.pgd import PGD
 from conadv.core.splitbn import plain_state_dict
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main
@@ -30,6 +31,7 @@ from .fingerprint import data_facts, software_facts
 from .folder import RunFolder, default_folder, holds, versions, write_summary
 from .loop import DriftError, NotFiniteError, Progress, position, run
 from .metrics import Metrics
+from .preview import preview
 from .profiling import Profile
 from .progress import ProgressBar
 from .record import Callbacks, CheckpointSaver, NullSaver, Sinks, StateSaver
@@ -216,6 +218,10 @@ def _recording(
         closing(Metrics(folder / "metrics.jsonl", progress.step)) as metrics,
         closing(CheckpointSaver(folder, recipe.checkpoint.keep, about, before=metrics.flush)) as saver,
     ):
+        if not quiet and progress.step < job.stop:
+            values = flatten(resolved(recipe, job.task.data))
+            for line in preview(values, METHODS[recipe.method].passes, job, progress.step):
+                bar.say(line)
         for note in _notes(job):
             bar.say(note)
         if metrics.missing:

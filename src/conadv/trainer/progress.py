@@ -11,6 +11,8 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from conadv.readable import duration
+
 
 class ProgressBar:
     """A count out of a total, with a text beside it.
@@ -41,6 +43,7 @@ class ProgressBar:
         self._seconds = seconds
         self._estimates = estimates
         self._last_line = time.monotonic()
+        self._first: tuple[int, float] | None = None  # the first step of this process, and when it ended
         if not quiet and stream.isatty():
             columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()]
             console = Console(file=stream)
@@ -61,7 +64,17 @@ class ProgressBar:
 
     def step(self, step: int, loss: float, rate: float) -> None:
         """A training step was taken; `step` counts from 1."""
-        self.show(step, f"loss {loss:.4f}  lr {rate:.4g}", f"step {step}/{self._stop}", last=step == self._stop)
+        text = f"loss {loss:.4f}  lr {rate:.4g}{self._time_left(step)}"
+        self.show(step, text, f"step {step}/{self._stop}", last=step == self._stop)
+
+    def _time_left(self, step: int) -> str:
+        """By the pace so far, the first step left out; a bar on a terminal has a column for it."""
+        if self._first is None:
+            self._first = (step, time.monotonic())
+        first, began = self._first
+        if self._bar or step <= first or step >= self._stop:
+            return ""
+        return f"  {duration((self._stop - step) * (time.monotonic() - began) / (step - first))} left"
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """As a metric sink; `step` counts from 0."""

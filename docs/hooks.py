@@ -1,0 +1,97 @@
+"""What MkDocs does beside rendering: pages from files in the root, equations as MathML, a check of the built site.
+
+Equations are written as GitHub renders them, ```math blocks and $`...`$, and become MathML when the site is built, so
+that no page loads a script for them.
+"""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+# Files of the root that are pages of the site too.
+_ROOT_PAGES = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+_BLOCK = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_INLINE = re.compile(r"\$`([^`]+)`\$")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the files of the root as pages, with links that lead to pages."""
+    root = Path(config.config_file_path).parent
+    for name in _ROOT_PAGES:
+        text = (root / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        files.append(File.generated(config, name.lower(), content=_link_pages(text, "")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Take the equations out of the text, so that Markdown does not read their underscores as emphasis."""
+    page.meta["equations"] = equations = []
+
+    def set_aside(match: re.Match[str], display: str) -> str:
+        equations.append(convert(match[1].strip(), display=display))
+        return f"equation-{len(equations) - 1}-here"
+
+    markdown = _BLOCK.sub(lambda match: set_aside(match, "block"), _link_pages(markdown, "../"))
+    return _INLINE.sub(lambda match: set_aside(match, "inline"), markdown)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Put the equations back."""
+    return re.sub(r"equation-(\d+)-here", lambda match: page.meta["equations"][int(match[1])], html)
+
+
+def on_post_build(config: Any) -> None:
+    """Refuse a site with a link to a file that it does not have, or with a page that loads something from elsewhere."""
+    site = Path(config.site_dir)
+    problems = [problem for page in sorted(site.rglob("*.html")) for problem in _problems(page, site)]
+    if problems:
+        raise PluginError("\n".join(problems))
+
+
+class _References(HTMLParser):
+    """The links of a page, and what a browser loads with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        if tag == "a":
+            self.links.append(found.get("href", ""))
+        elif tag == "link" and found.get("rel") not in ("canonical", "prev", "next"):
+            self.loaded.append(found.get("href", ""))
+        self.loaded += [found["src"]] if "src" in found else []
+
+
+def _problems(page: Path, site: Path) -> list[str]:
+    references = _References()
+    references.feed(page.read_text(encoding="utf-8"))
+    where = page.relative_to(site)
+    elsewhere = [one for one in references.loaded if urlsplit(one).netloc]
+    missing = [one for one in references.links + references.loaded if not _exists(one, page, site)]
+    return [f"{where} loads {one} from another host" for one in elsewhere] + [f"{where}: no {one}" for one in missing]
+
+
+def _exists(reference: str, page: Path, site: Path) -> bool:
+    parts = urlsplit(reference)
+    if parts.scheme or parts.netloc or not parts.path:
+        return True
+    path = unquote(parts.path)
+    target = site / path.lstrip("/") if path.startswith("/") else page.parent / path
+    return (target / "index.html").exists() if target.is_dir() else target.exists()
+
+
+def _link_pages(text: str, prefix: str) -> str:
+    for name in _ROOT_PAGES:
+        text = text.replace(f"]({prefix}{name}", f"]({name.lower()}")
+    return text

@@ -1,0 +1,80 @@
+"""What a run is going to do, in a few lines that are printed before its first step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from conadv.core.roles import Role
+from conadv.core.seeds import untouched_randomness
+from conadv.readable import duration, readable
+
+from .build import Job
+
+
+def preview(values: Mapping[str, Any], passes: Mapping[Role, int], job: Job, start: int) -> Iterator[str]:
+    """The model, the data, the steps, the ranks and about how long it will take.
+
+    Args:
+        values: the fields of the recipe by dotted name, with the network that was chosen.
+        passes: how many passes over the batch each duty of the method costs.
+        job: the run.
+        start: the step that it starts at.
+    """
+    task, stream, world = job.task, job.stream, job.world
+    channels, height, width = task.augment.shape(task.data.train)
+    parameters = sum(parameter.numel() for parameter in task.model.parameters())
+    twins = f", epsilon {readable('epsilon', values['attack.epsilon'])}" if Role.ADV in passes else ""
+    delay = f", delay {values['delay']}" if values["delay"] else ""
+    steps = f"steps {start + 1:,} to {job.stop:,}" if start else f"{job.stop:,} steps"
+    ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
+    yield f"model   {values['model']}, {parameters:,} parameters"
+    yield (
+        f"data    {len(task.data.train):,} images of {height} × {width} × {channels}, "
+        f"{len(task.data.train.classes):,} classes; {len(task.data.test):,} to test"
+    )
+    yield f"method  {values['method']}{twins}{delay}; {values['optimizer.name']}, peak rate {values['optimizer.lr']:g}"
+    yield f"run     {steps} of {stream.batch_size:,} images on {ranks} ({job.layout}), {_device(task.device)}"
+    yield f"time    about {duration((job.stop - start) * _step_seconds(values, passes, job))} without evaluations"
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} with {_threads()}"
+
+
+def _threads() -> str:
+    threads = torch.get_num_threads()
+    return "1 thread" if threads == 1 else f"{threads} threads"
+
+
+def _step_seconds(values: Mapping[str, Any], passes: Mapping[Role, int], job: Job) -> float:
+    """Seconds of a step of the busiest rank, from a forward pass over one chunk; a rough estimate."""
+    share = {duty: cost if duty == Role.CLEAN else cost * values["twin_share"] for duty, cost in passes.items()}
+    busiest = max(sum(share[duty] for duty in share if duty in role) for role in job.layout.roles)
+    if values["delay"] == 0 and not any(Role.ADV | Role.ATTACK in role for role in job.layout.roles):
+        busiest = max(busiest, share.get(Role.ADV, 0) + share.get(Role.ATTACK, 0))  # one waits for the other
+    assert job.place.chunks is not None
+    return busiest * job.place.chunks * _pass_seconds(values, job)
+
+
+def _pass_seconds(values: Mapping[str, Any], job: Job) -> float:
+    """Seconds of a forward pass over one chunk, which leaves no trace: evaluation mode, no gradients."""
+    task = job.task
+    dtype = next(task.model.parameters()).dtype
+    shape = (int(values["chunk_size"]), *task.augment.shape(task.data.train))
+    images = torch.full(shape, 0.5, device=task.device, dtype=dtype)
+    half = torch.autocast(task.device.type, torch.bfloat16) if values["precision"] == "bfloat16" else nullcontext()
+    training = task.model.training
+    task.model.eval()
+    try:
+        with torch.no_grad(), half, untouched_randomness(task.device, 0):
+            task.model(images)  # the first pass also allocates memory
+            began = time.perf_counter()
+            float(task.model(images).sum())  # waits for the device
+            return time.perf_counter() - began
+    finally:
+        task.model.train(training)

@@ -1,0 +1,167 @@
+"""Every code block of the documentation works: Python runs, commands parse, files that are shown can be read."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cyclopts import MissingArgumentError
+from torch import nn
+
+from conadv.cli import _app, _resolve, main
+from conadv.study.study_file import read_study
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "design").glob("*.md")])
+# What is shown and not run: the output of commands, pictures of characters, formulas, part of a job script.
+SHOWN = {"", "text", "math"}
+# Packages of `make integrations`, whose environment runs this test too.
+OTHERS = ("lightning", "accelerate", "timm", "torchvision", "transformers")
+# Records of what was once typed: their commands may be gone.
+HISTORY = ("log.md", "CHANGELOG.md")
+# Commands that take at most a second, and need no files.
+CHEAP = ("--version", "recipes", "plan --batch-size 98304 --nodes 64")
+
+
+class Block(NamedTuple):
+    page: str
+    line: int
+    language: str
+    text: str
+
+
+def blocks() -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(Block(page.relative_to(ROOT).as_posix(), line, match[1], match[2]))
+    return found
+
+
+def of(language: str) -> list[Any]:
+    return [pytest.param(one, id=f"{one.page}:{one.line}") for one in blocks() if one.language == language]
+
+
+def commands() -> list[Any]:
+    """The commands of ours in blocks and between backticks, wherever they stand."""
+    found = {}
+    for page in (page for page in PAGES if page.name not in HISTORY):
+        text = page.read_text(encoding="utf-8")
+        spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE))
+        lines = [line for one in blocks() if one.page == page.relative_to(ROOT).as_posix() for line in _lines(one.text)]
+        for line in [*lines, *spans]:
+            if words := _own_words(line):
+                found[shlex.join(words)] = pytest.param(words, id=f"{page.name}: {shlex.join(words)}"[:100])
+    return list(found.values())
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip().removeprefix("$ ") for line in text.replace("\\\n", " ").splitlines()]
+
+
+def _own_words(line: str) -> list[str] | None:
+    """The arguments of `conadv`, also below torchrun and srun; None for other lines, and for commands cut short."""
+    match = re.match(r"(?:\w+=\S+ )*(?:torchrun .*?-m |srun .*?|python -m )?conadv (-?[a-z].*)", line)
+    if not match or "..." in line or "…" in line or "$" in line or "ARGUMENTS" in line:
+        return None
+    words = shlex.split(match[1], comments=True)
+    return words[: words.index(">")] if ">" in words else words
+
+
+@pytest.mark.parametrize("words", commands())
+def test_a_command_parses(words):
+    if "--help" in words:
+        words.remove("--help")
+    named_only = len(words) <= 2 and all(word.isalpha() for word in words)  # prose that names a command
+    try:
+        _app().parse_args(words, print_error=False, exit_on_error=False)
+    except MissingArgumentError:
+        assert named_only
+
+
+@pytest.mark.parametrize("command", CHEAP)
+def test_a_cheap_command_runs(command, capsys):
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", sorted({one.page for one in blocks() if one.language == "python"}))
+def test_python_runs(page, tmp_path, monkeypatch):
+    """The blocks of a page run one after the other, with what a reader has at hand: a model, a loader and torch."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    images, labels = torch.rand(8, 3, 8, 8), torch.randint(10, (8,))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
+    names: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "model": model, "loader": [(images, labels)] * 2}
+    for one in blocks():
+        if one.page == page and one.language == "python":
+            try:
+                exec(compile("\n" * one.line + one.text, page, "exec"), names)
+            except ModuleNotFoundError as error:
+                if error.name not in OTHERS:
+                    raise
+
+
+@pytest.mark.parametrize("block", of("toml"))
+def test_toml_is_a_study(block, tmp_path):
+    (tmp_path / "study.toml").write_text(block.text, encoding="utf-8")
+    assert "arm" in tomllib.loads(block.text)
+    assert read_study(tmp_path / "study.toml", _resolve).cells
+
+
+@pytest.mark.parametrize("block", of("json"))
+def test_json_is_whole(block):
+    assert json.loads(block.text)
+
+
+def test_every_block_is_of_a_kind_that_is_checked():
+    kinds = {"python", "console", "toml", "json"} | SHOWN
+    assert [one[:3] for one in blocks() if one.language not in kinds] == []
+    # A console block shows commands; what they print goes into a block of its own.
+    for one in blocks():
+        if one.language == "console":
+            assert all(re.match(r"\$ |\s", line) for line in one.text.splitlines()), one
+
+
+def test_make_targets_and_scripts_exist():
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:`|^\$ |^)make ([a-z]+)", text, re.MULTILINE)) - {"it"}
+    assert named and named <= targets
+    for script in re.findall(r"(?:benchmarks|examples|tests)/[\w/]+\.py", text):
+        assert (ROOT / script).exists(), script
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    docs = ROOT / "docs"
+    for page in docs.rglob("*.md"):
+        assert page.relative_to(docs).as_posix() in navigation, f"add {page.name} to the navigation of mkdocs.yml"
+
+
+def test_every_public_name_is_in_the_reference():
+    import conadv
+
+    listed = {line.rpartition(".")[2] for line in (ROOT / "docs" / "api.md").read_text().splitlines() if ":::" in line}
+    assert listed == set(conadv.__all__)
+
+
+@pytest.mark.parametrize("page", ["paper.md", "how-it-works.md"])
+def test_files_and_functions_that_are_named_exist(page):
+    source = ROOT / "src" / "conadv"
+    code = "\n".join(path.read_text(encoding="utf-8") for path in source.rglob("*.py"))
+    named = re.findall(r"`([^`\n$]+)`(?!\$)", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    files = [name for name in named if re.fullmatch(r"\w+/[\w/]+(\.py|/)", name) and not name.startswith("tests/")]
+    functions = [name for name in named if re.fullmatch(r"[A-Z]\w+\.\w+|_\w+", name)]
+    assert files and functions
+    assert [name for name in files if not (source / name).exists() and not (ROOT / name).exists()] == []
+    assert [name for name in functions if f"def {name.rpartition('.')[2]}(" not in code] == []

@@ -1,0 +1,40 @@
+"""What a run says of itself before its first step, and that saying it changes nothing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import tiny
+from conadv.cli import main
+
+FLAGS = [word for name, value in tiny.FIELDS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.mark.parametrize(("method", "told"), [("conadv", "epsilon 24/255, delay 1"), ("vanilla", "vanilla; lars")])
+def test_a_run_says_what_it_will_do(method, told, tmp_path, capsys):
+    assert main(["train", "digits", *FLAGS, "--method", method, "--run", str(tmp_path / "run")]) == 0
+    lines = capsys.readouterr().err.splitlines()[:5]
+    assert [line.split()[0] for line in lines] == ["model", "data", "method", "run", "time"]
+    assert re.search(r"\d parameters", lines[0]) and "8 × 8 × 1, 10 classes" in lines[1]
+    assert told in lines[2] and "on 1 rank" in lines[3] and "cpu with 1 thread" in lines[3]
+    assert re.search(r"about [\d.]+ (s|min)", lines[4])
+
+
+def test_a_resumed_run_says_what_is_left_and_a_complete_one_nothing(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert main(["train", "digits", *FLAGS, "--max-steps", "2", "--run", run]) == 0
+    assert main(["train", "--resume", run, "--model", "tiny:net", "--max-steps", "6"]) == 0
+    assert "run     steps 3 to 6 of" in capsys.readouterr().err
+    assert main(["train", "--resume", run, "--model", "tiny:net"]) == 0
+    assert "parameters" not in capsys.readouterr().err
+
+
+def test_the_preview_changes_no_number(tmp_path):
+    states = []
+    for name, words in {"told": [], "quiet": ["--quiet"]}.items():
+        folder = tmp_path / name
+        assert main(["train", "digits", *FLAGS, *words, "--run", str(folder)]) == 0
+        states.append(sorted((folder / "checkpoints").glob("step-*/state.safetensors"))[-1].read_bytes())
+    assert states[0] == states[1]
