@@ -21,7 +21,7 @@ TABLES = {"attack": Attack, "optimizer": Optimizer, "schedule": Schedule, "data"
 
 # What may change when a run is resumed: it does not affect the results.
 RESUMABLE = (
-    "layout", "threads", "timeout", "max_steps", "eval_every", "log", "profile",
+    "layout", "threads", "timeout", "max_steps", "eval_every", "log", "profile", "diagnose",
     "data.path", "data.workers", "data.memory",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 )  # fmt: skip

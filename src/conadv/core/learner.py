@@ -243,6 +243,18 @@ class Learner:
 
         return input_gradient(model, total, part.images, partial(without_trace, model, part.branch, None, seed))
 
+    def weight_gradients(self, part: Part, step: int, number: int) -> tuple[Tensor, list[Tensor]]:
+        """The mean loss of a part and its gradient by each trainable weight, as in `step`. It leaves no trace."""
+        model = unwrap(self.model)
+        seed = None if self.seed is None else self._seed(step, number, part.branch)
+        weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        with torch.enable_grad(), without_trace(model, part.branch, None, seed):
+            with self._precision():
+                loss = self.loss(part.call(model, part.images.detach().clone()), part.labels)
+            found = torch.autograd.grad(loss, weights, allow_unused=True)
+        known = zip(found, weights, strict=True)
+        return loss.detach(), [torch.zeros_like(own) if gradient is None else gradient for gradient, own in known]
+
     def check_images(self, attack: Attack, images: Tensor) -> None:
         """Check the range of the first images only: this waits for the device."""
         self._checks.look_at_images(attack, images)

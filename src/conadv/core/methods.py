@@ -25,6 +25,7 @@ from .share import TwinShare
 from .spans import span
 from .splitbn import plain_layers
 from .stale import StaleWeights
+from .staleness import Staleness
 from .state import State, below, pack, unpack
 
 # The parts that a step learns from in one chunk, the number of the chunk, and how many there are.
@@ -222,6 +223,10 @@ class ConAdv:
         self._stale.reset()
         self._loaded = True
 
+    def staleness(self) -> Staleness:
+        """What measures how far the twins of stale weights are from fresh ones."""
+        return Staleness(self._learner, self._share, self.adv_weight, self._generate)
+
     def state_dict(self, all_ranks: bool = False) -> State:
         """What the next step needs beside the weights, as tensors by name, for torch.save or safetensors.
 
@@ -291,9 +296,13 @@ class ConAdv:
         """Put the twins of a chunk in flight."""
         if chunk is not None and self._learner.has_twins(self._share, batch_number, chunk_number):
             with self._weights():
-                twin: Twin = self._learner.attack(self.attack, chunk, batch_number, chunk_number, self._share)
+                twin = self._generate(chunk, batch_number, chunk_number)
             with span("hand-off"):
                 self.handoff.put(twin)
+
+    def _generate(self, chunk: Batch, batch_number: int, chunk_number: int) -> Twin:
+        """The twins of a chunk, with the weights that the model has."""
+        return self._learner.attack(self.attack, chunk, batch_number, chunk_number, self._share)
 
     def _check_ahead(self, ahead: Any) -> None:
         if ahead is not None and self._attacked - self.step != self._ahead:

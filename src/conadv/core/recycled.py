@@ -19,6 +19,7 @@ from .methods import Work, total_loss
 from .roles import Role
 from .share import TwinShare, select
 from .spans import span
+from .staleness import Staleness
 from .state import State, below, pack, unpack
 
 
@@ -106,18 +107,19 @@ class Recycled:
         own = self._learner.batch(batch)
         count = count_chunks(own, self._learner.chunk_size)
         for chunk_number, chunk in enumerate(self._learner.chunks(own)):
-            if not self._learner.has_twins(self._share, number, chunk_number):
-                continue
-            self._learner.check_images(self.attack, chunk.images)
-            part = self._learner.clean_parts(chunk, 1 - self.adv_weight)[0]
-            gradient = self._learner.input_gradient(part, number, chunk_number, count)
-            self.handoff.put(self._twin(part, gradient, count, number, chunk_number))
+            if self._learner.has_twins(self._share, number, chunk_number):
+                self.handoff.put(self._generate(chunk, number, chunk_number, count))
         self._primed, self._made = True, number
 
     def resume(self, step: int) -> None:
         empty(self.handoff)
         self._learner.step = step
         self._primed, self._made = False, None
+
+    def staleness(self) -> Staleness:
+        """What measures how far the twins of stale weights are from fresh ones."""
+        generate = partial(self._generate, count=self._learner.place.chunks or 1)
+        return Staleness(self._learner, self._share, self.adv_weight, generate, lag=1)
 
     def state_dict(self, all_ranks: bool = False) -> State:
         """What the next step needs beside the weights, as tensors by name, for torch.save or safetensors.
@@ -169,6 +171,13 @@ class Recycled:
                 batch = Chunked(batch.count, list(batch.chunks))
             self.prime(batch, self.step)
         return batch
+
+    def _generate(self, chunk: Batch, batch_number: int, chunk_number: int, count: int) -> Twin:
+        """The twins of a chunk, with the weights that the model has, from a backward pass of their own."""
+        self._learner.check_images(self.attack, chunk.images)
+        part = self._learner.clean_parts(chunk, 1 - self.adv_weight)[0]
+        gradient = self._learner.input_gradient(part, batch_number, chunk_number, count)
+        return self._twin(part, gradient, count, batch_number, chunk_number)
 
     def _twin(self, part: Part, gradient: Tensor, count: int, batch_number: int, chunk_number: int) -> Twin:
         """The twin of a chunk, from the gradient of its scaled loss."""

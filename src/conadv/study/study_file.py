@@ -32,7 +32,7 @@ Resolve = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
 
 # Fields that do not affect the results of a run: cells that differ only in these are the same cell.
 NUMBERLESS = frozenset({
-    "layout", "threads", "timeout", "eval_every", "data.workers", "data.memory",
+    "layout", "threads", "timeout", "eval_every", "diagnose", "data.workers", "data.memory",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 })  # fmt: skip
 

@@ -35,7 +35,8 @@ def train(
         resume: The folder of a run to continue, in place of `recipe` and `folder`.
         quiet: Print no progress. False: a progress bar on a terminal, a line every few seconds elsewhere.
         on_step: Called on rank 0 after each step with a dictionary of its metrics: step (from 0), epoch, lr, loss,
-            clean_loss, adv_loss, skipped (whether the numbers were not finite) and seconds (since the start).
+            clean_loss, adv_loss, skipped (whether the numbers were not finite) and seconds (since the start); with
+            `diagnose`, those of staleness as well.
         on_evaluation: Called on rank 0 after each evaluation with a dictionary of its metrics: step, test_top1,
             test_top5, train_top1 and gap in percent, test_loss and train_loss. For the evaluation at the end, step
             is the number of steps taken.

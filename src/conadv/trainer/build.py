@@ -55,6 +55,8 @@ class Policy:
     """0: not by time."""
     evaluate_steps: int
     """0: only at the end."""
+    diagnose_steps: int
+    """0: never."""
     nonfinite: Literal["stop", "skip"]
     skip_limit: int
 
@@ -176,7 +178,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     ahead = layout.ahead(recipe.delay)
     handoff = between_ranks(layout, world, _twins(recipe, place), ahead, stop - start, _wire(recipe, task, attack))
     looks_back = ahead < recipe.delay and Role.ATTACK in place.role  # it attacks with stale weights
-    stale = StaleWeights(task.model, recipe.delay if looks_back or world.is_main else 0)
+    stale = StaleWeights(task.model, recipe.delay if looks_back or world.is_main or recipe.diagnose else 0)
     return Job(
         task=task,
         world=world,
@@ -213,6 +215,7 @@ def build_policy(recipe: Recipe, stream: Stream) -> Policy:
         save_steps=recipe.checkpoint.every or stream.steps_per_epoch,
         save_seconds=60 * recipe.checkpoint.minutes,
         evaluate_steps=recipe.eval_every * stream.steps_per_epoch,
+        diagnose_steps=recipe.diagnose,
         nonfinite=recipe.nonfinite,
         skip_limit=recipe.skip_limit,
     )

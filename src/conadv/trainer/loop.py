@@ -13,6 +13,7 @@ from conadv.core.splitbn import update_running_stats
 from conadv.parallel.gradients import Outcome
 
 from .build import Job, Policy
+from .diagnosis import diagnose
 from .evaluation import evaluate_task
 from .profiling import Profile
 from .record import Sinks, StateSaver
@@ -62,6 +63,7 @@ def run(
                     job.handoff.end_step()
                 outcome = job.exchange.finish(losses, request.signal or 0)
             _check_weights(job, progress.step, outcome)
+            measured = _diagnose(job, progress.step, policy)
             rate = job.rate(progress.step)
             job.stale.keep()
             if outcome.culprits is None:
@@ -73,7 +75,7 @@ def run(
             progress.seconds = time.monotonic() - began
             profile.end_step()
             saver.check()
-            sinks.log(progress.step - 1, _metrics(job, progress, policy, outcome, rate))
+            sinks.log(progress.step - 1, _metrics(job, progress, policy, outcome, rate) | measured)
             stopped_by = outcome.stop
             if stopped_by:
                 break
@@ -93,6 +95,11 @@ def _check_weights(job: Job, step: int, outcome: Outcome) -> None:
             f"step {step}: the weights of {names} are not those of the other ranks (faulty memory, or machines that "
             "compute differently): resume from the last checkpoint, on other machines"
         )
+
+
+def _diagnose(job: Job, step: int, policy: Policy) -> dict[str, float]:
+    """What is known of the staleness of this step, if it is due."""
+    return diagnose(job, step) if policy.diagnose_steps and (step + 1) % policy.diagnose_steps == 0 else {}
 
 
 def _drain(job: Job) -> None:
