@@ -421,7 +421,7 @@ def test_cli_and_config_do_without_torch():
         "assert main(['train', '--epochs', '0']) == 2\n"
         "print(sorted(name for name in sys.modules if name.startswith(('torch', 'numpy', 'conadv'))))"
     )
-    ours = ["conadv", "conadv.cli", "conadv.config"]
+    ours = ["conadv", "conadv.atomic", "conadv.cli", "conadv.config"]
     ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog", "conadv.core.roles"]
     ours += ["conadv.encoding", "conadv.flags", "conadv.optim", "conadv.optim.catalog"]
     ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.launch"]

@@ -350,6 +350,7 @@ def test_an_installed_package_carries_its_recipes_and_config_needs_only_the_cata
     modules = (
         "setting",
         "sinks",
+        "atomic",
         "toml_file",
         "core/__init__",
         "core/catalog",

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from conadv.atomic import replacing_path
+
 Metrics = Mapping[str, Any]
 
 
@@ -74,12 +76,10 @@ class Csv:
 
     def _rewrite(self, rows: Iterable[dict[str, Any]]) -> None:
         """Replace the file, in one go, by one with the present columns."""
-        partial = self._path.with_name(".metrics.csv.partial")
-        with partial.open("w", newline="", encoding="utf-8") as file:
+        with replacing_path(self._path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(rows)
-        partial.replace(self._path)
         self._file = self._path.open("a", newline="", encoding="utf-8")
 
 

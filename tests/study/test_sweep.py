@@ -171,7 +171,7 @@ def test_a_cell_goes_on_where_a_run_has_begun(fake_train: Path, tmp_path: Path) 
     killed_at_birth.mkdir()
     recipe = load_recipe("digits", {"seed": 1, "max_steps": 2})
     (begun / "config.toml").write_text(dump_recipe(recipe), encoding="utf-8")
-    (killed_at_birth / ".config.toml.partial").write_text("see", encoding="utf-8")
+    (killed_at_birth / ".config.toml.7-8.partial").write_text("see", encoding="utf-8")
     assert cli.main(["sweep", str(study), "--out", str(out), "--jobs", "1"]) == 0
     assert [(seed, resumes) for seed, resumes, *_ in starts(fake_train)] == [(1, True), (2, False)]
     assert not any(killed_at_birth.glob(".config*"))

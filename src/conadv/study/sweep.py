@@ -134,7 +134,8 @@ def train_words(cell: Cell, home: Path) -> list[str]:
     """Arguments of `conadv` for a cell: start a run, or resume one that was stopped."""
     if (home / "config.toml").exists():
         return ["train", "--quiet", "--resume", str(home)]
-    (home / ".config.toml.partial").unlink(missing_ok=True)  # left by a run that was killed while starting
+    for partial in home.glob(".config.toml*.partial"):  # left by a run that was killed while starting
+        partial.unlink()
     return ["train", cell.recipe, *flags({**_CHECKPOINTS, **cell.overrides}), "--quiet", "--run", str(home)]
 
 

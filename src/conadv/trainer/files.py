@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from conadv.atomic import replacing
+
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
@@ -25,12 +27,8 @@ def write_atomically(path: Path, text: str) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Like `write_atomically`, for a caller who has advice of their own where it fails."""
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        write_flushed(aside, data)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(data)
 
 
 def write_flushed(path: Path, data: bytes) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from conadv.atomic import replacing_path
 from conadv.core.spans import STEP, recording, span
 
 # Steps that are left out, because the first ones also allocate memory and choose kernels.
@@ -57,9 +58,8 @@ class Profile:
         recorder, self._recorder, self._left = self._recorder, None, 0
         self._open.close()
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        aside = self._file.with_name(f".{self._file.name}.partial")
-        recorder.export_chrome_trace(str(aside))
-        aside.replace(self._file)
+        with replacing_path(self._file) as temporary:
+            recorder.export_chrome_trace(str(temporary))
         del recorder
         gc.collect()  # PyTorch crashes when it frees what it recorded of a process group at the end of the interpreter
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from conadv.task.data.atomic import replacing
+from conadv.atomic import replacing
 from conadv.task.data.regular import open_regular
 
 Table = dict[str, NDArray[np.generic]]

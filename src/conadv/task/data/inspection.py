@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from conadv.task.data.atomic import replacing
+from conadv.atomic import replacing
 from conadv.task.data.open import find_data
 from conadv.task.data.regular import plain_errors
 from conadv.task.data.scan import Scan

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from conadv.task.data.atomic import replacing
+from conadv.atomic import replacing
 from conadv.task.data.encoded import Encoded
 from conadv.task.data.source import DataSet, Source
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conadv.task.data.atomic import replacing
+from conadv.atomic import replacing
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
