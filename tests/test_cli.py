@@ -423,7 +423,7 @@ def test_cli_and_config_do_without_torch():
     )
     ours = ["conadv", "conadv.atomic", "conadv.cli", "conadv.config"]
     ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog", "conadv.core.roles"]
-    ours += ["conadv.encoding", "conadv.flags", "conadv.optim", "conadv.optim.catalog"]
+    ours += ["conadv.flags", "conadv.optim", "conadv.optim.catalog"]
     ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.launch"]
     ours += ["conadv.printing", "conadv.recipe_flags"]
     ours += ["conadv.setting", "conadv.sinks", "conadv.toml_file", "conadv.trainer", "conadv.trainer.signals"]

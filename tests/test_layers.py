@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[1] / "src" / "conadv"
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "optim": set(),
-    "encoding": set(),
     "readable": set(),
     "setting": set(),
     "flags": {"setting"},
@@ -32,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"core"},
     "trainer": {"core", "optim", "task", "parallel", "sinks", "atomic", "readable"},
     "study": {"core", "optim", "task", "parallel", "trainer", "setting", "flags", "toml_file", "readable"},
-    "cli": {"core", "optim", "task", "parallel", "trainer", "study", "config", "printing", "recipe_flags", "encoding"},
+    "cli": {"core", "optim", "task", "parallel", "trainer", "study", "config", "printing", "recipe_flags"},
     "__main__": {"cli"},
     "__init__": {"core", "optim", "parallel", "config", "trainer"},
 }

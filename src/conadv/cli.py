@@ -17,11 +17,10 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 
 from conadv import config
-from conadv.encoding import allow_any_encoding
 from conadv.parallel.agreement import AgreedError
 from conadv.parallel.launch import adopt_slurm, local_rank, own_rank
+from conadv.printing import allow_any_encoding, say
 from conadv.printing import report as report_result
-from conadv.printing import say
 from conadv.recipe_flags import dotted, with_fields
 from conadv.trainer.signals import Interrupted
 

@@ -1,7 +1,9 @@
-"""What commands print: a result as lines or as one JSON object, and messages on standard error."""
+"""What commands print: a result as lines or as JSON, messages on standard error, and text for any terminal."""
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import math
 import sys
@@ -9,6 +11,13 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
 
 from conadv.readable import readable
+
+# ASCII for characters that a terminal cannot show.
+_PLAIN = {
+    "×": "x", "·": ".", "–": "-", "−": "-", "─": "-", "━": "-", "│": "|", "…": "...", "←": "<-", "→": "->",
+    "≤": "<=", "≥": ">=", "±": "+/-", "ε": "eps", "µ": "u", "μ": "u", "√": "sqrt", "•": "*",
+}  # fmt: skip
+_BOXES = range(0x2500, 0x2580)
 
 
 def report(work: Callable[[], Mapping[str, object]], as_json: bool) -> None:
@@ -33,3 +42,21 @@ def _is_odd(value: object) -> bool:
 def say(text: str) -> None:
     """Print one line on standard error."""
     print(" ".join(text.split()), file=sys.stderr)
+
+
+def allow_any_encoding() -> None:
+    """Let standard output and error take every text; without this, a C locale makes `print` fail at the first ×."""
+    codecs.register_error("conadv-plain", _replace)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="conadv-plain")
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_plain, error.object[error.start : error.end])), error.end
+
+
+def _plain(character: str) -> str:
+    return _PLAIN.get(character) or ("+" if ord(character) in _BOXES else "?")
