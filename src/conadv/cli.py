@@ -84,17 +84,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(
     recipe: Annotated[
         str | None,
-        Parameter(help="A TOML file, or one that conadv recipes lists; none: digits, or your own --data.path."),
+        Parameter(
+            help="A TOML file, or a built-in recipe (see conadv recipes); none: digits, or defaults for --data.path."
+        ),
     ] = None,
     /,
     *,
     run: Annotated[Path | None, _option("The folder to write; none: a new one under runs.", "DIR", names=_RUN)] = None,
     resume: Annotated[Path | None, _option("The folder of a run to resume, instead of a recipe.", "DIR")] = None,
-    quiet: Annotated[bool, _option("No progress.")] = False,
+    quiet: Annotated[bool, _option("Print no progress.")] = False,
     json: Json = False,
     **fields: str | list[str],
 ) -> None:
-    """Train as a recipe says.
+    """Train a model as described by a recipe.
 
     A flag changes one field of the recipe: conadv train digits --method recycled --attack.epsilon 8/255 --seed 1
     """
@@ -115,9 +117,11 @@ def evaluate(
     run: Run,
     /,
     *,
-    robust: Annotated[bool, _option("Also under attack by PGD.")] = False,
-    epsilon: Annotated[str | None, _option("Its radius, a fraction of the pixel range.", "X", "4/255")] = None,
-    steps: Annotated[str | None, _option("Its steps.", "N", "10")] = None,
+    robust: Annotated[bool, _option("Also evaluate under attack by PGD.")] = False,
+    epsilon: Annotated[
+        str | None, _option("Radius of the attack, a fraction of the pixel range.", "X", "4/255")
+    ] = None,
+    steps: Annotated[str | None, _option("Steps of the attack.", "N", "10")] = None,
     json: Json = False,
     **fields: str | list[str],
 ) -> None:
@@ -139,10 +143,10 @@ def export(
     out: Annotated[Path, Parameter(help="The file to write, NAME.safetensors.")],
     /,
     *,
-    raw: Annotated[bool, _option("The weights themselves, where the run keeps a moving average of them.")] = False,
+    raw: Annotated[bool, _option("The weights themselves, even if the run keeps a moving average of them.")] = False,
     json: Json = False,
 ) -> None:
-    """Write the weights of a run as the plain model has them: their moving average, if the run keeps one."""
+    """Export the weights of a run for the plain model: their moving average, if the run keeps one."""
     if out.suffix != ".safetensors":
         raise ValueError(
             f"weights are written as safetensors, not {str(out)!r}: choose a name that ends in .safetensors"
@@ -159,7 +163,7 @@ def sweep(
     out: Annotated[Path | None, _option("The folder to write.", "DIR", "runs/STUDY")] = None,
     jobs: Annotated[int | None, _option("Cells at a time.", "N", "as many as the cores allow")] = None,
     nice: Annotated[int, _option("Niceness of the cells, from 0 to 19.", "N", "0")] = 0,
-    quiet: Annotated[bool, _option("No progress.")] = False,
+    quiet: Annotated[bool, _option("Print no progress.")] = False,
     json: Json = False,
 ) -> None:
     """Run the missing cells of a study, each as an ordinary run. A sweep that was stopped continues where it was."""

@@ -31,5 +31,9 @@ def _group(table: str) -> Group:
     """Where the help lists the flags of a table: after the command's own, in the order of the recipe."""
     tables = list(config.TABLES)
     if not table:
-        return Group("Recipe", help=config.Recipe.__doc__ or "", sort_key=1)
-    return Group(f"Recipe: {table}", help=config.TABLES[table].__doc__ or "", sort_key=2 + tables.index(table))
+        return Group("Recipe", help=_one_line(config.Recipe.__doc__), sort_key=1)
+    return Group(f"Recipe: {table}", help=_one_line(config.TABLES[table].__doc__), sort_key=2 + tables.index(table))
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())

@@ -187,8 +187,8 @@ class Recipe:
     adv_weight: Share = 0.5
     """Weight of the adversarial loss; the clean loss has the rest."""
     twin_share: PositiveShare = 1.0
-    """Share of a batch's chunks that get twins, such as 1/4, other ones in each step: a dial for the cost. recycled
-    costs 1 + share of vanilla, conadv and disadv 1 + 5/3 share."""
+    """Share of a batch's chunks that get twins, such as 1/4, different ones in each step. Relative to vanilla, a step
+    of recycled costs 1 + share, one of conadv or disadv 1 + 5/3 share."""
     batch_size: Count = 256
     """Images per step, over all ranks."""
     chunk_size: Count = 64
