@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from conadv.core.catalog import METHODS
+from conadv.machine import usable_cores
 from conadv.parallel.collectives import World
 from conadv.study.bench import layout
 from conadv.study.bench.alternate import silent
@@ -13,7 +14,6 @@ from conadv.study.bench.contender import Contender, build_share, contenders
 from conadv.study.bench.ranks import places, run_ranks
 from conadv.study.bench.workload import Workload
 from conadv.study.plan import compare_layouts
-from conadv.study.pool import usable_cores
 from study.plans import request
 
 TINY = Workload("resnet8", width=4, chunk_size=6, image_size=8)

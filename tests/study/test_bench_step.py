@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from conadv.core.catalog import METHODS
+from conadv.machine import usable_cores as cores
 from conadv.study.bench import step
 from conadv.study.bench.alternate import Lap, silent
 from conadv.study.bench.ranks import one_core
 from conadv.study.bench.result import Ratio, Time
 from conadv.study.bench.workload import Workload
 from conadv.study.plan import times_in
-from conadv.study.pool import usable_cores as cores
 
 TINY = Workload("resnet8", width=4, chunk_size=6, image_size=8)
 

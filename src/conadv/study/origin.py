@@ -6,12 +6,12 @@ import datetime
 import json
 import os
 import platform
-import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from conadv.machine import processor
 from conadv.trainer.files import write_atomically
 
 from .results import is_scalar, is_text, parse_json
@@ -63,15 +63,6 @@ def _origin() -> dict[str, Any]:
         | {"python": platform.python_version()},
         "commit": _commit(),
     }
-
-
-def processor() -> str:
-    """The name of the processor."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1) if found else platform.processor() or platform.machine()
 
 
 def _memory_gb() -> float | None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conadv.machine import usable_cores
+
 _POLL_SECONDS = 0.1
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
@@ -88,13 +90,6 @@ class Pool:
             one.process.send_signal(signal.SIGTERM)
         for one in self._running:
             one.process.wait()
-
-
-def usable_cores() -> list[int]:
-    """Numbers of the cores that this process may use."""
-    if sys.platform == "linux":
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _share(cores: Sequence[int], slot: int, threads: int) -> set[int]:

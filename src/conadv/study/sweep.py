@@ -18,12 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from conadv.machine import usable_cores
 from conadv.trainer.files import write_atomically
 from conadv.trainer.progress import ProgressBar
 from conadv.trainer.signals import Interrupted
 
 from .origin import record_origin
-from .pool import Ended, Pool, usable_cores
+from .pool import Ended, Pool
 from .progress import SweepProgress
 from .results import FILE, Result, read_results, result_of, showcase, write_results
 from .study_file import NUMBERLESS, Cell, Resolve, Study, flags

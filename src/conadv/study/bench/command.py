@@ -16,10 +16,9 @@ import torch
 from cyclopts import App, Parameter
 
 from conadv.flags import flag, with_flags
+from conadv.machine import processor, usable_cores
 from conadv.setting import descriptions, did_you_mean, settings_of
-from conadv.study.origin import processor
 from conadv.study.plan.table import columns
-from conadv.study.pool import usable_cores
 from conadv.task.models import check_output
 from conadv.trainer.folder import versions
 

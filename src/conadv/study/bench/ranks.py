@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from conadv.machine import usable_cores
 from conadv.parallel.collectives import joined
 from conadv.parallel.launch import own_rank
-from conadv.study.pool import usable_cores
 
 from .workload import Workload
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from conadv.machine import usable_cores
 from conadv.task.data.cache import stamp_of
 from conadv.task.data.cifar import find_cifar
 from conadv.task.data.embedded import digits, synthetic
@@ -79,7 +79,7 @@ class Found:
 
     def scans(self) -> dict[str, Scan]:
         """For "train" and "test" what decoding all images shows."""
-        stamp, workers = self.stamp(), os.cpu_count() or 1
+        stamp, workers = self.stamp(), len(usable_cores())
         return {part: scan(source, f"{part}-{stamp}", workers) for part, source in self._parts().items()}
 
     def healthy(self) -> DataSet:
