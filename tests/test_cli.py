@@ -425,7 +425,7 @@ def test_cli_and_config_do_without_torch():
     ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog", "conadv.core.roles"]
     ours += ["conadv.flags", "conadv.optim", "conadv.optim.catalog"]
     ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.launch"]
-    ours += ["conadv.printing", "conadv.recipe_flags"]
+    ours += ["conadv.printing", "conadv.readable", "conadv.recipe_flags"]
     ours += ["conadv.setting", "conadv.sinks", "conadv.toml_file", "conadv.trainer", "conadv.trainer.signals"]
     assert done.stdout.splitlines()[-1] == str(ours)
 
