@@ -1,4 +1,4 @@
-"""Metric sinks: where the metrics of a run go beside metrics.jsonl and the progress bar. Loads no torch.
+"""Metric sinks: where the metrics of a run go besides metrics.jsonl and the progress bar. Loads no torch.
 
 A new sink is a class here and one row in `SINKS`; recipes and flags then know it (`log = "name"`, `--log name`).
 """

@@ -175,7 +175,7 @@ def _flat(tables: Mapping[str, Any]) -> dict[str, object]:
             raise ValueError(f"{name} is {show(value)} but must be a table: write [{name}] and its keys below it")
         entries = {f"{name}.{key}": entry for key, entry in value.items()} if name in TABLES else {name: value}
         for key, entry in entries.items():
-            # A quoted key with a dot in it, "attack.epsilon" = 0, would otherwise stand beside the table's own.
+            # A quoted key with a dot in it, "attack.epsilon" = 0, would otherwise be kept next to the table's own.
             if key not in settings() or key.count(".") != (name in TABLES):
                 _unknown(key)
             values[key] = entry

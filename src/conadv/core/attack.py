@@ -16,7 +16,7 @@ from .splitbn import Statistics, routed
 
 # (outputs, labels) -> the mean over the images, as PyTorch's losses are by default.
 Loss = Callable[[Any, Any], Tensor]
-# How a model is called with images: plainly, or with further inputs beside them.
+# How a model is called with images: plainly, or with further inputs in addition.
 Call = Callable[[nn.Module, Tensor], Any]
 
 

@@ -21,7 +21,7 @@ class Batch:
     Args:
         images: what is attacked: bytes, or floats in [0, 1] (or normalized, if the attack has mean and std),
             (N, C, H, W). Any other input works too (see `PGD`).
-        labels: what the loss takes beside the outputs: a tensor of N, or tuples and dicts of such tensors.
+        labels: what the loss takes besides the outputs: a tensor of N, or tuples and dicts of such tensors.
         augmented: another view of the same images, to learn from through a BatchNorm branch of its own.
         extra: further inputs of the model by name; the method needs `input_name` for the images then.
     """

@@ -23,7 +23,7 @@ class MethodInfo:
     target: str
     """Its class, as module:name within this package."""
     options: tuple[str, ...]
-    """What its class takes beside the model, the loss and what every method takes (see `build`)."""
+    """What its class takes besides the model, the loss and what every method takes (see `build`)."""
     delay: int | None
     """Steps between generating a twin and learning from it; None: the user chooses."""
     default_delay: int

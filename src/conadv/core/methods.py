@@ -64,7 +64,7 @@ class Method(Protocol):
         """Continue at `step`; what was in flight is to be primed again."""
 
     def state_dict(self, all_ranks: bool = False) -> State:
-        """What the next step needs beside the weights, as tensors by name."""
+        """What the next step needs besides the weights, as tensors by name."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -228,7 +228,7 @@ class ConAdv:
         return Staleness(self._learner, self._share, self.adv_weight, self._generate)
 
     def state_dict(self, all_ranks: bool = False) -> State:
-        """What the next step needs beside the weights, as tensors by name, for torch.save or safetensors.
+        """What the next step needs besides the weights, as tensors by name, for torch.save or safetensors.
 
         Args:
             all_ranks: with twins in flight on several ranks, gather those of all; every rank calls it.

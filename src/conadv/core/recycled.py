@@ -122,7 +122,7 @@ class Recycled:
         return Staleness(self._learner, self._share, self.adv_weight, generate, lag=1)
 
     def state_dict(self, all_ranks: bool = False) -> State:
-        """What the next step needs beside the weights, as tensors by name, for torch.save or safetensors.
+        """What the next step needs besides the weights, as tensors by name, for torch.save or safetensors.
 
         Args:
             all_ranks: on several ranks, gather the twins of all; every rank calls it.

@@ -100,7 +100,7 @@ class Sam:
         self._learner.step = step
 
     def state_dict(self, all_ranks: bool = False) -> State:
-        """What the next step needs beside the weights, as tensors by name, for torch.save or safetensors.
+        """What the next step needs besides the weights, as tensors by name, for torch.save or safetensors.
 
         Args:
             all_ranks: with delay 1 on several ranks, gather the directions of all; every rank calls it.

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from .batch import Batch
 from .seeds import mix, uniform
 
-_SHARE = 3  # what its random numbers are for, beside those of attacks and forward passes
+_SHARE = 3  # what its random numbers are for, besides those of attacks and forward passes
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ class OptimizerInfo:
     target: str
     """Its class, as module:name."""
     takes: Mapping[str, str | tuple[str, ...]]
-    """Arguments of the class beside the parameter groups and `lr`, each with the field or fields of `[optimizer]` that
+    """Arguments of the class besides the parameter groups and `lr`, each with the field or fields of `[optimizer]` that
     it comes from. A field that is None is left to the default of the class."""
 
     def build(self, model: Any, settings: Mapping[str, Any]) -> Any:

@@ -33,7 +33,7 @@ from .recipients import Recipients
 _BUCKET_BYTES = 2**20
 # On a GPU a sum takes tens of microseconds to start.
 _CUDA_BUCKET_BYTES = 25 * 2**20
-# How many numbers a rank tells beside gradients and statistics.
+# How many numbers a rank adds besides gradients and statistics.
 _TOLD = 3
 
 

@@ -120,7 +120,7 @@ def _pulse(content: str) -> Pulse:
 
 
 def _answered(request: Callable[[], T]) -> T:
-    """The answer to a request, or a RuntimeError: a client of the store would wait for ever."""
+    """The answer to a request, or a RuntimeError: a client of the store would wait forever."""
     box: queue.SimpleQueue[T | RuntimeError] = queue.SimpleQueue()
 
     def ask() -> None:

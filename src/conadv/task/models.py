@@ -48,7 +48,7 @@ class Normalize(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions beside a shortcut.
+    """Two 3×3 convolutions with a shortcut.
 
     The last weight of BatchNorm starts at 0, here as in the bottleneck: a block starts as its shortcut, which
     steadies the first steps of a large batch (Goyal et al., 2017) and did no harm at 8 layers.
@@ -72,7 +72,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions beside a shortcut; the stride is in the 3×3, which makes it version 1.5."""
+    """1×1, 3×3 and 1×1 convolutions with a shortcut; the stride is in the 3×3, which makes it version 1.5."""
 
     expansion = 4
 

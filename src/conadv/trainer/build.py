@@ -1,4 +1,4 @@
-"""From a recipe to the parts of a run: the only place, beside the command line, that knows recipes."""
+"""From a recipe to the parts of a run: the only place, besides the command line, that knows recipes."""
 
 from __future__ import annotations
 

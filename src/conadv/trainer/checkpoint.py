@@ -121,7 +121,7 @@ def newest_whole(
 
 
 def set_aside_newer(folder: Path, step: int) -> None:
-    """Rename checkpoints that were passed over, so that they are not counted among those that are kept."""
+    """Rename checkpoints that were skipped, so that they are not counted among those that are kept."""
     for path in checkpoints(folder):
         if int(path.name[5:]) > step:
             aside = path.with_name(path.name.replace("step-", "damaged-"))

@@ -19,7 +19,7 @@ from .lock import FolderLock
 
 
 def versions() -> dict[str, str]:
-    """What a result depends on beside the recipe."""
+    """What a result depends on besides the recipe."""
     return {"conadv": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
@@ -33,7 +33,7 @@ def default_folder(parent: Path, name: str, config: str, restarted: bool) -> Pat
 
 
 class RunFolder:
-    """The folder of a run while rank 0 trains: locked, and removed again if nothing came of the run.
+    """The folder of a run while rank 0 trains: locked, and removed again if the run fails before its first checkpoint.
 
     Args:
         path: The folder.

@@ -15,7 +15,7 @@ from conadv.readable import duration
 
 
 class ProgressBar:
-    """A count out of a total, with a text beside it.
+    """A count out of a total, with a text next to it.
 
     Args:
         start: What has been done already.

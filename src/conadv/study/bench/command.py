@@ -126,7 +126,7 @@ def _run(measurements: Mapping[str, Measurement]) -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    """What a number depends on beside our code; the load shows whether anything else was running."""
+    """What a number depends on besides our code; the load shows whether anything else was running."""
     return {
         "processor": processor(),
         "cores": len(usable_cores()),

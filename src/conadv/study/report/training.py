@@ -174,7 +174,7 @@ def curve_section(curves: Curves) -> Section | None:
 
 
 def _curve_figure(kind: str, what: str, curves: Mapping[str, Curve]) -> Figure:
-    """Few enough lines per drawing to tell them apart, each beside the first."""
+    """Few enough lines per drawing to tell them apart, each with the first."""
     lines = [Line(name, *zip(*curve, strict=True)) for name, curve in curves.items()]
     step = _MOST_LINES - 1
     parts = [[lines[0], *lines[first : first + step]] for first in range(1, len(lines), step)] or [lines]
