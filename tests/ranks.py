@@ -27,13 +27,20 @@ from conadv.trainer import saver
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # PyTorch loads the last of these when the first optimizer is made.
-_CONTEXT.set_forkserver_preload(["ranks", "tasks", "conadv.trainer.commands", "torch._dynamo", "numpy.random"])
+_PRELOAD = ["ranks", "tasks", "conadv.trainer.commands", "torch._dynamo", "numpy.random"]
+_CONTEXT.set_forkserver_preload(_PRELOAD)
 
 
 class Pool:
-    """Processes that are ranks of one world after the other."""
+    """Processes that are ranks of one world after the other.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: of the largest world.
+        preload: further modules that they have imported from the start, if the server is not running yet.
+    """
+
+    def __init__(self, size: int, preload: Sequence[str] = ()) -> None:
+        _CONTEXT.set_forkserver_preload([*preload, *_PRELOAD])
         self._ends: list[Connection] = []
         self._processes: list[ForkServerProcess] = []
         for _ in range(size):

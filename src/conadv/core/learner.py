@@ -122,7 +122,10 @@ class Learner:
             if not set(branches) <= set(layer.branches):
                 raise ValueError(f"the model has only the branches {', '.join(layer.branches)}: call {call}")
         if "adv" in branches and self._parallel is not None and self._parallel.find_unused_parameters:
-            raise ValueError("two branches in a step look unused in turn: wrap with find_unused_parameters=False")
+            raise ValueError(
+                "two branches in a step look unused in turn: wrap with find_unused_parameters=False "
+                "(Transformers: ddp_find_unused_parameters=False)"
+            )
 
     def batch(self, item: Any) -> Batch | Chunked:
         """What the loader yielded, as a batch."""
@@ -166,7 +169,7 @@ class Learner:
         DistributedDataParallel all-reduces gradients once per step, with the last part of the last chunk. A static
         graph does not allow a first backward pass without all_reduce: then all parts share one backward pass.
         """
-        if self._autocast == torch.float16:
+        if self._is_float16():
             raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(now, ahead)).backward()")
         together = [parts] if self._parallel and self._parallel.static_graph else [[part] for part in parts]
         for some in together:
@@ -353,6 +356,12 @@ class Learner:
     def _seed(self, step: int, number: int, branch: str) -> int:
         assert self.seed is not None
         return mix(self.seed, _FORWARD, step, self.place.first_chunk + number, _BRANCH_NUMBER[branch])
+
+    def _is_float16(self) -> bool:
+        """Whether forward passes run in float16, as the method or the surrounding code says."""
+        kind = self.device.type
+        around = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return torch.float16 in (self._autocast, around)
 
     def _precision(self) -> AbstractContextManager[None]:
         return nullcontext() if self._autocast is None else torch.autocast(self.device.type, self._autocast)

@@ -1,0 +1,48 @@
+"""Every loop takes the steps of a plain one with every method, every mistake is answered, and the docs list both."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch
+
+from combinations import COMBINATIONS, DOCS, REFUSALS, Combination, Refusal, said, written
+from frameworks import NAMES, expected
+from ranks import Pool
+from settings import small_batches
+
+# Other libraries warn of their own settings; what conadv says stays an error.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error:.*ranks differ")]
+COUNT = 4  # batches of each process
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("row", "ranks"), [(row, ranks) for row in COMBINATIONS for ranks in row.ranks], ids=str)
+def test_the_steps_are_those_of_a_plain_loop(
+    row: Combination, ranks: int, accumulate: int, name: str, pool: Pool
+) -> None:
+    """The gradient of a step is the mean over its batches, of all processes and accumulated ones."""
+    pytest.importorskip(row.library, reason=f"{row.library} is not installed: make integrations")
+    turns = [list(enumerate(batches)) for batches in zip(*[iter(small_batches(COUNT * ranks))] * ranks, strict=True)]
+    steps = [list(chain(*turns[first : first + accumulate])) for first in range(0, COUNT, accumulate)]
+    reference = expected(name, steps)
+    states = pool.run(ranks, row.train, name, COUNT, accumulate) if ranks > 1 else [row.train(name, COUNT, accumulate)]
+    compared = dict(reference.named_parameters()) if ranks > 1 else reference.state_dict()
+    for state in states:
+        for key, value in compared.items():
+            torch.testing.assert_close(state[key], value.detach(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("row", REFUSALS, ids=str)
+def test_a_mistake_is_answered(row: Refusal, pool: Pool) -> None:
+    pytest.importorskip(row.library, reason=f"{row.library} is not installed: make integrations")
+    number = REFUSALS.index(row)
+    answers = pool.run(row.ranks, said, number) if row.ranks > 1 else [said(number)]
+    assert answers == [row.message] * row.ranks
+
+
+def test_the_docs_list_the_combinations() -> None:
+    text = DOCS.read_text()
+    assert text == written(text), "run python tests/combinations.py"
