@@ -29,9 +29,9 @@ method = conadv.ConAdv(model, F.cross_entropy, conadv.PGD(epsilon=24 / 255))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 
 for _epoch in range(30):
-    for now, ahead in method.feed(loader):
+    for batch in loader:
         optimizer.zero_grad()
-        losses = method(now, ahead)
+        losses = method(batch)
         optimizer.step()
 
 model.eval()

@@ -1,49 +1,37 @@
-"""A LightningModule with concurrent adversarial learning; the lines that a plain one does not have are marked."""
+"""A LightningModule with concurrent adversarial learning; what a plain one has instead is in the comments."""
 
 import lightning
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-import conadv
-from conadv.task.data import open_data
+import conadv  # conadv
+from digits import net, report, train_loader
 
 
 class Digits(lightning.LightningModule):
     def __init__(self):
         super().__init__()
-        self.model = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 8 * 8, 10)
-        )
+        self.model = net()
         conadv.split_batchnorm(self.model)  # conadv
         self.method = conadv.ConAdv(self.model, F.cross_entropy, conadv.PGD(epsilon=24 / 255), seed=0)  # conadv
 
     def training_step(self, batch, number):
-        return self.method.loss(batch)  # conadv: was F.cross_entropy(self.model(images), labels)
+        images, labels = batch
+        return self.method.loss((images, labels))  # conadv, was: return F.cross_entropy(self.model(images), labels)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
 
-    def on_save_checkpoint(self, checkpoint):  # conadv: resume exactly
-        checkpoint["method"] = self.method.state_dict(all_ranks=True)
+    def on_save_checkpoint(self, checkpoint):  # conadv
+        checkpoint["method"] = self.method.state_dict(all_ranks=True)  # conadv
 
     def on_load_checkpoint(self, checkpoint):  # conadv
-        self.method.load_state_dict(checkpoint["method"])
+        self.method.load_state_dict(checkpoint["method"])  # conadv
 
-
-torch.manual_seed(0)
-source = open_data("digits", train_size=200)
-images, test_images = (
-    torch.from_numpy(part.images).permute(0, 3, 1, 2).float() / 255 for part in (source.train, source.test)
-)
-labels, test_labels = (torch.from_numpy(part.labels) for part in (source.train, source.test))
-loader = DataLoader(TensorDataset(images, labels), batch_size=50, shuffle=True, drop_last=True)
 
 module = Digits()
-lightning.Trainer(max_epochs=15, accelerator="cpu", logger=False, enable_progress_bar=False).fit(module, loader)
-module.eval()
-with torch.no_grad():
-    correct = (module.model(test_images).argmax(1) == test_labels).float().mean()
-print(f"test accuracy {100 * correct:.1f} %")
-torch.save(conadv.plain_state_dict(module.model), "model.pt")  # conadv
+trainer = lightning.Trainer(max_epochs=15, accelerator="cpu", logger=False, enable_progress_bar=False)
+trainer.fit(module, train_loader())
+report(module.model)
+state = conadv.plain_state_dict(module.model)  # conadv, was: state = module.model.state_dict()
+torch.save(state, "model.pt")

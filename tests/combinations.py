@@ -346,7 +346,7 @@ def tables() -> str:
     kinds = [(1, 1), (1, 2), (2, 1), (2, 2)]
     head = ["loop", "1 process", "accumulation", "2 processes", "2 processes, accumulation"]
     works = [[row.loop, *("works" if n in row.ranks else "" for n, _ in kinds)] for row in COMBINATIONS]
-    refused = [[row.mistake, f"{'warning' if row.warns else 'error'}: `{row.message}`"] for row in REFUSALS]
+    refused = [[row.mistake, f"{'warning' if row.warns else 'error'}: {_code(row.message)}"] for row in REFUSALS]
     return f"{_table(head, works)}\n\n{_table(['mistake', 'answer'], refused)}"
 
 
@@ -354,6 +354,10 @@ def written(text: str) -> str:
     """The page with these tables between its two marks."""
     before, _, rest = text.partition(START)
     return f"{before}{START}\n{tables()}\n{END}{rest.partition(END)[2]}"
+
+
+def _code(text: str) -> str:
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -96,14 +99,6 @@ def accumulated(batches: Sequence[Item], count: int = 2) -> list[list[tuple[int,
     return [[(0, batch) for batch in batches[start : start + count]] for start in range(0, len(batches), count)]
 
 
-def on_two_ranks(batches: Sequence[Item]) -> list[list[tuple[int, Item]]]:
-    """As torch's DistributedSampler cuts it: rank r has every second image from r on, in batches of the same size."""
-    images, labels = (torch.cat(column) for column in zip(*batches, strict=True))
-    size = len(batches[0][0])
-    ranks = [list(zip(images[r::2].split(size), labels[r::2].split(size), strict=True)) for r in range(2)]
-    return [[(rank, batch) for rank, batch in enumerate(pair)] for pair in zip(*ranks, strict=True)]
-
-
 def assert_same(model: nn.Module, reference: nn.Module, tolerance: float = 1e-10) -> None:
     """Every weight and running statistic of the plain model is there and equal."""
     own = plain_state_dict(model)
@@ -147,14 +142,29 @@ def lightning_trainer(folder: Path, **options: Any) -> Any:
     return lightning.Trainer(**{**quiet, **own, "enable_checkpointing": False, **options})
 
 
-def lightning_two_ranks(name: str, folder: str, count: int) -> dict[str, Tensor]:
-    """On each of two ranks: DistributedDataParallel by Lightning."""
+def lightning_resumed(name: str, folder: str, stop: int | None) -> dict[str, Tensor]:
+    """Two epochs of four batches on each rank, stopped and resumed by new objects after `stop` steps."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    rank, ranks = (int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    several = {"strategy": "ddp", "devices": ranks, "use_distributed_sampler": False} if ranks > 1 else {}
+
+    def fit(**options: Any) -> Any:
+        images = loader(4 * ranks).dataset
+        own = DistributedSampler(images, num_replicas=ranks, rank=rank, shuffle=False)
+        where = {"ckpt_path": Path(folder, "stop.ckpt"), "weights_only": True} if options.pop("resume", False) else {}
+        module = lightning_module(name, ATTACK)
+        trainer = lightning_trainer(Path(folder), **{"max_epochs": 2, **several, **options})
+        trainer.fit(module, StatefulDataLoader(images, batch_size=8, sampler=own), **where)
+        return module
+
     with quiet_ranks():
-        module = lightning_module(name)
-        options = {"strategy": "ddp", "devices": 2, "max_epochs": 1, "use_distributed_sampler": False}
-        images = loader(count).dataset
-        own = DistributedSampler(images, num_replicas=2, rank=int(os.environ["RANK"]), shuffle=False)
-        lightning_trainer(Path(folder), **options).fit(module, DataLoader(images, batch_size=8, sampler=own))
+        if stop is not None:
+            save = ModelCheckpoint(folder, "stop", every_n_train_steps=stop)
+            fit(max_steps=stop, enable_checkpointing=True, callbacks=[save])
+        module = fit(resume=stop is not None)
+        assert module.method.step == 8
         return {key: value.clone() for key, value in plain_state_dict(module.model).items()}
 
 
@@ -182,12 +192,6 @@ def accelerate_loop(
             optimizer.step()
             optimizer.zero_grad()
     return model, synchronized
-
-
-def accelerate_two_ranks(name: str, count: int, accumulate: int) -> dict[str, Tensor]:
-    with quiet_ranks():
-        model, _ = accelerate_loop(name, loader(count), accumulate)
-        return {key: value.clone() for key, value in plain_state_dict(model).items()}
 
 
 class _Whole:
@@ -242,8 +246,11 @@ def _accelerate_some(name: str, count: int, folder: str | None, save_after: int 
 # --- FSDP2 -----------------------------------------------------------------------------------------------------
 
 
-def sharded(name: str, kind: str, count: int) -> dict[str, Tensor]:
-    """Steps with a real attack on two ranks, by FSDP2 ("fsdp") or by DistributedDataParallel ("ddp")."""
+def sharded(name: str, kind: str, count: int, resumed: bool = False) -> dict[str, Tensor]:
+    """Steps with a real attack on two ranks, by FSDP2 ("fsdp") or by DistributedDataParallel ("ddp").
+
+    `resumed`: another method takes over after half of them, with the state of the first as a file has it.
+    """
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
@@ -255,7 +262,11 @@ def sharded(name: str, kind: str, count: int) -> dict[str, Tensor]:
         model = fully_shard(model) if kind == "fsdp" else DistributedDataParallel(model)
         optimizer = sgd(model)
         method = make(name, model, ATTACK, seed=3)
-        for batch in small_batches(count, seed=dist.get_rank()):
+        for number, batch in enumerate(small_batches(count, seed=dist.get_rank())):
+            if resumed and number == count // 2:
+                state = safetensors.torch.load(safetensors.torch.save(method.state_dict(all_ranks=True)))
+                method = make(name, model, ATTACK, seed=3)
+                method.load_state_dict(state)
             optimizer.zero_grad()
             method.loss(batch).backward()
             optimizer.step()
@@ -268,10 +279,6 @@ def sharded(name: str, kind: str, count: int) -> dict[str, Tensor]:
 def quiet_ranks() -> Iterator[None]:
     """Leave no process group and no singleton behind for the next task."""
     torchvision_ops.declare()
-    import warnings
-
-    from accelerate.state import AcceleratorState, GradientState
-
     environment = dict(os.environ)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -279,7 +286,8 @@ def quiet_ranks() -> Iterator[None]:
             yield
         finally:
             os.environ.update(environment)  # Lightning removes what the launcher set
-            AcceleratorState._reset_state(reset_partial_state=True)
-            GradientState._reset_state()
+            if state := sys.modules.get("accelerate.state"):
+                state.AcceleratorState._reset_state(reset_partial_state=True)
+                state.GradientState._reset_state()
             if dist.is_initialized():
                 dist.destroy_process_group()

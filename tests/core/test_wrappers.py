@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ def fabric_like(model: nn.Module) -> nn.Module:
         def __init__(self, forward_module: nn.Module) -> None:
             super().__init__()
             self._forward_module = self._original_module = forward_module
+            self._strategy = SimpleNamespace(precision=SimpleNamespace(forward_context=nullcontext))
 
         def forward(self, x: Tensor) -> Tensor:
             outputs: Tensor = self._forward_module(x)

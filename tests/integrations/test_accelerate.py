@@ -12,7 +12,6 @@ from frameworks import (
     NAMES,
     accelerate_loop,
     accelerate_resumed,
-    accelerate_two_ranks,
     accumulated,
     assert_same,
     expected,
@@ -50,19 +49,6 @@ def test_accumulation_with_a_smaller_last_group(name: str) -> None:
     model, synchronized = accelerate_loop(name, loader(5), accumulate=2, clip=0.05)
     assert synchronized == [False, True, False, True, True]
     assert_same(model, expected(name, accumulated(small_batches(5)), clip=0.05, divisor=2))
-
-
-@each
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_two_ranks(name: str, accumulate: int, pool: Pool) -> None:
-    """Accelerate gives whole batches to ranks in turn."""
-    batches = small_batches(4 * accumulate)
-    pairs = [[(rank, batches[n + rank]) for rank in range(2)] for n in range(0, len(batches), 2)]
-    steps = [[*pairs[n], *(pairs[n + 1] if accumulate == 2 else [])] for n in range(0, len(pairs), accumulate)]
-    reference = dict(expected(name, steps).named_parameters())
-    for state in pool.run(2, accelerate_two_ranks, name, len(batches), accumulate):
-        for key, value in reference.items():
-            torch.testing.assert_close(state[key], value.detach(), rtol=0, atol=1e-10)
 
 
 @each

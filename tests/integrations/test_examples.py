@@ -1,4 +1,4 @@
-"""The examples with other libraries run, and learn."""
+"""The examples with other libraries run and learn, so do they without us, and the docs show what differs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,72 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-ROOT = Path(__file__).parents[2]
+from example_diffs import DOCS, ROOT, diff, plain, written
+
+LIBRARIES = {
+    "lightning_loop.py": "lightning",
+    "fabric_loop.py": "lightning",
+    "accelerate_loop.py": "accelerate",
+    "transformers_trainer.py": "transformers",
+    "timm_loop.py": "timm",
+    "compile_loop.py": "torch",
+    "fsdp2_loop.py": "torch",
+    "resume_loop.py": "torchdata",
+}
+each = pytest.mark.parametrize("name", LIBRARIES)
 
 
-@pytest.mark.parametrize(
-    ("name", "library"), [("lightning_loop.py", "lightning"), ("accelerate_loop.py", "accelerate")]
-)
-def test_runs_and_learns(name: str, library: str, tmp_path: Path) -> None:
-    pytest.importorskip(library, reason=f"{library} is not installed: make integrations")
-    words = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "torchvision_ops.py"), str(ROOT / "examples" / name)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
+def run(script: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if script.name == "fsdp2_loop.py" else []
+    command = [sys.executable, "-W", "ignore", *ranks, str(ROOT / "tests" / "torchvision_ops.py"), str(script), *words]
+    paths = os.pathsep.join([str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+
+
+def learn(script: Path, folder: Path) -> None:
+    done = run(script, folder)
     assert done.returncode == 0, done.stderr
     accuracy = next(line for line in done.stdout.splitlines() if line.startswith("test accuracy"))
     assert float(accuracy.split()[2]) > 80
-    assert (tmp_path / "model.pt").exists()
+    assert (folder / "model.pt").exists()
+
+
+@each
+def test_runs_and_learns(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(LIBRARIES[name], reason=f"{LIBRARIES[name]} is not installed: make integrations")
+    learn(ROOT / "examples" / name, tmp_path)
+
+
+@pytest.mark.slow
+@each
+def test_runs_and_learns_without_us(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(LIBRARIES[name], reason=f"{LIBRARIES[name]} is not installed: make integrations")
+    script = tmp_path / name
+    script.write_text(plain((ROOT / "examples" / name).read_text()))
+    assert "conadv." not in script.read_text()
+    learn(script, tmp_path / "run")
+
+
+def test_the_loop_resumes_where_it_was_interrupted(tmp_path: Path) -> None:
+    pytest.importorskip("torchdata", reason="torchdata is not installed: make integrations")
+    script = ROOT / "examples" / "resume_loop.py"
+    learn(script, tmp_path / "whole")
+    assert "interrupted after step 37" in run(script, tmp_path / "resumed", "37").stderr
+    learn(script, tmp_path / "resumed")
+    one, other = (torch.load(tmp_path / folder / "model.pt") for folder in ("whole", "resumed"))
+    assert all(torch.equal(other[key], value) for key, value in one.items())
+
+
+@each
+def test_the_difference_stays_small(name: str) -> None:
+    assert len(diff(name).splitlines()) <= 12
+
+
+def test_the_docs_show_the_differences() -> None:
+    page = DOCS.read_text()
+    assert page == written(page), "run python tests/example_diffs.py"
+    assert all(f"# examples/{name}" in page for name in LIBRARIES)

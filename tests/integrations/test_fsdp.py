@@ -16,3 +16,13 @@ def test_fully_shard_takes_the_steps_of_distributed_data_parallel(name: str, poo
     for state in pool.run(2, sharded, name, "fsdp", 4):
         for key in (key for key in reference if "running" not in key and "tracked" not in key):
             torch.testing.assert_close(state[key], reference[key], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_state_is_whole_and_resumes(name: str, pool: Pool) -> None:
+    """Stale weights are gathered for a file, and shared out again."""
+    for one, other in zip(
+        pool.run(2, sharded, name, "fsdp", 4), pool.run(2, sharded, name, "fsdp", 4, True), strict=True
+    ):
+        for key, value in one.items():
+            assert torch.equal(other[key], value), key

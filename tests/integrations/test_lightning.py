@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from conadv import plain_state_dict
+from conadv import PGD
 from frameworks import (
-    ATTACK,
     NAMES,
     accumulated,
     assert_same,
     expected,
     lightning_module,
+    lightning_resumed,
     lightning_trainer,
-    lightning_two_ranks,
     loader,
     make,
-    on_two_ranks,
     one_by_one,
     prepared,
     sgd,
@@ -57,45 +54,29 @@ def test_bf16_mixed(name: str, tmp_path: Path) -> None:
 
 
 @each
-def test_two_ranks(name: str, tmp_path: Path, pool: Pool) -> None:
-    steps = on_two_ranks(small_batches(6))
-    reference = dict(expected(name, steps).named_parameters())
-    for state in pool.run(2, lightning_two_ranks, name, str(tmp_path), 6):
-        for key, value in reference.items():
-            torch.testing.assert_close(state[key], value.detach(), rtol=0, atol=1e-10)
-
-
-@each
-def test_fabric(name: str) -> None:
+@pytest.mark.parametrize("double", [False, True], ids=["mixed", "true"])
+def test_fabric_attacks_in_its_own_precision(name: str, double: bool) -> None:
+    """The twins of a step within bf16-mixed are those of the same model within that autocast."""
     from lightning.fabric import Fabric
 
-    fabric = Fabric(accelerator="cpu", devices=1)
-    model = prepared(name)
+    attack, seen = PGD(8 / 255, random_start=0), []
+    fabric = Fabric(accelerator="cpu", devices=1, precision="64-true" if double else "bf16-mixed")
+    model = prepared(name) if double else prepared(name).float()
+    model[0].register_forward_hook(lambda layer, inputs, outputs: seen.append(outputs.dtype))
     model, optimizer = fabric.setup(model, sgd(model))
-    method = make(name, model)
-    for batch in fabric.setup_dataloaders(loader(4)):
+    method = make(name, model, attack)
+    for images, labels in small_batches(2):
         optimizer.zero_grad()
-        fabric.backward(method.loss(batch))
+        fabric.backward(method.loss((images if double else images.float(), labels)))
         optimizer.step()
-    assert_same(model, expected(name, one_by_one(small_batches(4))))
+    assert set(seen) == {torch.float64 if double else torch.bfloat16}
 
 
 @each
-def test_resuming_in_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
-    from lightning.pytorch.callbacks import ModelCheckpoint
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def fit(module: Any, **options: Any) -> None:
-        batches = StatefulDataLoader(loader(4).dataset, batch_size=8)
-        where = {"ckpt_path": tmp_path / "stop.ckpt", "weights_only": True} if options.pop("resume", False) else {}
-        lightning_trainer(tmp_path, max_epochs=2, **options).fit(module, batches, **where)
-
-    whole, first, second = (lightning_module(name, ATTACK) for _ in range(3))
-    fit(whole)
-    save = ModelCheckpoint(tmp_path, "stop", every_n_train_steps=6)
-    fit(first, max_steps=6, enable_checkpointing=True, callbacks=[save])
-    fit(second, resume=True)
-    assert second.method.step == 8
-    own = plain_state_dict(second.model)
-    for key, value in plain_state_dict(whole.model).items():
-        assert torch.equal(own[key], value), key
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_resuming_in_the_middle_of_an_epoch(name: str, ranks: int, tmp_path: Path, pool: Pool) -> None:
+    whole = pool.run(ranks, lightning_resumed, name, str(tmp_path / "whole"), None)
+    resumed = pool.run(ranks, lightning_resumed, name, str(tmp_path / "resumed"), 6)
+    for one, other in zip(whole, resumed, strict=True):
+        for key, value in one.items():
+            assert torch.equal(other[key], value), key

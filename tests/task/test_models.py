@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from conadv.core.splitbn import plain_state_dict, split_batchnorm
+from conadv.task.libraries import build_from_callable, load_callable
 from conadv.task.models import (
     Bottleneck,
     Normalize,
-    build_from_callable,
     build_model,
     check_output,
     evaluating,
     fastest_memory,
-    load_callable,
     model_names,
 )
 
@@ -40,7 +39,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def test_names_are_those_that_are_promised() -> None:
-    assert sorted(model_names()) == sorted(SMALL + LARGE)
+    assert sorted(model_names()) == sorted([*SMALL, *LARGE, "vit4", "vit16"])
 
 
 @pytest.mark.parametrize(

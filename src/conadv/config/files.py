@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
+from conadv.core.catalog import is_callable
 from conadv.setting import Setting, Value, descriptions, did_you_mean, settings_of, show
 from conadv.toml_file import read_toml
 
@@ -85,7 +86,7 @@ def load_recipe(name: str | Path | None, overrides: Mapping[str, object] | None 
     path = find_recipe(name)
     values = _read(path)
     model = str(values.get("model", ""))
-    if ":" in model and "model" not in changes:
+    if is_callable(model) and "model" not in changes:
         raise ValueError(
             f"{show(str(path))} names code to import, which a file may not: if you trust it, pass --model {show(model)}"
         )

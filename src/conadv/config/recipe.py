@@ -202,10 +202,10 @@ class Recipe:
     layout: str | None = None
     """Roles of the ranks, such as "clean | adv | attack". none: everything on each rank."""
     model: str = "auto"
-    """A network by its name, or your own as package.module:callable (as a flag only, never in a file). auto: resnet50
-    for images of 64 pixels or more, resnet20 for smaller ones."""
+    """A network by its name, timm:NAME or torchvision:NAME (with new weights), or your own as package.module:callable
+    (as a flag only, never in a file). auto: resnet50 for images of 64 pixels or more, resnet20 for smaller ones."""
     width: Count | None = None
-    """Channels of the network's first stage. none: the network's own, 16 for small images and 64 for large ones."""
+    """Channels of a built-in network's first stage. none: its own, 16 for small images and 64 for large ones."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """Number format of the forward and backward passes; with bfloat16 the weights stay float32."""
     label_smoothing: BelowOne = 0.1

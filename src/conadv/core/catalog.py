@@ -1,4 +1,4 @@
-"""The methods and the attacks by name: what each one does and takes, and its cost. Loads no torch.
+"""The methods, the attacks and libraries of models by name: what each does and takes, and its cost. Loads no torch.
 
 A new method is its own file, one row here, and one row in tests/settings.py. A new attack is its own file and one row.
 """
@@ -155,3 +155,17 @@ class AttackInfo:
 
 _PGD = ("epsilon", "step_size", "steps", "norm", "direction", "random_start", "targeted")
 ATTACKS = {row.name: row for row in (AttackInfo("pgd", "core.pgd:PGD", _PGD),)}
+
+# Libraries whose models are named as LIBRARY:NAME. Unlike package.module:callable, that imports no code of a user's.
+MODEL_LIBRARIES = ("timm", "torchvision")
+
+
+def is_callable(model: str) -> bool:
+    """Whether the name of a model is a package.module:callable, which runs code that the name's author chose."""
+    library, colon, _ = model.partition(":")
+    return bool(colon) and library not in MODEL_LIBRARIES
+
+
+def is_built_in(model: str) -> bool:
+    """Whether the name of a model is that of one of ours."""
+    return ":" not in model

@@ -22,7 +22,7 @@ from .seeds import mix, untouched_randomness
 from .share import TwinShare, select
 from .spans import span
 from .splitbn import closed, plain_layers, routed, update_running_stats
-from .wrappers import data_parallel, innermost, unwrap
+from .wrappers import data_parallel, innermost, precision, unwrap
 
 # What a random number is for, so that different purposes have different seeds.
 _ATTACK, _FORWARD = 1, 2
@@ -231,7 +231,7 @@ class Learner:
         chunk = select(chunk, self.twin_images(share, chunk, batch_number, chunk_number))
         self._checks.look_at_images(attack, chunk.images)
         call = self._call(chunk)
-        with span("attack"), self._precision():
+        with span("attack"), precision(self.model), self._precision():
             seed = self.attack_seed(batch_number, chunk_number)
             return Twin(attack(self.model, self.loss, chunk.images, chunk.labels, seed, call), chunk.labels, call)
 
@@ -241,7 +241,7 @@ class Learner:
         seed = None if self.seed is None else self._seed(step, number, part.branch)
 
         def total(images: Tensor) -> Tensor:
-            with self._precision():
+            with precision(self.model), self._precision():
                 return self.loss(part.call(model, images), part.labels) * self.scale(part, count)
 
         return input_gradient(model, total, part.images, partial(without_trace, model, part.branch, None, seed))

@@ -27,6 +27,7 @@ from .splitbn import plain_layers
 from .stale import StaleWeights
 from .staleness import Staleness
 from .state import State, below, pack, unpack
+from .wrappers import whole
 
 # The parts that a step learns from in one chunk, the number of the chunk, and how many there are.
 Work = tuple[list[Part], int, int]
@@ -230,13 +231,15 @@ class ConAdv:
     def state_dict(self, all_ranks: bool = False) -> State:
         """What the next step needs besides the weights, as tensors by name, for torch.save or safetensors.
 
+        Stale weights that FSDP2 shards are gathered: every rank calls it then, and `load_state_dict` too.
+
         Args:
             all_ranks: with twins in flight on several ranks, gather those of all; every rank calls it.
         """
         twins = queue_of(self.handoff).state()
         tensors = {f"twins.{name}": tensor for name, tensor in twins.items()}
         for number, version in enumerate(self._stale.versions()):
-            tensors |= {f"stale.{number}.{name}": tensor for name, tensor in version.items()}
+            tensors |= {f"stale.{number}.{name}": whole(tensor) for name, tensor in version.items()}
         about = {**self._identity(), "step": self.step, "attacked": self._attacked}
         return pack(about, tensors, own=self._ahead > 0, all_ranks=all_ranks)
 

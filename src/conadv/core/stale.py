@@ -53,9 +53,9 @@ class StaleWeights:
 
     @torch.no_grad()
     def load(self, versions: list[dict[str, Tensor]]) -> None:
-        """Restore what `versions` returned."""
+        """Restore what `versions` returned; tensors that are sharded here may come whole."""
         for kept, version in zip(self._kept, versions, strict=True):
-            self._copy(version, kept)
+            self._copy({name: _sharded_like(own, version[name]) for name, own in kept.items()}, kept)
 
     @staticmethod
     def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
@@ -96,6 +96,16 @@ def _swap_storage(own: Tensor, old: Tensor) -> None:
     kept = mine.clone()
     mine.copy_(theirs)
     theirs.copy_(kept)
+
+
+def _sharded_like(own: Tensor, tensor: Tensor) -> Tensor:
+    """A whole tensor as `own` is: sharded over the ranks, each of which has the whole one, or not."""
+    if type(own.data) is Tensor or hasattr(tensor, "to_local"):
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(own, DTensor)
+    return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
 
 
 def _local(tensor: Tensor) -> Tensor:

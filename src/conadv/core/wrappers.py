@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -36,6 +37,14 @@ def unwrap(model: nn.Module) -> nn.Module:
         return compiled[-1]
     # torch.compile around another wrapper: compile what is inside of it in the same way.
     return type(compiled[-1])(inner, compiled[-1].dynamo_ctx)
+
+
+def precision(model: nn.Module) -> AbstractContextManager[None]:
+    """The autocast that a Fabric wrapper runs its model in, for those who call the model inside of it."""
+    fabric = next((layer for layer in _layers_of(model) if _wrapper(layer).endswith("_FabricModule")), None)
+    if fabric is None:
+        return nullcontext()
+    return fabric._strategy.precision.forward_context()  # type: ignore[union-attr, operator, no-any-return]
 
 
 def data_parallel(model: nn.Module) -> DistributedDataParallel | None:

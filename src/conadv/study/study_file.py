@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from conadv.core.catalog import is_callable
 from conadv.setting import did_you_mean
 from conadv.setting import show as shown
 from conadv.toml_file import read_toml
@@ -159,8 +160,11 @@ def _expand(
 
 def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str, grid: str, resolve: Resolve) -> Cell:
     model = overrides.get("model", "")
-    if ":" in model:
-        raise ValueError(f"model {model!r} would import code, which a study file may not do: use a built-in model")
+    if is_callable(model):
+        raise ValueError(
+            f"model {model!r} would import code, which a study file may not do: use a built-in model, or one of timm "
+            "or torchvision"
+        )
     overrides.setdefault("threads", "1")
     values = resolve(recipe, overrides)
     arm = arm or str(values["method"])

@@ -1,4 +1,4 @@
-"""Models: ResNets for small and for large images, or your own from a `package.module:callable`, and a check of both.
+"""Models by name: ResNets, vision transformers (vit.py), those of other libraries (libraries.py), and your own.
 
     images in [0, 1] ──► normalize ──► conv1, bn1 ──► layer1 ... layerN ──► mean over pixels ──► fc ──► logits
 
@@ -8,20 +8,20 @@ The large ones have torchvision's keys, so its weights load into ours and ours i
 from __future__ import annotations
 
 import difflib
-import importlib
-import inspect
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conadv.core.catalog import is_built_in, is_callable
 from conadv.core.seeds import untouched_randomness
+
+from .libraries import build_from_callable, build_from_library, one_line
+from .vit import SIZES, VisionTransformer
 
 
 class Normalize(nn.Module):
@@ -109,7 +109,7 @@ _FOR_SMALL_IMAGES: dict[str, Sequence[int]] = {
 
 def model_names() -> list[str]:
     """The names that `build_model` knows."""
-    return [*_FOR_SMALL_IMAGES, *_FOR_LARGE_IMAGES]
+    return [*_FOR_SMALL_IMAGES, *_FOR_LARGE_IMAGES, *SIZES]
 
 
 def build_model(
@@ -122,13 +122,27 @@ def build_model(
 ) -> nn.Module:
     """A model by its name, with new weights from PyTorch's global generator.
 
-    width: channels of the first stage (None: 16 for small images, 64 for large ones); the others are multiples.
-    mean, std: by channel, to normalize images in [0, 1] with; None: do not normalize.
+    Args:
+        name: one of `model_names`, timm:NAME, torchvision:NAME, or your own as package.module:callable, which takes
+            images in [0, 1] and normalizes them itself.
+        classes: of the logits.
+        in_channels: of the images.
+        width: channels of the first stage (None: 16 for small images, 64 for large ones); the others are multiples.
+            Of a vision transformer, those of each token (None: 192).
+        mean: by channel, to normalize images in [0, 1] with; None: do not normalize.
+        std: the same.
     """
     for what, count in (("classes", classes), ("in_channels", in_channels), ("width", width)):
         if count is not None and count < 1:
             raise ValueError(f"{what} {count}: take at least 1")
+    if is_callable(name):
+        return build_from_callable(name, classes, in_channels)
     normalize = _normalization(in_channels, mean, std)
+    if not is_built_in(name):
+        return build_from_library(name, classes, in_channels, normalize)
+    if name in SIZES:
+        size = SIZES[name] if width is None else replace(SIZES[name], width=width)
+        return VisionTransformer(size, classes, in_channels, normalize)
     if name in _FOR_LARGE_IMAGES:
         block, depths = _FOR_LARGE_IMAGES[name]
         stem = _convolution(in_channels, width or 64, 7, stride=2)
@@ -139,45 +153,6 @@ def build_model(
     (nearest,) = difflib.get_close_matches(name, model_names(), n=1, cutoff=0)
     known = ", ".join(model_names())
     raise ValueError(f"no model is called {name!r}, the nearest is {nearest!r}: take one of {known}")
-
-
-def load_callable(reference: str) -> Callable[..., object]:
-    """What `package.module:callable` names. The current folder is searched too, after everything installed."""
-    module_name, colon, attribute = reference.partition(":")
-    if not (module_name and colon and attribute):
-        raise ValueError(f"{reference!r} does not name a callable: write package.module:callable")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a module runs code of its own, which may raise anything
-        raise ValueError(f"cannot import {module_name!r} of {reference!r}: {_one_line(error)}") from error
-    try:
-        found = attrgetter(attribute)(module)
-    except AttributeError as error:
-        raise ValueError(f"{module_name!r} has no {attribute!r}: check the name after the colon") from error
-    if not callable(found):
-        raise ValueError(
-            f"{reference!r} is of type {type(found).__name__}: name a function or a class that makes a model"
-        )
-    return found  # type: ignore[no-any-return]
-
-
-def build_from_callable(reference: str, classes: int, in_channels: int) -> nn.Module:
-    """One's own model: `package.module:callable` is called as callable(classes=..., in_channels=...).
-
-    It takes images in [0, 1] and normalizes them itself.
-    """
-    factory = load_callable(reference)
-    try:
-        inspect.signature(factory).bind(classes=classes, in_channels=in_channels)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{reference!r} must accept (classes=..., in_channels=...): {_one_line(error)}") from error
-    model = factory(classes=classes, in_channels=in_channels)
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{reference!r} returned a value of type {type(model).__name__}: return a torch.nn.Module")
-    return model
 
 
 def check_output(model: nn.Module, shape: Sequence[int], classes: int) -> None:
@@ -192,7 +167,7 @@ def check_output(model: nn.Module, shape: Sequence[int], classes: int) -> None:
         with evaluating(model), torch.no_grad(), untouched_randomness(like.device):
             outputs = torch.func.functional_call(model, buffers, (images,))
     except Exception as error:  # the model is the user's: whatever it raises, these images are what it got
-        raise ValueError(f"the model does not take images of {tuple(shape)}: {_one_line(error)}") from error
+        raise ValueError(f"the model does not take images of {tuple(shape)}: {one_line(error)}") from error
     if not isinstance(outputs, Tensor):
         raise ValueError(
             f"the model returns a value of type {type(outputs).__name__}: return a tensor of (images, classes)"
@@ -277,8 +252,3 @@ def _classifier(inputs: int, classes: int) -> nn.Linear:
     nn.init.normal_(layer.weight, std=0.01)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

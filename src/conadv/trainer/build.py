@@ -35,7 +35,7 @@ from conadv.parallel.recipients import recipients
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Stream, keep, open_data
-from conadv.task.models import build_from_callable, build_model, check_output, fastest_memory
+from conadv.task.models import build_model, check_output, fastest_memory
 
 from .ema import Ema
 
@@ -237,11 +237,8 @@ def _open(recipe: Recipe) -> DataSet:
 def _model(recipe: Recipe, data: DataSet, augment: Augmentation) -> nn.Module:
     """The network with its branches, in the layout of memory that is fastest for convolutions."""
     classes, shape = len(data.train.classes), augment.shape(data.train)
-    if ":" in recipe.model:
-        model = build_from_callable(recipe.model, classes=classes, in_channels=shape[0])
-    else:
-        figures = _PHOTOGRAPHS if shape[0] == 3 else {}
-        model = build_model(recipe.model, classes=classes, in_channels=shape[0], width=recipe.width, **figures)
+    figures = _PHOTOGRAPHS if shape[0] == 3 else {}
+    model = build_model(recipe.model, classes=classes, in_channels=shape[0], width=recipe.width, **figures)
     check_output(model, shape, classes)
     main, *adv = METHODS[recipe.method].branches
     views = (main, "aug") if recipe.data.views == "three" else (main,)

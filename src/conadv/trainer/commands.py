@@ -13,7 +13,7 @@ from typing import Any
 import safetensors.torch
 
 from conadv.config import ADDED, RESUMABLE, Recipe, dump_recipe, flatten
-from conadv.core.catalog import METHODS
+from conadv.core.catalog import METHODS, is_callable
 from conadv.core.pgd import PGD
 from conadv.core.splitbn import plain_state_dict
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main
@@ -188,7 +188,7 @@ def _command(recipe: Recipe, folder: Path) -> str:
     nodes = f"--nnodes {size // local} " if size > local else ""
     launcher = "" if size == 1 else f"torchrun {nodes}--nproc-per-node {local} -m "
     # A folder may not name code to import, so its command does.
-    model = f" --model {shlex.quote(recipe.model)}" if ":" in recipe.model else ""
+    model = f" --model {shlex.quote(recipe.model)}" if is_callable(recipe.model) else ""
     return f"{launcher}conadv train --resume {shlex.quote(str(folder))}{model}"
 
 

@@ -1,10 +1,11 @@
-"""Progress of a run or a sweep: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Progress of a run or a sweep: a bar on a terminal or in a notebook, plain lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -44,9 +45,9 @@ class ProgressBar:
         self._estimates = estimates
         self._last_line = time.monotonic()
         self._first: tuple[int, float] | None = None  # the first step of this process, and when it ended
-        if not quiet and stream.isatty():
+        console = Console(file=stream)
+        if not quiet and _can_redraw(console, stream):
             columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()]
-            console = Console(file=stream)
             self._bar = Progress(
                 *columns, *[TimeRemainingColumn()] * estimates, console=console, auto_refresh=estimates
             )
@@ -99,3 +100,9 @@ class ProgressBar:
             self._bar.console.print(text, highlight=False, markup=False)
         elif not self._quiet:
             print(text, file=self._stream, flush=True)
+
+
+def _can_redraw(console: Console, stream: TextIO) -> bool:
+    """Whether a bar can be drawn: on a terminal, or in a Jupyter notebook, where it is a widget."""
+    in_notebook = console.is_jupyter and stream is sys.stderr and find_spec("ipywidgets") is not None
+    return stream.isatty() or in_notebook

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv.core.catalog import METHODS
+from conadv.core.catalog import METHODS, is_built_in
 from conadv.core.handoff import Handoff
 from conadv.core.methods import Method
 from conadv.core.pgd import PGD
@@ -18,7 +18,7 @@ from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm
 from conadv.parallel.collectives import own_device
 from conadv.setting import normalise, within
-from conadv.task.models import build_from_callable, build_model, fastest_memory
+from conadv.task.models import build_model, fastest_memory
 
 CHANNELS = 3
 EPSILON = 4 / 255
@@ -30,7 +30,7 @@ class Workload:
     """Sizes of a benchmark. ResNet-20 with 64 images of 32 × 32 takes a quarter of a second per step on one core."""
 
     model: str = "resnet20"
-    """A network by its name, or your own as package.module:callable."""
+    """A network by its name, timm:NAME, torchvision:NAME, or your own as package.module:callable."""
     width: Size | None = None
     """Channels of its first stage. none: its own default."""
     chunk_size: Size = 64
@@ -42,7 +42,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         normalise(self)
-        if self.width is not None and ":" in self.model:
+        if self.width is not None and not is_built_in(self.model):
             raise ValueError(f"--width is for built-in models, and {self.model!r} is not one: drop it")
 
     @property
@@ -52,10 +52,7 @@ class Workload:
     def build(self, method: str | None = None) -> nn.Module:
         """The network, the same each time, with the BatchNorm branches of a method; None: as it is."""
         with untouched_randomness(torch.device("cpu"), 0):
-            if ":" in self.model:
-                model = build_from_callable(self.model, self.classes, CHANNELS)
-            else:
-                model = build_model(self.model, self.classes, CHANNELS, self.width)
+            model = build_model(self.model, self.classes, CHANNELS, self.width)
         if method is not None:
             split_batchnorm(model, METHODS[method].branches)
         return fastest_memory(model).to(own_device())

@@ -1,0 +1,72 @@
+"""A loop of one's own with torchdata's StatefulDataLoader: stopped after any step, it ends with the same weights."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from frameworks import ATTACK, NAMES, loader, make, prepared, sgd
+
+torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed: make integrations")
+EPOCHS, BATCHES = 2, 4
+
+
+class Training:
+    """Everything that a loop has, and its state as a file."""
+
+    def __init__(self, name: str) -> None:
+        self.model = prepared(name)
+        self.optimizer = sgd(self.model)
+        self.method = make(name, self.model, ATTACK, seed=3)
+        self.feed = self.method.feed(torchdata.StatefulDataLoader(loader(BATCHES).dataset, batch_size=8))
+        self.epoch = 0
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {name: part for name, part in vars(self).items() if name != "epoch"}
+
+    def save(self) -> io.BytesIO:
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        torch.save({"epoch": self.epoch, **state}, file := io.BytesIO())
+        file.seek(0)
+        return file
+
+    def load(self, file: io.BytesIO) -> None:
+        state = torch.load(file, weights_only=False)  # of this test itself; a loader's state may hold anything
+        self.epoch = state["epoch"]
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+
+    def run(self, stop: int | None = None) -> io.BytesIO | None:
+        for epoch in range(self.epoch, EPOCHS):
+            self.epoch = epoch
+            for now, ahead in self.feed:
+                self.optimizer.zero_grad()
+                self.method.loss(now, ahead).backward()
+                self.optimizer.step()
+                if self.method.step == stop:
+                    return self.save()
+        return None
+
+
+@pytest.mark.parametrize("name", [*NAMES, "queued"])
+def test_stopped_after_any_step(name: str) -> None:
+    whole = Training(name)
+    whole.run()
+    for stop in range(1, EPOCHS * BATCHES):
+        file = Training(name).run(stop)
+        assert file is not None
+        resumed = Training(name)
+        resumed.load(file)
+        resumed.run()
+        assert resumed.method.step == EPOCHS * BATCHES, f"stopped after step {stop}"
+        assert_equal(resumed.model, whole.model)
+
+
+def assert_equal(one: nn.Module, other: nn.Module) -> None:
+    for key, value in other.state_dict().items():
+        assert torch.equal(one.state_dict()[key], value), key

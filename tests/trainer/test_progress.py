@@ -1,0 +1,65 @@
+"""The progress bar in a notebook: a widget where there are widgets, plain lines where there are none."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from conadv.trainer import progress
+from conadv.trainer.progress import ProgressBar
+
+shown: list[Any] = []
+
+
+class Output:
+    """A widget as ipywidgets has it; what is printed within goes to it."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def clear_output(self, wait: bool) -> None: ...
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rich knows a notebook by, and displays with."""
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    for name, members in {
+        "IPython": {},
+        "IPython.display": {"display": shown.append},
+        "ipywidgets": {"Output": Output},
+    }.items():
+        module = ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys.modules["IPython.display"], "HTML", str, raising=False)
+    shown.clear()
+
+
+def take_steps() -> None:
+    with ProgressBar(0, 2, quiet=False, estimates=False) as bar:
+        bar.step(1, 2.5, 0.1)
+        bar.step(2, 1.25, 0.1)
+
+
+@pytest.mark.usefixtures("notebook")
+def test_a_widget(capsys: pytest.CaptureFixture[str]) -> None:
+    take_steps()
+    assert sum(isinstance(item, Output) for item in shown) == 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("notebook")
+def test_plain_lines_without_widgets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "find_spec", lambda name: None)
+    take_steps()
+    assert shown == []
+    assert capsys.readouterr().err == "step 2/2  loss 1.2500  lr 0.1\n"
