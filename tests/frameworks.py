@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -264,15 +264,24 @@ def sharded(name: str, kind: str, count: int, resumed: bool = False) -> dict[str
         method = make(name, model, ATTACK, seed=3)
         for number, batch in enumerate(small_batches(count, seed=dist.get_rank())):
             if resumed and number == count // 2:
-                state = safetensors.torch.load(safetensors.torch.save(method.state_dict(all_ranks=True)))
+                kept = safetensors.torch.load(safetensors.torch.save(method.state_dict(all_ranks=True)))
                 method = make(name, model, ATTACK, seed=3)
-                method.load_state_dict(state)
+                method.load_state_dict(kept)
             optimizer.zero_grad()
             method.loss(batch).backward()
             optimizer.step()
-        return {key: value.clone() for key, value in plain_state_dict(model).items()}
+        state = {key: value.clone() for key, value in plain_state_dict(model).items()}
+        finish_together()
+        return state
     finally:
         dist.destroy_process_group()
+
+
+def finish_together() -> None:
+    """Wait until every rank is done: one that closes its connections earlier breaks the last exchange of another."""
+    if dist.is_initialized():
+        with suppress(RuntimeError):  # that another rank has left after this wait is no failure
+            dist.barrier()
 
 
 @contextmanager
@@ -284,8 +293,10 @@ def quiet_ranks() -> Iterator[None]:
         warnings.simplefilter("ignore")
         try:
             yield
+            finish_together()
         finally:
-            os.environ.update(environment)  # Lightning removes what the launcher set
+            os.environ.clear()  # libraries set and remove variables
+            os.environ.update(environment)
             if state := sys.modules.get("accelerate.state"):
                 state.AcceleratorState._reset_state(reset_partial_state=True)
                 state.GradientState._reset_state()

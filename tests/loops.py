@@ -20,7 +20,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler, TensorDataset
 
 from conadv import Batch, plain_state_dict
-from frameworks import MOMENTUM, RATE, bare_cnn, lightning_module, lightning_trainer, make, prepared, quiet_ranks, sgd
+from frameworks import (
+    MOMENTUM,
+    RATE,
+    bare_cnn,
+    finish_together,
+    lightning_module,
+    lightning_trainer,
+    make,
+    prepared,
+    quiet_ranks,
+    sgd,
+)
 from settings import small_batches
 
 State = dict[str, Tensor]
@@ -60,6 +71,7 @@ def process_group() -> Iterator[None]:
         dist.init_process_group("gloo")
     try:
         yield
+        finish_together()
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
