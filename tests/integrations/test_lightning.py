@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from conadv import PGD
 from frameworks import (
     NAMES,
     accumulated,
@@ -17,10 +16,7 @@ from frameworks import (
     lightning_resumed,
     lightning_trainer,
     loader,
-    make,
     one_by_one,
-    prepared,
-    sgd,
 )
 from ranks import Pool
 from settings import small_batches
@@ -51,25 +47,6 @@ def test_bf16_mixed(name: str, tmp_path: Path) -> None:
     module = lightning_module(name, double=False)
     lightning_trainer(tmp_path, max_epochs=1, precision="bf16-mixed").fit(module, loader(3, dtype=torch.float32))
     assert_same(module.model.double(), expected(name, one_by_one(small_batches(3))), tolerance=0.02)
-
-
-@each
-@pytest.mark.parametrize("double", [False, True], ids=["mixed", "true"])
-def test_fabric_attacks_in_its_own_precision(name: str, double: bool) -> None:
-    """The twins of a step within bf16-mixed are those of the same model within that autocast."""
-    from lightning.fabric import Fabric
-
-    attack, seen = PGD(8 / 255, random_start=0), []
-    fabric = Fabric(accelerator="cpu", devices=1, precision="64-true" if double else "bf16-mixed")
-    model = prepared(name) if double else prepared(name).float()
-    model[0].register_forward_hook(lambda layer, inputs, outputs: seen.append(outputs.dtype))
-    model, optimizer = fabric.setup(model, sgd(model))
-    method = make(name, model, attack)
-    for images, labels in small_batches(2):
-        optimizer.zero_grad()
-        fabric.backward(method.loss((images if double else images.float(), labels)))
-        optimizer.step()
-    assert set(seen) == {torch.float64 if double else torch.bfloat16}
 
 
 @each

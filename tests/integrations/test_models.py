@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +86,3 @@ def test_mistakes_are_one_line(reference: str, message: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         build_model(reference, 7, 1)
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_a_library_that_is_not_installed(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ValueError, match=f"^{library} is not installed: pip install {library}$"):
-        build_model(f"{library}:resnet18", 7, 3)
