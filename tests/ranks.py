@@ -5,6 +5,7 @@ A `Pool` of them takes one task after the other; a `Run` has fresh ones, which m
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -194,6 +195,7 @@ def _serve(end: Connection) -> None:
             end.send((True, function(*arguments)))
         except BaseException:
             end.send((False, f"rank {settings['RANK']}: {traceback.format_exc()}"))
+        gc.collect()  # models in cycles keep their process groups, whose threads spin
 
 
 def _command(words: list[str], settings: dict[str, str], output: str) -> None:

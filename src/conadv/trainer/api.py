@@ -33,7 +33,8 @@ def train(
             with `resume`.
         folder: The folder to write. None: a new one, runs/DATA-METHOD-001 and so on.
         resume: The folder of a run to continue, in place of `recipe` and `folder`.
-        quiet: Print no progress. False: a progress bar on a terminal, a line every few seconds elsewhere.
+        quiet: Print no progress. False: a progress bar on a terminal, or in a notebook that has ipywidgets; a
+            line every few seconds elsewhere.
         on_step: Called on rank 0 after each step with a dictionary of its metrics: step (from 0), epoch, lr, loss,
             clean_loss, adv_loss, skipped (whether the numbers were not finite) and seconds (since the start); with
             `diagnose`, those of staleness as well.
