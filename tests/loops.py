@@ -17,13 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from conadv import Batch, plain_state_dict
+from conadv import plain_state_dict
 from frameworks import (
     MOMENTUM,
     RATE,
-    bare_cnn,
     finish_together,
     lightning_module,
     lightning_trainer,
@@ -45,13 +44,13 @@ def state_of(model: nn.Module) -> State:
 
 def own_batches(count: int) -> list[tuple[Tensor, Tensor]]:
     """Those of this process."""
-    rank, ranks = _place()
+    rank, ranks = place()
     return small_batches(count * ranks)[rank::ranks]
 
 
 def all_images(count: int) -> TensorDataset:
     """In an order in which PyTorch's DistributedSampler gives every process its own batches."""
-    ranks = [small_batches(count * _place()[1])[rank :: _place()[1]] for rank in range(_place()[1])]
+    ranks = [small_batches(count * place()[1])[rank :: place()[1]] for rank in range(place()[1])]
     images, labels = (
         torch.stack([torch.cat([batch[n] for batch in own]) for own in ranks], 1).flatten(0, 1) for n in range(2)
     )
@@ -60,14 +59,14 @@ def all_images(count: int) -> TensorDataset:
 
 def sampled(count: int) -> DataLoader[Any]:
     """A loader of this process with PyTorch's sampler."""
-    images, (rank, ranks) = all_images(count), _place()
+    images, (rank, ranks) = all_images(count), place()
     return DataLoader(images, batch_size=SIZE, sampler=DistributedSampler(images, ranks, rank, shuffle=False))
 
 
 @contextmanager
 def process_group() -> Iterator[None]:
     """The group of several ranks; a single process needs none."""
-    if _place()[1] > 1:
+    if place()[1] > 1:
         dist.init_process_group("gloo")
     try:
         yield
@@ -126,7 +125,7 @@ def grad_scaler(name: str, count: int, accumulate: int) -> State:
 def lightning(name: str, count: int, accumulate: int) -> State:
     """Automatic optimization."""
     with quiet_ranks(), tempfile.TemporaryDirectory() as folder:
-        several = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False} if _place()[1] > 1 else {}
+        several = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False} if place()[1] > 1 else {}
         options = {"max_epochs": 1, "accumulate_grad_batches": accumulate, **several}
         module = lightning_module(name)
         lightning_trainer(Path(folder), **options).fit(module, sampled(count))
@@ -137,7 +136,7 @@ def fabric(name: str, count: int, accumulate: int) -> State:
     with quiet_ranks():
         from lightning.fabric import Fabric
 
-        several = {"strategy": "ddp", "devices": 2} if _place()[1] > 1 else {"devices": 1}
+        several = {"strategy": "ddp", "devices": 2} if place()[1] > 1 else {"devices": 1}
         own = Fabric(accelerator="cpu", **several)
         own.launch()
         model = prepared(name)
@@ -159,7 +158,7 @@ def accelerate(name: str, count: int, accumulate: int) -> State:
 
         own = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
         model = prepared(name)
-        images, labels = (torch.cat(column) for column in zip(*small_batches(count * _place()[1]), strict=True))
+        images, labels = (torch.cat(column) for column in zip(*small_batches(count * place()[1]), strict=True))
         loader = DataLoader(TensorDataset(images, labels), batch_size=SIZE)  # Accelerate shares out its batches in turn
         model, optimizer, loader = own.prepare(model, sgd(model), loader)
         method = make(name, model)
@@ -169,57 +168,6 @@ def accelerate(name: str, count: int, accumulate: int) -> State:
                 optimizer.step()
                 optimizer.zero_grad()
         return state_of(model)
-
-
-class WithOptions(nn.Module):
-    """A model that accepts any keyword, as those of Transformers do, whose Trainer treats it in another way then."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = bare_cnn()
-
-    def forward(self, pixel_values: Tensor, **options: Any) -> Tensor:
-        return self.net(pixel_values)
-
-
-def transformers(name: str, count: int, accumulate: int, model: nn.Module | None = None, **arguments: Any) -> State:
-    """The `compute_loss` of a Trainer."""
-    with quiet_ranks(), tempfile.TemporaryDirectory() as folder:
-        from transformers import Trainer, TrainingArguments
-
-        class Own(Trainer):
-            method: Any = None
-
-            def compute_loss(self, model: nn.Module, inputs: Any, **_: Any) -> Tensor:
-                if self.method is None:  # with the model as the Trainer wrapped it
-                    self.method = make(name, model, batch=lambda item: Batch(item["pixel_values"], item["labels"]))
-                return self.method.loss(inputs)
-
-            def _get_train_sampler(self, *_: Any) -> SequentialSampler:
-                return SequentialSampler(self.train_dataset)
-
-        quiet = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
-        own = {"use_cpu": True, "per_device_train_batch_size": SIZE, "gradient_accumulation_steps": accumulate}
-        fixed = {"num_train_epochs": 1, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "learning_rate": RATE}
-        several = {"ddp_find_unused_parameters": False, "ddp_backend": "gloo"} if _place()[1] > 1 else {}
-        model = prepared(name, model)
-        trainer = Own(
-            model,
-            TrainingArguments(folder, **quiet, **own, **fixed, **{**several, **arguments}),
-            train_dataset=[
-                {"pixel_values": image, "labels": label}
-                for batch in small_batches(count * _place()[1])
-                for image, label in zip(*batch, strict=True)
-            ],
-            optimizers=(sgd(model), None),
-        )
-        trainer.model_accepts_loss_kwargs = False  # or it takes the loss for a sum over all accumulated batches
-        trainer.train()
-        return {key.removeprefix("net."): value for key, value in state_of(model).items()}
-
-
-def transformers_with_options(name: str, count: int, accumulate: int) -> State:
-    return transformers(name, count, accumulate, WithOptions())
 
 
 def timm(name: str, count: int, accumulate: int) -> State:
@@ -293,6 +241,6 @@ def _waiting(model: nn.Module, wait: bool) -> AbstractContextManager[None]:
     return inner.no_sync() if wait and isinstance(inner, DistributedDataParallel) else nullcontext()
 
 
-def _place() -> tuple[int, int]:
+def place() -> tuple[int, int]:
     """The rank of this process, and how many there are."""
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

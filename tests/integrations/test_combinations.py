@@ -7,9 +7,10 @@ from itertools import chain
 import pytest
 import torch
 
-from combinations import COMBINATIONS, DOCS, REFUSALS, Combination, Refusal, said, written
+from combinations import COMBINATIONS, DOCS, Combination, written
 from frameworks import NAMES, expected
 from ranks import Pool
+from refusals import REFUSALS, Refusal, said
 from settings import small_batches
 
 # Other libraries warn of their own settings; what conadv says stays an error.

@@ -1,0 +1,305 @@
+"""Mistakes with a method, and what each is answered with: the second table of docs/integrations.md."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+import loops
+import transformers_loop
+from conadv import PGD, ConAdv, Queue, Recycled, Sam, split_batchnorm
+from frameworks import ATTACK, loader, prepared, quiet_ranks, sgd
+from settings import small_batches, small_cnn
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A mistake, and the error or warning that it gives on each of its ranks."""
+
+    mistake: str
+    make: Callable[[], Any]
+    message: str
+    ranks: int = 1
+    warns: bool = False
+    library: str = "torch"
+
+    def __str__(self) -> str:
+        return self.mistake
+
+
+def _conadv(model: nn.Module | None = None, loss: Any = F.cross_entropy, **options: Any) -> ConAdv:
+    return ConAdv(split_batchnorm(small_cnn()) if model is None else model, loss, ATTACK, **options)
+
+
+def _step(method: Any, batch: Any = None) -> Any:
+    return method.loss(small_batches(1)[0] if batch is None else batch).backward()
+
+
+def _without_gradients() -> None:
+    with torch.no_grad():
+        _conadv().loss(small_batches(1)[0])
+
+
+def _optimizer_first() -> None:
+    model = small_cnn()
+    optimizer = sgd(model)
+    method = _conadv(split_batchnorm(model))
+    for batch in small_batches(2):
+        _step(method, batch)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _lbfgs() -> None:
+    method = _conadv(model := split_batchnorm(small_cnn()))
+    torch.optim.LBFGS(model.parameters()).step(lambda: _step(method))
+
+
+def _float16_unscaled() -> None:
+    method = _conadv(split_batchnorm(small_cnn()).float())
+    images, labels = small_batches(1)[0]
+    with torch.autocast("cpu", torch.float16):
+        method((images.float(), labels))
+
+
+def _never_backpropagated() -> None:
+    method = Recycled(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK)
+    for batch in small_batches(2):
+        method.loss(batch)
+
+
+def _smaller_last_batch() -> None:
+    method = Recycled(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK, chunk_size=4)
+    for images, labels in small_batches(2):
+        _step(method, (images, labels))
+        _step(method, (images[:4], labels[:4]))
+
+
+def _normalized() -> None:
+    attack = PGD(4 / 255, mean=(0.5, 0.5), std=(0.2, 0.2))
+    images = torch.linspace(0, 1, 8 * 72, dtype=torch.float64).view(8, 2, 6, 6)
+    _step(ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, attack), (images, small_batches(1)[0][1]))
+
+
+def _tracking_norm() -> None:
+    norm = partial(nn.InstanceNorm2d, track_running_stats=True)
+    _step(_conadv(split_batchnorm(small_cnn(norm=norm))))
+
+
+def _grouped(attempt: Callable[[], Any]) -> None:
+    with loops.process_group():
+        attempt()
+
+
+def _split_late() -> None:
+    _grouped(lambda: split_batchnorm(DistributedDataParallel(small_cnn())))
+
+
+def _unused() -> None:
+    wrap = partial(DistributedDataParallel, find_unused_parameters=True)
+    _grouped(lambda: _conadv(wrap(split_batchnorm(small_cnn()))))
+
+
+def _trainer_unused() -> None:
+    transformers_loop.transformers("conadv", 2, 1, ddp_find_unused_parameters=None)
+
+
+def _not_synchronized() -> None:
+    def train() -> None:
+        model = split_batchnorm(small_cnn())
+        optimizer, method = sgd(model), _conadv(model)
+        for batch in loops.own_batches(3):
+            optimizer.zero_grad()
+            _step(method, batch)
+            optimizer.step()
+
+    _grouped(train)
+
+
+def _not_prepared() -> None:
+    from accelerate import Accelerator
+
+    own = Accelerator(cpu=True)
+    model = prepared("conadv")
+    method = _conadv(model)
+    _, optimizer, batches = own.prepare(model, sgd(model), loader(6))
+    for batch in batches:
+        optimizer.zero_grad()
+        own.backward(method.loss(batch))
+        optimizer.step()
+
+
+def _another_state() -> None:
+    _conadv(delay=2).load_state_dict(_conadv().state_dict())
+
+
+def _fabric_true() -> None:
+    from lightning.fabric import Fabric
+
+    model = prepared("conadv").float()
+    model, _ = (own := Fabric(accelerator="cpu", devices=1, precision="bf16-true")).setup(model, sgd(model))
+    images, labels = small_batches(1)[0]
+    own.backward(_conadv(model).loss((images.float(), labels)))
+
+
+REFUSALS = (
+    Refusal(
+        "BatchNorm that was not split",
+        lambda: _conadv(small_cnn()),
+        "1 is a plain BatchNorm layer: call conadv.split_batchnorm(model, branches=('main', 'adv')) before making the "
+        "optimizer and the method",
+    ),
+    Refusal(
+        "an optimizer made before `split_batchnorm`",
+        _optimizer_first,
+        "the adv branch kept the gradients of the last step: make the optimizer after split_batchnorm, and clear all "
+        "gradients",
+    ),
+    Refusal(
+        "`split_batchnorm` after `DistributedDataParallel` or FSDP",
+        _split_late,
+        "DistributedDataParallel or FSDP would not exchange the new branches: split the model, then wrap it",
+        ranks=2,
+    ),
+    Refusal(
+        "`DistributedDataParallel(find_unused_parameters=True)`",
+        _unused,
+        "two branches in a step look unused in turn: wrap with find_unused_parameters=False "
+        "(Transformers: ddp_find_unused_parameters=False)",
+        ranks=2,
+    ),
+    Refusal(
+        "Transformers on several ranks, without `ddp_find_unused_parameters`",
+        _trainer_unused,
+        "two branches in a step look unused in turn: wrap with find_unused_parameters=False "
+        "(Transformers: ddp_find_unused_parameters=False)",
+        ranks=2,
+        library="transformers",
+    ),
+    Refusal(
+        "several ranks whose model nothing synchronizes",
+        _not_synchronized,
+        "the weights of the 2 ranks differ: nothing synchronizes their gradients; wrap the model in "
+        "DistributedDataParallel after split_batchnorm",
+        ranks=2,
+        warns=True,
+    ),
+    Refusal(
+        "Accelerate on several ranks, the method with the model before `prepare`",
+        _not_prepared,
+        "the weights of the 2 ranks differ: nothing synchronizes their gradients; wrap the model in "
+        "DistributedDataParallel after split_batchnorm",
+        ranks=2,
+        warns=True,
+        library="accelerate",
+    ),
+    Refusal(
+        'Fabric with `precision="bf16-true"`',
+        _fabric_true,
+        "Input type (float) and bias type (c10::BFloat16) should be the same",
+        library="lightning",
+    ),
+    Refusal(
+        "float16 autocast around `method(batch)`, which cannot scale the loss",
+        _float16_unscaled,
+        "float16 needs a scaled loss: scaler.scale(method.loss(now, ahead)).backward()",
+    ),
+    Refusal(
+        "`method.loss` for evaluation",
+        _without_gradients,
+        "a method takes training steps, and gradients are off here (torch.no_grad, inference_mode): to evaluate, call "
+        "the model and the loss themselves",
+    ),
+    Refusal(
+        "`Sam.loss`",
+        lambda: Sam(small_cnn(), F.cross_entropy).loss(small_batches(1)[0]),
+        "sam moves the weights during its backward pass, so it has no loss to return: call method(now)",
+    ),
+    Refusal(
+        "an LBFGS closure, where each call counts as a step",
+        _lbfgs,
+        "LBFGS evaluates its closure several times per step, and each would count as a step of this method: use "
+        "ConAdv(delay=0), or another optimizer",
+    ),
+    Refusal(
+        "recycled, and a loss that is not backpropagated",
+        _never_backpropagated,
+        "backpropagate the loss of each step: recycled takes the twins from there",
+    ),
+    Refusal(
+        "recycled, and a smaller last batch",
+        _smaller_last_batch,
+        "a batch of 1 chunks with twins, after one of 2: recycled needs batches of one size (drop_last=True drops the "
+        "smaller last one)",
+    ),
+    Refusal(
+        "a last batch that the chunks do not divide",
+        lambda: _conadv(chunk_size=3).feed(DataLoader(loader(2).dataset, batch_size=12)),
+        "the last batch of each epoch: a batch of 4 images is not a whole number of chunks of 3: choose a chunk size "
+        "that divides it, and drop the last, smaller batch of an epoch (drop_last=True)",
+    ),
+    Refusal(
+        "batches of (images, labels, index)",
+        lambda: _step(_conadv(), (*small_batches(1)[0], torch.arange(8))),
+        "the loader yields a tuple of 3, not (images, labels): pass batch=lambda item: conadv.Batch(images, labels), "
+        "with what each of them is",
+    ),
+    Refusal(
+        'a loss with `reduction="sum"`',
+        lambda: _conadv(loss=nn.CrossEntropyLoss(reduction="sum")),
+        'the loss has reduction="sum": a method needs the mean, reduction="mean"',
+    ),
+    Refusal(
+        "class weights with chunks",
+        lambda: _conadv(loss=nn.CrossEntropyLoss(torch.ones(5).double()), chunk_size=4),
+        "a loss with class weights is not the mean of its chunks: pass chunk_size=None, or multiply per-image losses "
+        "by their weights and take the plain mean",
+    ),
+    Refusal(
+        "images in [0, 1], although the attack was given mean and std",
+        _normalized,
+        "images from 0 to 1 look like pixels in [0, 1], but the attack was given mean and std of normalized ones, "
+        "which makes its ball larger: drop mean and std, or normalize the images",
+        warns=True,
+    ),
+    Refusal(
+        "another layer that tracks statistics (InstanceNorm, EvoNorm)",
+        _tracking_norm,
+        "1 (InstanceNorm2d) tracks statistics of images in its buffer running_mean, which clean and adversarial images "
+        "would share: call split_batchnorm(model, also=(InstanceNorm2d,)) to give it branches, or "
+        "mixed=(InstanceNorm2d,) to share them",
+    ),
+    Refusal(
+        "a queue of twins without `method.feed(loader)`",
+        lambda: _step(_conadv(handoff=Queue())),
+        "no twin is in flight: take the batches from `method.feed(loader)`",
+    ),
+    Refusal(
+        "the state of another method",
+        _another_state,
+        "the state is of another method: it has delay 1 instead of 2",
+    ),
+)
+
+
+def said(number: int) -> str:
+    """What the mistake of a row is answered with, in this process."""
+    refusal = REFUSALS[number]
+    with quiet_ranks() if refusal.ranks > 1 else nullcontext(), warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        try:
+            refusal.make()
+        except (ValueError, RuntimeError) as error:
+            return str(error)
+    messages = [str(warning.message) for warning in heard]
+    return refusal.message if refusal.warns and refusal.message in messages else f"nothing, or {messages}"
