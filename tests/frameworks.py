@@ -120,7 +120,7 @@ def lightning_module(name: str, attack: PGD = NO_ATTACK, double: bool = True) ->
             self.method = make(name, self.model, attack, seed=3)
 
         def training_step(self, batch: Any, number: int) -> Tensor:
-            return self.method.loss(batch)
+            return self.method.loss(*batch) if name == "queued" else self.method.loss(batch)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return sgd(self.model)

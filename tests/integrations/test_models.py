@@ -52,20 +52,15 @@ def test_the_model_is_that_of_its_library(reference: str) -> None:
     assert torch.is_tensor(own.train()(images))
 
 
-@pytest.mark.parametrize("reference", ["timm:resnet10t", "torchvision:squeezenet1_1"])
 @pytest.mark.filterwarnings("ignore")
-def test_a_run_trains_it_and_its_export_loads_in_it(reference: str, tmp_path: Path) -> None:
-    library = pytest.importorskip(reference.partition(":")[0])
+def test_a_run_trains_it_and_its_export_loads_in_it(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
     run, exported = tmp_path / "run", tmp_path / "model.safetensors"
-    channels = 3 if "torchvision" in reference else 1
-    words = tiny.words(model=reference, precision="float32", max_steps=2, data__image_size=32, data__channels=channels)
+    words = tiny.words(model="timm:resnet10t", precision="float32", max_steps=2, data__image_size=32)
     assert cli.main(["train", *words, "--run-dir", str(run), "--quiet"]) == 0
     assert cli.main(["export", str(run), str(exported)]) == 0
-    state = safetensors.torch.load_file(exported)
-    model = (
-        library.create_model("resnet10t", num_classes=10, in_chans=1) if channels == 1 else make(library, reference, 10)
-    )
-    model.load_state_dict(state)
+    model = timm.create_model("resnet10t", num_classes=10, in_chans=1)
+    model.load_state_dict(safetensors.torch.load_file(exported))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +71,7 @@ def test_a_run_trains_it_and_its_export_loads_in_it(reference: str, tmp_path: Pa
         ("torchvision:fasterrcnn_resnet50_fpn", "torchvision has no classification model"),
         (
             "torchvision:resnet18",
-            "torchvision:resnet18 takes images of 3 channels, these have 1: pass --data.channels 3",
+            "torchvision:resnet18 takes images of 3 channels, these have 1: take a model of timm",
         ),
     ],
 )

@@ -12,6 +12,7 @@ from torch import nn
 from frameworks import ATTACK, NAMES, loader, make, prepared, sgd
 
 torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed: make integrations")
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 EPOCHS, BATCHES = 2, 4
 
 

@@ -93,8 +93,8 @@ def _from_torchvision(torchvision: Any, name: str, classes: int, in_channels: in
         raise ValueError(_unknown("torchvision", name, known))
     if in_channels != 3:
         raise ValueError(
-            f"torchvision:{name} takes images of 3 channels, these have {in_channels}: pass --data.channels 3, or take "
-            "a model of timm"
+            f"torchvision:{name} takes images of 3 channels, these have {in_channels}: take a model of timm, "
+            "which can be made for any number"
         )
     further = {"aux_logits": False, "init_weights": True} if name in _WITH_AUXILIARY_OUTPUTS else {}
     return models.get_model(name, weights=None, num_classes=classes, **further)  # type: ignore[no-any-return]
