@@ -25,6 +25,8 @@ class Combination:
     train: loops.Loop
     library: str = "torch"
     ranks: tuple[int, ...] = (1, 2)
+    slow: bool = False
+    """Whether its tests with accumulation are slow ones."""
 
     def __str__(self) -> str:
         return self.train.__name__
@@ -33,8 +35,8 @@ class Combination:
 COMBINATIONS = (
     Combination("`method.loss(batch).backward()`, `DistributedDataParallel`", loops.backward),
     Combination("`GradScaler`", loops.grad_scaler),
-    Combination("`torch.compile(model)`, `DistributedDataParallel` around it", loops.compiled),
-    Combination("`torch.compile` around `DistributedDataParallel`", loops.compiled_outside, ranks=(2,)),
+    Combination("`torch.compile(model)`, `DistributedDataParallel` around it", loops.compiled, slow=True),
+    Combination("`torch.compile` around `DistributedDataParallel`", loops.compiled_outside, ranks=(2,), slow=True),
     Combination("FSDP2 (`fully_shard`)", loops.fsdp, ranks=(2,)),
     Combination("Lightning, automatic optimization", loops.lightning, "lightning"),
     Combination("Fabric", loops.fabric, "lightning"),

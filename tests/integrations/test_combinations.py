@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Iterator
+from itertools import chain, product
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +20,16 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("
 COUNT = 4  # batches of each process
 
 
+def cases() -> Iterator[Any]:
+    """Every row with one process and two, with and without accumulation."""
+    for row in COMBINATIONS:
+        for ranks, accumulate in product(row.ranks, (1, 2)):
+            marks = [pytest.mark.slow] if row.slow and accumulate == 2 else []
+            yield pytest.param(row, ranks, accumulate, marks=marks, id=f"{row}-{ranks}-{accumulate}")
+
+
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize(("row", "ranks"), [(row, ranks) for row in COMBINATIONS for ranks in row.ranks], ids=str)
+@pytest.mark.parametrize(("row", "ranks", "accumulate"), cases())
 def test_the_steps_are_those_of_a_plain_loop(
     row: Combination, ranks: int, accumulate: int, name: str, pool: Pool
 ) -> None:
