@@ -21,11 +21,12 @@ format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-slow: .venv/installed        ## the tests that take minutes
+slow: .venv/installed .venv-integrations/installed   ## the tests that take minutes
 	$(BIN)/pytest -m slow
+	.venv-integrations/bin/pytest -m slow tests/integrations
 
 integrations: .venv-integrations/installed   ## the method within Lightning, Accelerate, timm and others
-	.venv-integrations/bin/pytest tests/integrations tests/test_docs.py
+	.venv-integrations/bin/pytest -n 2 --dist loadfile tests/integrations tests/test_docs.py
 
 docs: .venv-docs/installed    ## the documentation site, in site/; look at it with: python -m http.server -d site
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
