@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import tiny
+from conadv import cli
 from conadv.task.models import build_model
 from conadv.task.vit import SIZES, Block, places
 
@@ -73,3 +76,8 @@ def test_bad_sizes_are_refused() -> None:
     for width in (6, 130):
         with pytest.raises(ValueError, match=f"width {width}: a vision transformer needs"):
             build_model("vit4", 5, 1, width=width)
+
+
+def test_a_run_trains_it(tmp_path: Path) -> None:
+    words = tiny.words(model="vit4", width=8, max_steps=2, precision="float32")
+    assert cli.main(["train", *words, "--run-dir", str(tmp_path / "run"), "--quiet"]) == 0
