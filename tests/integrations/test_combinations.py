@@ -29,7 +29,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("row", "ranks", "accumulate"), cases())
+@pytest.mark.parametrize(("row", "ranks", "accumulate"), list(cases()))
 def test_the_steps_are_those_of_a_plain_loop(
     row: Combination, ranks: int, accumulate: int, name: str, pool: Pool
 ) -> None:
