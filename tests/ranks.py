@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Pool:
         _CONTEXT.set_forkserver_preload([*preload, *_PRELOAD])
         self._ends: list[Connection] = []
         self._processes: list[ForkServerProcess] = []
+        self._task = 0
         for _ in range(size):
             end, other = _CONTEXT.Pipe()
             process = _CONTEXT.Process(target=_serve, args=(other,), daemon=True)
@@ -80,12 +81,13 @@ class Pool:
             return self._run(task, arguments, environments)
 
     def _run(self, task: Callable[..., Any], arguments: Sequence[Any], environments: list[dict[str, str]]) -> list[Any]:
+        self._task += 1
         for end, settings in zip(self._ends, environments, strict=False):
-            end.send((task, arguments, settings))
-        results = [self._receive(rank, 100) for rank in range(len(environments))]
-        failures = [text for fine, text in results if not fine]
+            end.send((self._task, task, arguments, settings))
+        results = self._results(len(environments), 100)
+        failures = [text for fine, text in results.values() if not fine]
         assert not failures, "\n".join(failures)
-        return [value for _, value in results]
+        return [results[rank][1] for rank in range(len(environments))]
 
     def close(self) -> None:
         for end, process in zip(self._ends, self._processes, strict=True):
@@ -97,10 +99,23 @@ class Pool:
             process.close()
             end.close()
 
-    def _receive(self, rank: int, timeout: float) -> Any:
-        if not self._ends[rank].poll(timeout):
-            raise TimeoutError(f"rank {rank} did not finish its task in {timeout} seconds")
-        return self._ends[rank].recv()
+    def _results(self, size: int, timeout: float) -> dict[int, tuple[bool, Any]]:
+        """What each rank answers; after a failure the others, which may wait for it, are given little time."""
+        results: dict[int, tuple[bool, Any]] = {}
+        end = time.monotonic() + timeout
+        while missing := [rank for rank in range(size) if rank not in results]:
+            ready = wait([self._ends[rank] for rank in missing], max(0.0, end - time.monotonic()))
+            if not ready and all(fine for fine, _ in results.values()):
+                raise TimeoutError(f"ranks {missing} did not finish their task in {timeout} seconds")
+            if not ready:
+                break
+            for rank in missing:
+                if self._ends[rank] in ready:
+                    number, fine, value = self._ends[rank].recv()
+                    if number == self._task:  # else it is of an earlier task that failed
+                        results[rank] = fine, value
+                        end = end if fine else min(end, time.monotonic() + 10)
+        return results
 
 
 class store:  # noqa: N801 - a context manager
@@ -189,12 +204,12 @@ class Run:
 def _serve(end: Connection) -> None:
     torch.set_num_threads(1)
     while (task := end.recv()) is not None:
-        function, arguments, settings = task
+        number, function, arguments, settings = task
         os.environ.update(settings)
         try:
-            end.send((True, function(*arguments)))
+            end.send((number, True, function(*arguments)))
         except BaseException:
-            end.send((False, f"rank {settings['RANK']}: {traceback.format_exc()}"))
+            end.send((number, False, f"rank {settings['RANK']}: {traceback.format_exc()}"))
         gc.collect()  # models in cycles keep their process groups, whose threads spin
 
 

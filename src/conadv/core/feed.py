@@ -38,6 +38,7 @@ class Feed:
         self._begin, self._prime = begin, prime
         self._window: deque[Any] = deque()
         self._resumed = False
+        self._ended = False  # the loader has no more batches in this epoch, but some that it gave are left
         _check_last_batch(loader, chunk_size)
 
     def __len__(self) -> int:
@@ -46,10 +47,11 @@ class Feed:
     def __iter__(self) -> Iterator[Pair]:
         if not self._resumed:
             self._window.clear()
+            self._ended = False
             self._begin()
         self._resumed = False
         ends = _End(self._loader)
-        for batch in self._loader:
+        for batch in () if self._ended else self._loader:
             self._window.append(batch)
             if len(self._window) > self.reads_ahead:
                 ends.tell(last=ends.reached and self.reads_ahead == 0)
@@ -58,7 +60,9 @@ class Feed:
                 self._prime(batch, len(self._window))
             if ends.reached:  # its last batch: what is left is yielded before the loader stops
                 yield from self._rest(ends)
+        self._ended = True
         yield from self._rest(ends)
+        self._ended = False
 
     def _rest(self, ends: _End) -> Iterator[Pair]:
         while self._window:
@@ -68,7 +72,8 @@ class Feed:
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is, if it can tell, and the batches that were pulled ahead."""
         inner = _stateful(self._loader)
-        return {"loader": None if inner is None else inner.state_dict(), "window": list(self._window)}
+        position = None if inner is None else inner.state_dict()
+        return {"loader": position, "window": list(self._window), "ended": self._ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; the next iteration continues there."""
@@ -76,6 +81,7 @@ class Feed:
         if inner is not None and state["loader"] is not None:
             inner.load_state_dict(state["loader"])
         self._window = deque(state["window"])
+        self._ended = state["ended"]
         self._resumed = True
 
 
