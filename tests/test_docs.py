@@ -20,8 +20,9 @@ from conadv.study.study_file import read_study
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "design").glob("*.md")])
-# What is shown and not run: the output of commands, pictures of characters, formulas, part of a job script.
-SHOWN = {"", "text", "math"}
+# What is shown and not run: the output of commands, pictures of characters, formulas, part of a job script, and diffs
+# of examples, which tests/integrations compares.
+SHOWN = {"", "text", "math", "diff"}
 # Packages of `make integrations`, whose environment runs this test too.
 OTHERS = ("lightning", "accelerate", "timm", "torchvision", "transformers")
 # Records of what was once typed: their commands may be gone.
