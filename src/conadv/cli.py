@@ -138,6 +138,37 @@ def evaluate(
     report_result(lambda: commands.evaluate(recipe, run, robust, radius, count), json)
 
 
+def analyze(
+    run: Run,
+    /,
+    *,
+    images: Annotated[int, _option("Images to measure on, of the training and of the test set.", "N", "512")] = 512,
+    eigenvalues: Annotated[int, _option("Largest eigenvalues of the Hessian to find.", "N", "5")] = 5,
+    iterations: Annotated[int, _option("Iterations of Lanczos, at the most.", "N", "60")] = 60,
+    probes: Annotated[int, _option("Random vectors for the trace of the Hessian.", "N", "20")] = 20,
+    rho: Annotated[
+        float, _option("Radius of the ball of weights that is searched for the worst loss.", "X", "0.05")
+    ] = 0.05,
+    epsilon: Annotated[
+        str, _option("Radius of PGD on test images, a fraction of the pixel range.", "X", "4/255")
+    ] = "4/255",
+    steps: Annotated[int, _option("Its steps.", "N", "10")] = 10,
+    again: Annotated[bool, _option("Measure again what RUN/analysis.json has already.")] = False,
+    quiet: Annotated[bool, _option("No progress.")] = False,
+    json: Json = False,
+    **fields: str | list[str],
+) -> None:
+    """Measure how sharp the minimum of a run is, and how robust its network, by BatchNorm branch (docs/theory.md)."""
+    radius = replace(config.settings()["attack.epsilon"], key="epsilon").parse(epsilon)
+    assert isinstance(radius, float)
+    recipe = config.recipe_of_run(run, dotted(fields))
+    from conadv.trainer import commands
+    from conadv.trainer.analysis import Analysis
+
+    wanted = Analysis(images, eigenvalues, iterations, probes, rho, radius, steps)
+    report_result(lambda: commands.analyze(recipe, run, wanted, again, quiet), json)
+
+
 def export(
     run: Run,
     out: Annotated[Path, Parameter(help="The file to write, NAME.safetensors.")],
@@ -246,6 +277,7 @@ def _app() -> App:
     defaults = {key: config.toml_value(value).strip('"') for key, value in values.items()}
     app.command(with_fields(train, defaults))
     app.command(with_fields(evaluate, dict.fromkeys(_EVAL_FIELDS, "that of the run")), name="eval")
+    app.command(with_fields(analyze, dict.fromkeys(_EVAL_FIELDS, "that of the run")))
     app.command(export)
     app.command(recipes)
     data = App(name="data", help="Inspect data sets.")

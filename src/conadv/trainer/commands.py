@@ -7,13 +7,15 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 
 from conadv.config import ADDED, RESUMABLE, Recipe, dump_recipe, flatten
-from conadv.core.catalog import METHODS, is_callable
+from conadv.core.catalog import ATTACKS, METHODS, is_callable
 from conadv.core.pgd import PGD
 from conadv.core.splitbn import plain_state_dict
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main
@@ -22,6 +24,8 @@ from conadv.parallel.launch import own_rank, world_size
 from conadv.parallel.watch import watched
 from conadv.sinks import SINKS, check_sinks
 
+from .analysis import FILE, Analysis
+from .analysis import analyze as run_analysis
 from .build import Job, Task, build_job, build_optimizer, build_policy, build_stream, build_task, check_fit, resolved
 from .checkpoint import Checkpoint, newest_whole
 from .ema import Ema
@@ -101,6 +105,38 @@ def train(
 
 def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: int) -> dict[str, Any]:
     """Evaluate the newest checkpoint of a run; `robust` adds the accuracy under PGD of this radius and steps."""
+    task, checkpoint, ema = _trained(recipe, folder)
+    attack = None
+    if robust:  # steps long enough to cross the ball and come back
+        size = epsilon if steps == 1 else 2.5 * epsilon / steps
+        attack = PGD(epsilon, size, steps, random_start=1.0, branch="main", statistics="running")
+    figures = evaluate_task(task, World(0, 1, task.device), ema, attack)
+    return {**_facts(resolved(recipe, task.data)), **checkpoint.about["position"], **figures}
+
+
+def analyze(recipe: Recipe, folder: Path, wanted: Analysis, again: bool, quiet: bool) -> dict[str, Any]:
+    """Sharpness and robust accuracy of the newest checkpoint, by branch, also written as analysis.json in its folder.
+
+    Args:
+        recipe: That of the run.
+        folder: The folder of the run.
+        wanted: What to measure, and how precisely.
+        again: Measure also what analysis.json has already.
+        quiet: Print no progress.
+    """
+    task, checkpoint, ema = _trained(recipe, folder)
+    about = {"step": checkpoint.about["step"], "ema": bool(ema)}
+    twins = partial(ATTACKS[recipe.attack.name].build, asdict(recipe.attack), statistics="running")
+    path = folder / FILE
+    with ema.swapped_in():
+        found = run_analysis(
+            task, lambda name: twins(branch=name), recipe.chunk_size, path, about, wanted, again, quiet
+        )
+    return {**about, **found, "file": str(path)}
+
+
+def _trained(recipe: Recipe, folder: Path) -> tuple[Task, Checkpoint, Ema]:
+    """The task with the weights of the newest checkpoint, and their moving average."""
     task = build_task(recipe, own_device())
     checkpoint = find_checkpoint(folder, _expected(recipe, task), _tell)
     if checkpoint is None:
@@ -108,12 +144,7 @@ def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: 
     load_model(task.model, checkpoint.tensors)
     ema = Ema(task.model, recipe.ema)
     ema.load(average_weights(checkpoint.tensors))
-    attack = None
-    if robust:  # steps long enough to cross the ball and come back
-        size = epsilon if steps == 1 else 2.5 * epsilon / steps
-        attack = PGD(epsilon, size, steps, random_start=1.0, branch="main", statistics="running")
-    figures = evaluate_task(task, World(0, 1, task.device), ema, attack)
-    return {**_facts(resolved(recipe, task.data)), **checkpoint.about["position"], **figures}
+    return task, checkpoint, ema
 
 
 def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:

@@ -1,0 +1,201 @@
+"""`conadv analyze`: sharpness and robust accuracy of a trained network, by BatchNorm branch, into analysis.json.
+
+Each part is written when it is done, so that an analysis that was stopped continues with the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from conadv.core.attack import Attack
+from conadv.core.batch import to_pixels
+from conadv.core.branches import split_layers
+from conadv.core.pgd import PGD
+from conadv.core.seeds import mix
+from conadv.core.splitbn import routed
+from conadv.task.data import Source, evaluation_batches
+from conadv.task.evaluate import evaluate
+from conadv.task.models import evaluating
+from conadv.task.sharpness import Surface, largest_eigenvalues, random_start, trace, worst_value
+
+from .build import Task
+from .files import write_atomically
+from .progress import ProgressBar
+
+FILE = "analysis.json"
+_ASCENT = 5  # steps to the worst loss of a ball, from each start
+_TOLERANCE = 1e-3
+
+Part = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What is measured, and how precisely."""
+
+    images: int = 512
+    """Evenly spaced ones, of the training and of the test images."""
+    eigenvalues: int = 5
+    iterations: int = 60
+    """Of Lanczos, at the most."""
+    probes: int = 20
+    """Of Hutchinson."""
+    rho: float = 0.05
+    """Radius of the ball around the weights, in their L2 norm."""
+    epsilon: float = 4 / 255
+    """Of the attack on test images."""
+    steps: int = 10
+    """Of that attack."""
+
+    def __post_init__(self) -> None:
+        for name in ("images", "eigenvalues", "iterations", "probes", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} {getattr(self, name)}: take at least 1")
+        if self.iterations < self.eigenvalues:
+            raise ValueError(f"--iterations {self.iterations}: take at least the {self.eigenvalues} of --eigenvalues")
+        if not 0 < self.rho < math.inf:
+            raise ValueError(f"--rho {self.rho}: a length above 0, such as 0.05")
+
+    @property
+    def kinds(self) -> dict[str, Part]:
+        """The settings that decide each kind of part."""
+        settings = asdict(self)
+        attack = {name: settings.pop(name) for name in ("epsilon", "steps")}
+        return {"sharpness": settings, "accuracy": {"images": self.images, **attack}}
+
+
+def analyze(
+    task: Task,
+    twins: Callable[[str], Attack],
+    chunk_size: int,
+    path: Path,
+    about: Part,
+    wanted: Analysis,
+    again: bool,
+    quiet: bool,
+) -> Part:
+    """Measure what `path` does not have yet, and return everything by name.
+
+    Args:
+        task: the network with the weights to analyze, its loss and its data.
+        twins: the attack of the run through a branch, which makes what that branch has learnt from.
+        chunk_size: images that are worked on at once.
+        path: the file, analysis.json in the folder of the run.
+        about: which weights these are; parts of other weights are measured again.
+        wanted: what is measured.
+        again: measure also what is there.
+        quiet: print no progress.
+    """
+    found = {} if again else _read(path, about)
+    parts: dict[str, Part] = {}
+    names = next((layer.branches for layer in split_layers(task.model)), ("main",))
+    todo = [(branch, kind) for branch in names for kind in wanted.kinds]
+    products = len(names) * (wanted.iterations + wanted.probes + 2)
+    with ProgressBar(0, products, quiet) as bar, evaluating(task.model):
+        work = _Work(task, twins, chunk_size, wanted, bar, products)
+        for branch, kind in todo:
+            name, settings = f"{branch}.{kind}", wanted.kinds[kind]
+            known = found.get(name, {})
+            if known.get("settings") != settings:
+                with routed(task.model, branch, statistics="running", tracking="off"):
+                    known = {"settings": settings, **(work.sharpness if kind == "sharpness" else work.accuracy)(branch)}
+            parts[name] = known
+            kept = {**found, **parts}
+            write_atomically(path, json.dumps({"about": about, "parts": kept}, indent=1) + "\n")
+    measured = {name: {key: value for key, value in part.items() if key != "settings"} for name, part in parts.items()}
+    return {f"{name}.{key}": value for name, part in measured.items() for key, value in part.items()}
+
+
+def _read(path: Path, about: Part) -> dict[str, Part]:
+    """The parts in a file; none if they are of other weights."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        parts = content["parts"] if content["about"] == about else {}
+        return {str(name): dict(part) for name, part in parts.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{path} is damaged: remove it, or add --again") from None
+
+
+class _Work:
+    """The parts of an analysis, within the route of a branch."""
+
+    def __init__(
+        self,
+        task: Task,
+        twins: Callable[[str], Attack],
+        chunk_size: int,
+        wanted: Analysis,
+        bar: ProgressBar,
+        products: int,
+    ) -> None:
+        self._task, self._twins, self._chunk_size, self._wanted = task, twins, chunk_size, wanted
+        self._bar, self._products, self._done = bar, products, 0
+
+    def sharpness(self, branch: str) -> Part:
+        """Of the training loss over a sample: of images, or for the adversarial branch of their twins."""
+        wanted, model, loss = self._wanted, self._task.model, self._task.loss
+        batches = list(self._sample(branch))
+        surface = Surface(lambda images, labels: loss(model(images), labels), list(model.parameters()), batches)
+        value, gradient = surface.value(), surface.gradient()
+        if not math.isfinite(value + float(gradient.norm())):
+            raise ValueError(f"the {branch} branch has a loss or gradient that is not finite: nothing to analyze")
+
+        def product(vector: torch.Tensor) -> torch.Tensor:
+            self._count(f"{branch} branch: Hessian")
+            return surface.times_hessian(vector)
+
+        start = random_start(gradient)
+        found = largest_eigenvalues(product, start, wanted.eigenvalues, wanted.iterations, _TOLERANCE)
+        total, error = trace(product, start, wanted.probes)
+        self._count(f"{branch} branch: worst loss")
+        return {
+            "images": sum(len(images) for images, _ in batches),
+            "weights": len(start),
+            "weight_norm": float(surface.point.norm()),
+            "loss": value,
+            "gradient_norm": float(gradient.norm()),
+            "eigenvalues": found.values,
+            "residuals": found.residuals,
+            "trace": total,
+            "trace_error": None if math.isnan(error) else error,
+            "worst_loss": worst_value(surface, wanted.rho, (gradient, found.vector), _ASCENT),
+        }
+
+    def accuracy(self, branch: str) -> Part:
+        """On a sample of the test images, in percent, as they are and under PGD through the same branch."""
+        wanted = self._wanted
+        self._count(f"{branch} branch: robust accuracy")
+        size = wanted.epsilon if wanted.steps == 1 else 2.5 * wanted.epsilon / wanted.steps
+        attack = PGD(wanted.epsilon, size, wanted.steps, random_start=1.0, branch=branch, statistics="running")
+        batches = self._batches(self._task.data.test)
+        found = evaluate(self._task.model, batches, device=self._task.device, attack=attack)
+        return {"images": found.images, "test_top1": found.top1, "robust_top1": found.robust_top1}
+
+    def _sample(self, branch: str) -> Iterator[tuple[torch.Tensor, Any]]:
+        model, device = self._task.model, self._task.device
+        like = next(model.parameters())
+        for number, (raw, labels, *_) in enumerate(self._batches(self._task.data.train)):
+            images, labels = to_pixels(raw, device, like.dtype), labels.to(device)
+            if branch == "adv":
+                images = self._twins(branch)(model, self._task.loss, images, labels, mix(0, number))
+            yield images.detach(), labels
+
+    def _batches(self, source: Source) -> Iterator[Any]:
+        """Evenly spaced images, so that every class has its part where they are in order."""
+        count = min(self._wanted.images, len(source))
+        indices = np.linspace(0, len(source) - 1, count).round().astype(int).tolist()
+        return evaluation_batches(source, self._chunk_size, self._task.augment.fit, self._task.workers, indices)
+
+    def _count(self, text: str) -> None:
+        self._done = min(self._done + 1, self._products)
+        self._bar.show(self._done, text, f"{self._done}/{self._products}")
