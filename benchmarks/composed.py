@@ -17,16 +17,19 @@ import torch
 from conadv.core.catalog import METHODS
 from conadv.core.handoff import Twin
 from conadv.core.learner import Losses
+from conadv.core.roles import Role
 from conadv.parallel.collectives import World, own_device
 from conadv.parallel.gradients import Exchange
-from conadv.parallel.handoff import Wire, between_ranks
+from conadv.parallel.handoff import between_ranks
 from conadv.parallel.layout import Layout
+from conadv.parallel.traffic import Traffic
 from conadv.study.bench.alternate import Candidate, Lap, Tell, alternate, in_turn, progress, silent, time_run
 from conadv.study.bench.command import Measurement, run_workload
 from conadv.study.bench.contender import OVERLAPPED, build_step, of_width, slowest, wire
 from conadv.study.bench.layout import Seconds, pairs, ratio
 from conadv.study.bench.ranks import one_core, run_ranks
 from conadv.study.bench.result import Findings, wall_time, work_time
+from conadv.study.bench.uneven import Echo
 from conadv.study.bench.workload import Workload
 
 _WARMUP = 2
@@ -55,11 +58,10 @@ def compose(
     exchange = {method: median(found["exchange"]) for method, found in between.items()}
     steps = {"vanilla-1": alone, f"vanilla-{size}": [seconds + exchange["vanilla"] for seconds in alone]}
     for method in of_width(size):
-        route = lane(method).route(0)
+        makers = lane(method).ranks(0, lane(method).maker()) if lane(method).hands_over else range(0)
         handoff = median(between[method]["hand-off"])
         ranks = [
-            [seconds + (handoff if route and rank == route[0] else 0.0) for seconds in roles[method][rank]]
-            for rank in range(size)
+            [seconds + (handoff if rank in makers else 0.0) for seconds in roles[method][rank]] for rank in range(size)
         ]
         steps[method] = [max(together) + exchange[method] for together in zip(*ranks, strict=True)]
     return steps
@@ -68,7 +70,7 @@ def compose(
 def lane(method: str) -> Layout:
     """One lane of the layout in which a method is measured."""
     info = METHODS[method]
-    return Layout.fit(info.overlapped, info.duties, info.overlapped.count("|") + 1)
+    return Layout.lane_of(info.overlapped, info.duties)
 
 
 def roles_alone(workload: Workload, rounds: int, tell: Tell) -> dict[str, list[list[float]]]:
@@ -84,26 +86,9 @@ def role_alone(method: str, rank: int, workload: Workload) -> Callable[[], None]
     layout = lane(method)
     place = layout.place(rank, layout.lanes)
     model = workload.build(method)
-    handoff = None if layout.route(rank) is None else Echo(wire(workload), workload)
+    handoff = None if not layout.hands_over else Echo(wire(workload), workload)
     exchange = Exchange(model, World(0, 1, own_device()), place.share)
     return build_step(workload, method, model, place, exchange, handoff)
-
-
-class Echo:
-    """A hand-off without another side: it packs what it is given, and unpacks a message that it always has."""
-
-    def __init__(self, wire: Wire, workload: Workload) -> None:
-        self._wire = wire
-        self._message = wire.pack(Twin(*workload.pixels()))
-
-    def put(self, twin: Twin) -> None:
-        self._wire.pack(twin)
-
-    def take(self) -> Twin:
-        return self._wire.unpack(self._message)
-
-    def clear(self) -> None:
-        """Nothing is ever in flight."""
 
 
 def exchange(workload: Workload, rounds: int, world: World) -> dict[str, dict[str, list[float]]]:
@@ -142,14 +127,14 @@ def _exchange(workload: Workload, method: str, world: World) -> Callable[[], obj
 def _handover(workload: Workload, method: str, world: World, messages: int) -> Callable[[], object]:
     """What this rank does to bring one twin from the rank that makes it to the rank that takes it."""
     layout = Layout.fit(METHODS[method].overlapped, METHODS[method].duties, world.size)
-    route = layout.route(world.rank)
-    handoff = between_ranks(layout, world, 1, 0, messages, wire(workload))
-    if handoff is None or route is None or world.rank not in route:
+    handoff = between_ranks(Traffic(layout, world.rank, layout.lanes, 0), world, wire(workload))
+    if handoff is None:
         return lambda: None
-    if world.rank == route[1]:
+    handoff.announce(0, messages)
+    if Role.ADV in layout.role(world.rank):
         return handoff.take
     twin = Twin(*workload.pixels())
-    return lambda: handoff.put(twin)
+    return (lambda: handoff.put(twin)) if layout.maker() in layout.role(world.rank) else lambda: None
 
 
 def _lap(run: Callable[[], object], world: World) -> Candidate:

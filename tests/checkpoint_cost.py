@@ -56,10 +56,9 @@ def main() -> None:
 def take_steps(job: Job) -> Iterator[int]:
     """A training that goes on by one step each time it is asked; it gives the number of steps taken."""
     for number, (now, ahead) in enumerate(job.method.feed(job.batches(0)), 1):
-        job.exchange.zero_grad()
-        outcome = job.exchange.finish(job.method(now, ahead))
-        assert outcome.culprits is None
+        outcome = job.member.step(now, ahead)
         job.stale.keep()
+        assert outcome.culprits is None
         _update(job, 0.01)
         yield number
 

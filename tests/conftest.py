@@ -24,8 +24,8 @@ hypothesis.settings.load_profile("patient")
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    """Six rank processes, started once: starting them is what costs."""
-    ranks = Pool(6)
+    """Eight rank processes, started once: starting them is what costs."""
+    ranks = Pool(8)
     yield ranks
     ranks.close()
 
@@ -39,6 +39,21 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         path = tmp_path / folder
         place = [] if "--resume" in words else ["--run-dir", str(path)]
         runs.append(Run(path, [*words, *place], size, **settings))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.close()
+
+
+@pytest.fixture
+def start_team(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Start a team of three ranks in a loop without end; however the test ends, none of them is left."""
+    runs: list[Run] = []
+
+    def begin(**settings: str) -> Run:
+        folder = tmp_path / "team"
+        runs.append(Run(folder, ["team", str(folder)], 3, **settings))
         return runs[-1]
 
     yield begin

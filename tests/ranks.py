@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import teams
 from conadv import cli
 from conadv.parallel import watch
 from conadv.trainer import saver
@@ -228,6 +229,8 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
         kept = dist.TCPStore("127.0.0.1", int(settings["MASTER_PORT"]), is_master=True, wait_for_workers=False)
         os.kill(os.getpid(), signal.SIGSTOP)
         del kept
+    if words[1] == "team":
+        teams.train_endlessly(words[2])
     status = cli.main(words)
     sys.stdout.flush()
     sys.stderr.flush()

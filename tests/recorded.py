@@ -18,6 +18,7 @@ from torch import Tensor
 
 import tiny
 from conadv.parallel.collectives import World
+from conadv.parallel.member import Member
 from conadv.trainer.build import build_job, build_policy, build_stream, build_task, check_fit
 from conadv.trainer.loop import Progress, run
 from conadv.trainer.profiling import Profile
@@ -82,10 +83,11 @@ class Recording:
 
 def record(size: int, **changes: Any) -> list[list[Call]]:
     """The calls of each rank in a whole run."""
-    return [_record_rank(rank, size, changes) for rank in range(size)]
+    return [record_rank(rank, size, changes) for rank in range(size)]
 
 
-def _record_rank(rank: int, size: int, changes: dict[str, Any]) -> list[Call]:
+def record_rank(rank: int, size: int, changes: dict[str, Any]) -> list[Call]:
+    """The calls of one rank in a whole run."""
     recipe = tiny.recipe(**changes)
     world = World(rank, size, torch.device("cpu"), timeout=60)
     task = build_task(recipe, world.device)
@@ -93,6 +95,8 @@ def _record_rank(rank: int, size: int, changes: dict[str, Any]) -> list[Call]:
     recording = Recording(rank, size)
     with pytest.MonkeyPatch.context() as patch:
         recording.install(patch)
+        # A rank that may lag receives zeros here, also in place of the checksum of the others.
+        patch.setattr(Member, "check_weights", lambda *_: None)
         job = build_job(recipe, task, stream, check_fit(recipe, size), world, start=0)
         idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
         run(job, Progress(), build_policy(recipe, stream), StopRequest(), *idle)

@@ -23,15 +23,17 @@ from conadv.core.handoff import Twin
 from conadv.core.learner import Losses
 from conadv.core.methods import ConAdv
 from conadv.core.recycled import Recycled
-from conadv.core.roles import Role
+from conadv.core.roles import Place, Role
 from conadv.core.splitbn import pending_statistics, split_batchnorm
 from conadv.core.stale import StaleWeights
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main
 from conadv.parallel.collectives import joined, own_device
 from conadv.parallel.gradients import Exchange
-from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
+from conadv.parallel.handoff import RankHandoff, between_ranks
 from conadv.parallel.launch import own_rank, world_size
 from conadv.parallel.layout import Layout
+from conadv.parallel.traffic import Traffic
+from conadv.parallel.wire import Wire
 from conadv.trainer import commands
 from conadv.trainer.build import build_job, build_policy, build_stream, build_task, check_fit
 from conadv.trainer.loop import Progress, run
@@ -72,31 +74,37 @@ def hand_over(layout: str, delay: int, chunks: int, steps: int, stop: int) -> di
     with joined(30) as world:
         plan = Layout.fit(layout, (Recycled if recycled else ConAdv).duties, world.size)
         place = plan.place(world.rank, chunks)
-        handoff = between_ranks(plan, world, place.chunks, delay, steps, Wire(2, SHAPE, torch.float32, as_bytes=False))
+        traffic = Traffic(plan, world.rank, chunks, delay)
+        handoff = between_ranks(traffic, world, Wire(2, SHAPE, torch.float32, as_bytes=False))
         assert handoff is not None
+        handoff.announce(0, steps)
         total = steps + delay if recycled else steps  # recycled makes twins in its last step too
         made, arrived, owned = 0, [], 0
         if plan.maker() in place.role:
             for made in range(min(delay, total)):
-                _put(handoff, made, chunks)
+                _put(handoff, made, place)
             made = min(delay, total)
         for step in range(stop):
             if plan.maker() in place.role and made < total:
-                _put(handoff, made, chunks)
+                _put(handoff, made, place)
                 made += 1
             if Role.ADV in place.role:
-                arrived += [_is(handoff.take(), twin(2, torch.float32, 100 * step + n)) for n in range(chunks)]
+                arrived += [_is(handoff.take(), twin(2, torch.float32, 100 * step + n)) for n in _numbers(place)]
             handoff.end_step()
             world.all_reduce(torch.zeros(1))  # the exchange that ends a step
-            owned = max(owned, len(handoff._sent) + len(handoff._posted))
+            owned = max(owned, handoff.owned)
         handoff.drain()
-        assert not handoff._sent
-        assert not handoff._posted
+        assert handoff.owned == 0
     return {"arrived": arrived, "owned": owned}
 
 
-def _put(handoff: RankHandoff, number: int, chunks: int) -> None:
-    for chunk in range(chunks):
+def _numbers(place: Place) -> range:
+    assert place.chunks is not None
+    return range(place.first_chunk, place.first_chunk + place.chunks)
+
+
+def _put(handoff: RankHandoff, number: int, place: Place) -> None:
+    for chunk in _numbers(place):
         handoff.put(twin(2, torch.float32, 100 * number + chunk))
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .optim.lars import Lars
     from .optim.schedule import warmup_constant, warmup_cosine, warmup_poly
     from .parallel.layout import Layout
+    from .parallel.team import Team
     from .trainer.api import train
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Role",
     "Sam",
     "StaleWeights",
+    "Team",
     "Vanilla",
     "load_recipe",
     "parameter_groups",
@@ -83,6 +85,7 @@ _HOMES = {
     "optim.lars": ("Lars",),
     "optim.schedule": ("warmup_constant", "warmup_cosine", "warmup_poly"),
     "parallel.layout": ("Layout",),
+    "parallel.team": ("Team",),
     "trainer.api": ("train",),
 }
 

@@ -11,8 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import tiny
 from conadv import PGD, split_batchnorm
 from conadv.core.catalog import METHODS
+from conadv.core.roles import Role
+from conadv.parallel.layout import Layout
+from conadv.trainer.build import build_task
+from recorded import record_rank
 from settings import CLASSES, Setting, every_method
 
 
@@ -59,6 +64,35 @@ def test_the_table_has_the_costs_of_the_definitions() -> None:
     works = {name: method.work / METHODS["vanilla"].work for name, method in METHODS.items()}
     known = {"vanilla": 1, "recycled": 2, "disadv": 8 / 3, "conadv": 8 / 3, "sam": 2}
     assert {name: works[name] for name in known} == known
+
+
+@pytest.mark.parametrize(
+    ("method", "layout", "share"),
+    [
+        ("conadv", "3 clean | 3 adv | 2 attack", 1),
+        ("conadv", "4 clean | adv | attack", 0.25),
+        ("recycled", "4 clean | adv", 0.25),
+        ("recycled", "2 clean | adv", 0.5),
+    ],
+)
+def test_uneven_lanes_share_the_work_of_one_process_evenly(method: str, layout: str, share: float) -> None:
+    """Of a whole run, without other processes: the ranks of a role do the same work, and all together that of one."""
+    lane = Layout.lane_of(layout, METHODS[method].duties)
+    batch = {"batch_size": 24, "chunk_size": 2, "data__augment": "none", "max_steps": 2}
+
+    def run(rank: int, size: int, text: str) -> int:
+        changes = {"method": method, "layout": text, "twin_share": share, **batch}
+        with FlopCounterMode(display=False) as counter:
+            record_rank(rank, size, changes)
+        with FlopCounterMode(display=False) as before:
+            build_task(tiny.recipe(**changes), torch.device("cpu"))
+        return counter.get_total_flops() - before.get_total_flops()
+
+    ranks = [run(rank, lane.world_size, layout) for rank in range(lane.world_size)]
+    assert sum(ranks) == run(0, 1, "none")
+    for role in lane.counts:
+        if role != Role.CLEAN or method != "recycled":  # whose clean pass reaches the images of chunks with twins only
+            assert len({done for rank, done in enumerate(ranks) if lane.role(rank) == role}) == 1
 
 
 @pytest.mark.parametrize(("steps", "low", "high"), [(2, 10 / 3, 3.40), (3, 12 / 3, 4.10)])

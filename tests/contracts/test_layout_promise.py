@@ -13,6 +13,8 @@ from torch import Tensor
 
 import tasks
 import tiny
+from conadv.core.catalog import METHODS
+from conadv.parallel.layout import Layout
 from ranks import Pool
 
 # (ranks, layout); the 6 chunks of a batch are shared by 1, 2, 3 or 6 lanes.
@@ -89,6 +91,67 @@ def test_twins_of_half_of_the_chunks_take_the_steps_of_one_process(method, size,
     one = alone(**half)
     several = trained(pool, tmp_path, size, layout=layout, **half)
     assert tiny.distance(one, several) <= 1e-12
+
+
+def chunked(in_lane: int, lanes: int, share: float = 1) -> dict[str, Any]:
+    """A batch of so many chunks of 2 images."""
+    return {"twin_share": share, "chunk_size": 2, "batch_size": 2 * in_lane * lanes, "data__train_size": 96}
+
+
+# Several ranks of a lane share a role: method, delay, layout, ranks, chunks per lane, share of the chunks with twins.
+UNEVEN = [
+    ("conadv", 1, "3 clean | 3 adv | 2 attack", 8, 6, 1),
+    ("conadv", 2, "2 clean | 2 adv | attack", 5, 4, 1),
+    ("conadv", 0, "2 clean+adv | attack", 6, 4, 1),
+    ("recycled", 1, "4 clean | adv", 5, 4, 0.25),
+    ("recycled", 1, "2 clean | adv", 6, 4, 0.5),
+]
+UNEVEN_ALL = [
+    *(("conadv", delay, "3 clean | 3 adv | 2 attack", 8, in_lane, 1) for delay in (0, 1, 2, 3) for in_lane in (6, 12)),
+    *(("conadv", delay, "2 clean | 2 adv | attack", 5, in_lane, 1) for delay in (0, 1, 2, 3) for in_lane in (2, 8)),
+    *(("conadv", delay, "2 clean+adv | attack", size, 2, 1) for delay in (0, 1, 2, 3) for size in (3, 6)),
+    *(("conadv", delay, "2 clean+adv | attack", 6, 8, 0.5) for delay in (0, 3)),
+    *(("conadv", delay, "2 clean+attack | adv", 3, 4, 1) for delay in (0, 2)),
+    ("conadv", 1, "4 clean | adv | attack", 6, 8, 0.25),
+    ("conadv", 2, "clean+adv | 2 attack", 3, 4, 0.5),
+    *(("recycled", 1, "4 clean | adv", 5, in_lane, 0.25) for in_lane in (4, 8)),
+    *(("recycled", 1, "2 clean | adv", size, 2, 0.5) for size in (3, 6)),
+    ("recycled", 1, "2 clean | adv", 3, 12, 0.5),
+    ("recycled", 1, "3 clean | 2 adv", 5, 6, 1),
+    ("recycled", 1, "clean | 2 adv", 6, 2, 1),
+    ("vanilla", 0, "2 clean", 4, 4, 1),
+]
+
+
+def check_uneven(method, delay, layout, size, in_lane, share, alone, pool, tmp_path) -> None:
+    lanes = size // Layout.lane_of(layout, METHODS[method].duties).world_size
+    changes = {**fields(method, delay), **chunked(in_lane, lanes, share)}
+    several = trained(pool, tmp_path, size, layout=layout, **changes)
+    assert tiny.distance(alone(**changes), several) <= 1e-12
+
+
+@pytest.mark.parametrize(("method", "delay", "layout", "size", "in_lane", "share"), UNEVEN)
+def test_several_ranks_of_a_role_take_the_steps_of_one_process(
+    method, delay, layout, size, in_lane, share, alone, pool, tmp_path
+):
+    check_uneven(method, delay, layout, size, in_lane, share, alone, pool, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "delay", "layout", "size", "in_lane", "share"), UNEVEN_ALL)
+def test_every_count_takes_the_steps_of_one_process(method, delay, layout, size, in_lane, share, alone, pool, tmp_path):
+    check_uneven(method, delay, layout, size, in_lane, share, alone, pool, tmp_path)
+
+
+@pytest.mark.slow
+def test_three_uneven_lanes_take_the_steps_of_one_process(alone, tmp_path):
+    changes = {**fields("conadv", 2), **chunked(2, 3)}
+    nine = Pool(9)
+    try:
+        several = trained(nine, tmp_path, 9, layout="2 clean+adv | attack", **changes)
+    finally:
+        nine.close()
+    assert tiny.distance(alone(**changes), several) <= 1e-12
 
 
 @pytest.mark.parametrize("method", ["vanilla", "disadv", "conadv", "recycled"])

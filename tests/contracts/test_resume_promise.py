@@ -38,7 +38,7 @@ OPTIMIZER_SETTINGS = {
 }
 LAYOUTS = {
     "vanilla": [(2, "clean")],
-    "recycled-share": [(2, "clean | adv"), (4, "clean | adv")],
+    "recycled-share": [(2, "clean | adv"), (4, "clean | adv"), (5, "4 clean | adv")],
     "sam": [(2, "clean")],
     "sam-stale": [(2, "clean")],
     "recycled": [(2, "clean+adv"), (2, "clean | adv"), (4, "adv | clean")],
@@ -50,7 +50,16 @@ SPLIT = [
     (3, "clean | adv | attack"),
     (6, "attack | clean | adv"),
 ]
+# Lanes with several ranks of a role, whose twins in flight are made again by several ranks.
+UNEVEN = [
+    ("conadv", 5, "2 clean | 2 adv | attack"),
+    ("conadv-2", 3, "2 clean+adv | attack"),
+    ("disadv", 3, "2 clean+adv | attack"),
+    ("recycled", 3, "2 clean | adv"),
+    ("conadv-share", 6, "4 clean | adv | attack"),
+]
 RANKED = [(name, *layout) for name in SETTINGS for layout in LAYOUTS.get(name, [(2, "clean+adv+attack"), *SPLIT])]
+RANKED += UNEVEN
 
 
 class Trace(NamedTuple):
@@ -96,8 +105,9 @@ def train_in_parts(
     for part, (stop, size, layout) in enumerate(zip([*stops, 0], sizes, layouts, strict=True)):
         fields = {"layout": layout} if part else {**changes, "layout": layout}
         after = stop - step if stop else 0
-        # Whichever rank is asked to stop, all do.
-        statuses = pool.run(size, tasks.train, str(folder), part > 0, fields, after, part % size)
+        # Whichever rank is asked to stop, all do; of those that may lag, the others hear only some steps later.
+        asked = part % size if changes.get("delay", 1) < 2 else 0 if layout.split()[0] != "attack" else 1
+        statuses = pool.run(size, tasks.train, str(folder), part > 0, fields, after, asked)
         assert statuses == [143 if stop else 0] * size
         step = stop
 
@@ -151,6 +161,26 @@ def test_a_checkpoint_resumes_in_another_layout(name, undisturbed, pool, tmp_pat
     moved, whole = trace(tmp_path / "run"), undisturbed(1, **SETTINGS[name])
     assert tiny.distance(moved.states[STEPS], whole.states[STEPS]) <= 1e-12
     assert [line["step"] for line in moved.metrics] == list(range(STEPS))
+
+
+def test_a_checkpoint_moves_between_uneven_lanes(undisturbed, pool, tmp_path):
+    sizes, layouts = (
+        [5, 8, 3, 1],
+        ["2 clean | 2 adv | attack", "3 clean | 3 adv | 2 attack", "2 clean+adv | attack", "none"],
+    )
+    train_in_parts(pool, tmp_path / "run", [1, 3, 4], sizes, layouts, **SETTINGS["conadv-2"])
+    moved, whole = trace(tmp_path / "run"), undisturbed(1, **SETTINGS["conadv-2"])
+    assert tiny.distance(moved.states[STEPS], whole.states[STEPS]) <= 1e-12
+
+
+@pytest.mark.parametrize(("size", "layout", "asked"), [(3, "2 clean+adv | attack", 2), (3, "attack | clean | adv", 0)])
+def test_a_rank_that_may_lag_can_ask_to_stop(size, layout, asked, undisturbed, pool, tmp_path):
+    changes, folder = {**SETTINGS["conadv-2"], "layout": layout}, str(tmp_path / "run")
+    assert pool.run(size, tasks.train, folder, False, changes, 1, asked) == [143] * size
+    steps = max(trace(tmp_path / "run").states)
+    assert 1 <= steps <= 1 + 2  # its request comes with the twins, which are learnt from after the delay
+    assert pool.run(size, tasks.train, folder, True, {"layout": layout}) == [0] * size
+    assert_same(trace(tmp_path / "run"), undisturbed(size, **changes))
 
 
 @pytest.mark.parametrize(

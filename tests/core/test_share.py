@@ -87,6 +87,18 @@ def test_the_loss_takes_the_mean_over_the_twins(chunk_size: int | None, as_loss:
 
 
 @pytest.mark.parametrize("chunk_size", [2, None])
+def test_the_reported_loss_is_the_mean_over_the_twins(chunk_size: int | None) -> None:
+    model = split_batchnorm(small_cnn())
+    method = ConAdv(model, F.cross_entropy, PGD(0, random_start=0), delay=0, twin_share="1/4", chunk_size=chunk_size)
+    seen: list[tuple[Tensor, Tensor]] = []
+    take = method.handoff.take
+    method.handoff.take = lambda: seen.append(twin := take()) or twin  # type: ignore[func-returns-value,method-assign]
+    losses = method(small_batches(1)[0])
+    assert len(seen) == 1
+    torch.testing.assert_close(losses.adv, F.cross_entropy(small_cnn()(seen[0].images), seen[0].labels).detach())
+
+
+@pytest.mark.parametrize("chunk_size", [2, None])
 @pytest.mark.parametrize("as_loss", [True, False])
 def test_recycled_learns_from_a_share_of_the_last_batch(chunk_size: int | None, as_loss: bool) -> None:
     model = split_batchnorm(small_cnn())

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from conadv.core.handoff import Twin
 from conadv.core.methods import ConAdv
+from conadv.core.roles import Role
 from conadv.parallel.collectives import joined
-from conadv.parallel.handoff import Wire, between_ranks
+from conadv.parallel.handoff import between_ranks
 from conadv.parallel.layout import Layout
+from conadv.parallel.traffic import Traffic
+from conadv.parallel.wire import Wire
 from tasks import SHAPE, hand_over, twin
 
 
@@ -22,7 +25,7 @@ def test_floats_cross_bit_by_bit(dtype, images, seed):
     sent = twin(images, dtype, seed)
     message = wire.pack(sent)
     assert message.dtype == torch.uint8
-    assert len(message) == wire.size == images * (8 + 30 * dtype.itemsize)
+    assert len(message) == wire.size == images * (8 + 30 * dtype.itemsize) + 1
     received = wire.unpack(message)
     assert received.images.dtype == dtype
     assert torch.equal(received.images, sent.images)
@@ -36,17 +39,17 @@ def test_every_whole_255th_crosses_as_a_byte_to_its_nearest_number(dtype):
     noisy = (levels.to(dtype) / 255 + 24 / 255 - 24 / 255).clamp(0, 1).reshape(2, 1, 16, 8)
     wire = Wire(2, (1, 16, 8), dtype, as_bytes=True)
     received = wire.unpack(wire.pack(Twin(noisy, torch.tensor([3, 9])))).images
-    assert wire.size == 2 * (8 + 128)
+    assert wire.size == 2 * (8 + 128) + 1
     assert torch.equal(received.flatten(), levels.to(dtype) / 255)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("as_bytes", [True, False])
 def test_labels_that_are_shares_of_the_classes_cross_bit_by_bit(dtype, as_bytes):
-    wire = Wire(3, (1, 1, 1), dtype, as_bytes, classes=5)
+    wire = Wire(3, (1, 1, 1), dtype, as_bytes, label_shape=(5,), label_dtype=torch.float32)
     sent = Twin(torch.tensor([0, 128, 255]).to(dtype).div(255).view(3, 1, 1, 1), torch.rand(3, 5))
     message = wire.pack(sent)
-    assert len(message) == wire.size == 3 * (4 * 5 + (1 if as_bytes else dtype.itemsize))
+    assert len(message) == wire.size == 3 * (4 * 5 + (1 if as_bytes else dtype.itemsize)) + 1
     received = wire.unpack(message)
     assert received.labels.dtype == torch.float32
     assert torch.equal(received.labels, sent.labels)
@@ -83,6 +86,18 @@ def test_twins_arrive_in_their_order_and_a_run_can_stop_anywhere(delay, chunks, 
     assert other["owned"] <= delay * chunks
 
 
+@pytest.mark.parametrize("stop", [1, 4])
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize(("layout", "size"), [("3 clean | 3 adv | 2 attack", 8), ("2 clean+adv | attack", 3)])
+def test_between_several_ranks_twins_arrive_in_their_order_and_few_are_owned(layout, size, delay, stop, pool):
+    results = pool.run(size, hand_over, layout, delay, 6, 6, stop)
+    plan = Layout.fit(layout, ConAdv.duties, size)
+    for rank, found in enumerate(results):
+        own = plan.place(rank, 6).chunks
+        assert found["arrived"] == ([True] * (stop * own) if Role.ADV in plan.role(rank) else [])
+        assert found["owned"] <= (delay + (Role.ATTACK in plan.role(rank))) * own
+
+
 @pytest.mark.parametrize("stop", [0, 1, 5])
 def test_twins_that_come_with_the_clean_gradient_leave_no_message_without_receiver(stop, pool):
     _, other = pool.run(2, hand_over, "clean | adv", 1, 2, 5, stop)
@@ -93,4 +108,4 @@ def test_a_lane_of_one_rank_needs_no_hand_off_between_ranks():
     layout = Layout.fit(None, ConAdv.duties, 1)
     with joined(30) as world:
         wire = Wire(2, SHAPE, torch.float32, as_bytes=False)
-        assert between_ranks(layout, world, 1, 1, 5, wire) is None
+        assert between_ranks(Traffic(layout, 0, 1, 1), world, wire) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import reduce
 from itertools import combinations
@@ -58,7 +59,7 @@ def test_each_lane_has_each_duty_once(partition, lanes):
     layout = Layout.fit(written(lane), duties, lanes * len(lane))
     for number in range(lanes):
         for duty in duties:
-            rank = layout.rank(number, duty)
+            (rank,) = layout.ranks(number, duty)
             assert layout.lane(rank) == number
             assert duty in layout.role(rank)
     assert sum(duty in layout.role(rank) for rank in range(layout.world_size) for duty in duties) == lanes * len(duties)
@@ -68,7 +69,7 @@ def test_each_lane_has_each_duty_once(partition, lanes):
 def test_lanes_share_the_chunks_of_a_batch_evenly_and_in_order(partition, lanes, each):
     duties, lane = partition
     layout = Layout.fit(written(lane), duties, lanes * len(lane))
-    places = [layout.place(layout.rank(number, Role.CLEAN), lanes * each) for number in range(lanes)]
+    places = [layout.place(layout.ranks(number, Role.CLEAN)[0], lanes * each) for number in range(lanes)]
     seen = [number for place in places for number in range(place.first_chunk, place.first_chunk + place.chunks)]
     assert seen == list(range(lanes * each))
     assert sum(place.share for place in places) == pytest.approx(1)
@@ -93,15 +94,106 @@ def test_twins_go_from_who_makes_them_to_who_learns_from_them_within_a_lane(part
     duties, lane = partition
     layout = Layout.fit(written(lane), duties, lanes * len(lane))
     maker = Role.ATTACK if Role.ATTACK in duties else Role.CLEAN
+    together = Role.ADV not in duties or any(maker in role and Role.ADV in role for role in layout.roles)
+    assert layout.hands_over == (not together)
+    for chunk in range(2 * lanes if layout.hands_over else 0):
+        source, target = (layout.owner(duty, chunk, 2 * lanes) for duty in (layout.maker(), Role.ADV))
+        assert maker in layout.role(source)
+        assert Role.ADV in layout.role(target)
+        assert layout.lane(source) == layout.lane(target) == chunk // 2
+
+
+@st.composite
+def counted(draw: st.DrawFn) -> tuple[Role, list[tuple[int, list[str]]]]:
+    """The duties of a method, spread over roles that several ranks of a lane share."""
+    duties, lane = draw(partitions())
+    return duties, [(draw(st.integers(1, 4)), words) for words in lane]
+
+
+def written_counts(lane: list[tuple[int, list[str]]]) -> str:
+    return " | ".join(f"{count} {'+'.join(words)}" if count > 1 else "+".join(words) for count, words in lane)
+
+
+@given(counted(), st.integers(1, 3), st.integers(1, 3))
+def test_each_role_shares_the_chunks_of_its_lane_evenly_and_in_order(lane, lanes, each):
+    duties, groups = lane
+    width = sum(count for count, _ in groups)
+    layout = Layout.fit(written_counts(groups), duties, lanes * width)
+    assert Layout.fit(str(layout), duties, layout.world_size) == layout
+    in_lane = each * math.lcm(*(count for count, _ in groups))
+    chunks = lanes * in_lane
+    for duty in duties:
+        seen: list[int] = []
+        shares = 0.0
+        for rank in range(layout.world_size):
+            place = layout.place(rank, chunks)
+            if duty in place.role:
+                seen += range(place.first_chunk, place.first_chunk + place.chunks)
+                shares += place.share
+                assert place.first_chunk - place.chunk_offset == layout.lane(rank) * in_lane
+                # One chunk weighs the same on every rank.
+                assert place.share / place.chunks == pytest.approx(1 / chunks)
+                assert all(
+                    layout.owner(duty, place.first_chunk + number, chunks) == rank for number in range(place.chunks)
+                )
+        assert seen == list(range(chunks))
+        assert shares == pytest.approx(1)
+
+
+@given(counted(), st.integers(1, 3), st.integers(1, 24))
+def test_a_count_that_does_not_divide_the_chunks_is_refused_with_what_fits(lane, lanes, in_lane):
+    duties, groups = lane
+    width = sum(count for count, _ in groups)
+    layout = Layout.fit(written_counts(groups), duties, lanes * width)
+    whole = math.lcm(*(count for count, _ in groups))
+    if in_lane % whole == 0:
+        assert all(layout.place(rank, lanes * in_lane).chunks for rank in range(layout.world_size))
+        return
+    for rank in range(layout.world_size):  # every rank refuses it alike
+        with pytest.raises(ValueError, match="ranks cannot share") as refusal:
+            layout.place(rank, lanes * in_lane)
+    counts, _, chunks = str(refusal.value).partition("take")[2].partition("or")
+    assert all(in_lane % int(count) == 0 for count in re.findall(r"\d+", counts))
+    for fitting in re.findall(r"\d+", chunks):
+        assert layout.place(0, lanes * int(fitting)).chunks
+
+
+@given(counted(), st.integers(1, 12), st.integers(1, 4))
+def test_twins_of_some_chunks_are_shared_evenly_or_refused(lane, in_lane, of):
+    duties, groups = lane
+    layout = Layout.fit(written_counts(groups), duties, sum(count for count, _ in groups))
+    try:
+        layout.check_twins(in_lane, of)
+    except ValueError as error:
+        fitting = re.findall(r"\d+", str(error).rpartition("take")[2])
+        if "multiple of" in str(error):
+            layout.check_twins(int(fitting[0]), of)
+        return
     for rank in range(layout.world_size):
-        route = layout.route(rank)
-        together = Role.ADV not in duties or any(maker in role and Role.ADV in role for role in layout.roles)
-        assert (route is None) == together
-        if route is not None:
-            source, target = route
-            assert maker in layout.role(source)
-            assert Role.ADV in layout.role(target)
-            assert {layout.lane(source), layout.lane(target)} == {layout.lane(rank)}
+        place = layout.place(rank, in_lane)
+        assert place.role == Role.CLEAN or (place.chunks % of == 0 and place.chunk_offset % of == 0)
+
+
+@given(counted(), st.integers(1, 3))
+def test_a_rank_that_only_attacks_gets_the_sums_from_a_learning_rank_of_its_lane(lane, lanes):
+    duties, groups = lane
+    layout = Layout.fit(written_counts(groups), duties, lanes * sum(count for count, _ in groups))
+    followers = layout.followers()
+    assert sorted(followers) == [rank for rank in range(layout.world_size) if layout.role(rank) == Role.ATTACK]
+    assert sorted([*followers, *layout.learners()]) == list(range(layout.world_size))
+    for attack, source in followers.items():
+        assert layout.lane(attack) == layout.lane(source)
+        assert source in layout.learners()
+    if followers:  # none has more to send than needed
+        loads = [list(followers.values()).count(rank) for rank in layout.learners()]
+        assert max(loads) - min(loads) <= 1
+
+
+def test_an_uneven_lane_as_the_documentation_draws_it():
+    layout = Layout.fit("2 clean | 2 adv | attack", ConAdv.duties, 5)
+    assert [list(layout.chunks(rank, 4)) for rank in range(5)] == [[0, 1], [2, 3], [0, 1], [2, 3], [0, 1, 2, 3]]
+    assert [layout.owner(Role.ADV, chunk, 4) for chunk in range(4)] == [2, 2, 3, 3]
+    assert str(layout) == "2 clean | 2 adv | attack"
 
 
 @given(partitions(), st.integers(1, 30))
@@ -130,7 +222,7 @@ def test_chunks_that_lanes_cannot_share_are_refused_with_numbers_that_fit(chunks
         assert chunks % int(fitting) == 0
 
 
-@given(st.text(alphabet="cleanadvtk+| 1", max_size=30))
+@given(st.text(alphabet="cleanadvtk+| 12", max_size=30))
 def test_any_text_is_a_layout_or_refused_in_one_line(text):
     try:
         layout = Layout.fit(text, ConAdv.duties, 6)
@@ -149,6 +241,10 @@ def test_any_text_is_a_layout_or_refused_in_one_line(text):
         ("clean | adv | attack", Recycled.duties, "attack, which the method does not need"),
         ("clean | adv", Vanilla.duties, "adv, which the method does not need"),
         ("clean | clean | adv", Recycled.duties, "clean twice"),
+        ("0 clean | adv", Recycled.duties, "0 ranks for clean"),
+        ("-1 clean | adv", Recycled.duties, "'-1 clean' is not a duty"),
+        ("2clean | adv", Recycled.duties, "'2clean' is not a duty"),
+        ("9999999 clean | adv", Recycled.duties, "is not a duty"),
         ("clean+clean | adv", Recycled.duties, "clean twice"),
         ("clean | advers", Recycled.duties, "'advers' is not a duty"),
         ("clean || adv", Recycled.duties, "'' is not a duty"),

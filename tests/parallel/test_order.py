@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from conadv.core.catalog import METHODS
+from conadv.parallel.layout import Layout
 from recorded import Call, record, replay
 
 ATTACKED = [
@@ -46,6 +50,54 @@ def test_a_run_completes_where_each_rank_does_one_operation_at_a_time(method, de
         epochs=2,
         max_steps=5,
         eval_every=1,
+    )
+    assert all(calls), "every rank takes part"
+    assert replay(calls) == [None] * size
+
+
+# Lanes with several ranks of a role: ranks, layout, and chunks per lane.
+UNEVEN = [
+    ("conadv", 8, "3 clean | 3 adv | 2 attack", 6),
+    ("conadv", 5, "2 clean | 2 adv | attack", 4),
+    ("conadv", 6, "2 clean+adv | attack", 4),
+    ("conadv", 4, "attack | 3 adv+clean", 3),
+    ("conadv", 4, "clean+adv | 3 attack", 3),
+    ("conadv", 3, "2 clean+attack | adv", 2),
+    ("recycled", 5, "4 clean | adv", 4),
+    ("recycled", 6, "2 clean | adv", 2),
+    ("recycled", 3, "clean | 2 adv", 4),
+    ("recycled", 5, "3 clean | 2 adv", 6),
+]
+
+
+def few(case: tuple[Any, ...]) -> Any:
+    """A case, among the slow ones unless it is one of few."""
+    _, size, _, _, delay, share = case
+    return pytest.param(*case, marks=() if size < 6 and share == (0.5 if delay == 1 else 1) else pytest.mark.slow)
+
+
+SHARED = [
+    few((*case, delay, share))
+    for case in UNEVEN
+    for delay in (range(4) if case[0] == "conadv" else [1])
+    for share in (1, 0.5)
+]
+
+
+@pytest.mark.parametrize(("method", "size", "layout", "chunks", "delay", "share"), SHARED)
+def test_it_completes_where_several_ranks_share_a_role(method, size, layout, chunks, delay, share):
+    lane = Layout.lane_of(layout, METHODS[method].duties)
+    batch = 2 * (size // lane.world_size) * chunks * (2 if share < 1 else 1)
+    calls = record(
+        size,
+        **fields(method, delay),
+        layout=layout,
+        twin_share=share,
+        batch_size=batch,
+        chunk_size=2,
+        data__train_size=max(10, 2 * batch),
+        data__augment="none",
+        epochs=2,
     )
     assert all(calls), "every rank takes part"
     assert replay(calls) == [None] * size

@@ -91,6 +91,26 @@ def test_a_rank_whose_weights_differ_in_one_bit_is_named(rank, start):
     assert "Traceback" not in run.said()
 
 
+def test_a_rank_that_only_attacks_and_may_lag_is_named_when_its_weights_differ(start):
+    words = tiny.words(**ENDLESS, layout="clean | adv | attack", delay=2, model="tiny:Faulty")
+    run = start(words, 3, **tiny.fault("drift", rank=2, forward_pass=20))
+    assert run.statuses() == [1, 1, 1]
+    (line,) = run.complaints()
+    assert "the weights of rank 2 (lane 0, attack) are not those of the other ranks" in line
+    assert "Traceback" not in run.said()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_that_only_attacks_and_may_lag_is_named(number, start):
+    run = start(tiny.words(**ENDLESS, layout="2 clean+adv | attack", delay=3, timeout=6), 3)
+    run.wait_for_step(3)
+    run.kill(2, number)
+    assert run.statuses(0, 1) == [1, 1]
+    assert run.complaints() == ["error: rank 2 (lane 0, attack) stopped answering: the run ends on all 3 ranks"], (
+        run.said()
+    )
+
+
 def by_hand() -> dict[str, str]:
     """Started without torchrun, as by srun: rank 0 keeps the store."""
     with socket.socket() as probe:

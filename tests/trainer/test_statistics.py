@@ -8,13 +8,13 @@ from torch import nn
 import tiny
 from conadv.core.catalog import METHODS
 from conadv.parallel.layout import Layout
-from conadv.trainer.build import _check_statistics
+from conadv.parallel.member import check_statistics
 
 
 def test_synchronized_batchnorm_is_refused_where_ranks_have_different_roles():
     model = nn.SyncBatchNorm.convert_sync_batchnorm(tiny.net(10, 1))
     duties = METHODS["conadv"].duties
-    _check_statistics(model, Layout.fit(None, duties, 2))
-    _check_statistics(tiny.net(10, 1), Layout.fit("clean | adv | attack", duties, 3))
-    with pytest.raises(ValueError, match="drop --layout, or use BatchNorm"):
-        _check_statistics(model, Layout.fit("clean | adv | attack", duties, 3))
+    check_statistics(model, Layout.fit(None, duties, 2))
+    check_statistics(tiny.net(10, 1), Layout.fit("clean | adv | attack", duties, 3))
+    with pytest.raises(ValueError, match="drop the layout, or use BatchNorm"):
+        check_statistics(model, Layout.fit("clean | adv | attack", duties, 3))

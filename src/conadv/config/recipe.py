@@ -200,7 +200,8 @@ class Recipe:
     seed: Whole = 0
     """Seed of everything random: weights, order, augmentation, random starts of attacks."""
     layout: str | None = None
-    """Roles of the ranks, such as "clean | adv | attack". none: everything on each rank."""
+    """Which ranks of a lane do what, such as "clean | adv | attack" or, with counts, "3 clean | 3 adv | 2 attack".
+    none: everything on each rank."""
     model: str = "auto"
     """A network by its name, timm:NAME or torchvision:NAME (with new weights), or your own as package.module:callable
     (as a flag only, never in a file). auto: resnet50 for images of 64 pixels or more, resnet20 for smaller ones."""

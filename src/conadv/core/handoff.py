@@ -48,6 +48,10 @@ class Queue:
     def clear(self) -> None:
         self._twins.clear()
 
+    def twins(self) -> list[Twin]:
+        """What is in flight, oldest first."""
+        return list(self._twins)
+
     def state(self) -> dict[str, Tensor]:
         """What is in flight, oldest first, as tensors by name."""
         found: dict[str, Tensor] = {}

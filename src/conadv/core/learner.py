@@ -54,8 +54,8 @@ class Part(NamedTuple):
     labels: Any
     weight: float
     call: Call = call_plainly
-    views: int = 1
-    """How many views of the same images the step learns from, of which this is one."""
+    per_chunk: float = 1
+    """How many parts of this kind a chunk has on average: views of the same images; of twins, the share with any."""
     tracked: bool = True
     """Whether its pass counts for the running statistics."""
     adversarial: bool = False
@@ -155,9 +155,10 @@ class Learner:
         call = self._call(chunk)
         return [Part(name, images, chunk.labels, weight / len(views), call, len(views)) for name, images in views]
 
-    def adv_part(self, twin: Twin, weight: float) -> Part:
-        """What is learnt from the twins of a chunk."""
-        return Part("adv", twin.images, twin.labels, weight, twin.call, adversarial=True)
+    def adv_part(self, twin: Twin, weight: float, share: float = 1.0) -> Part:
+        """What is learnt from the twins of a chunk, so that the mean over all twins of a step has `weight`."""
+        part = 1.0 if self.chunk_size is None else share
+        return Part("adv", twin.images, twin.labels, weight / part, twin.call, part, adversarial=True)
 
     def scale(self, part: Part, count: int) -> float:
         """What the mean loss of a part is multiplied by, in a step with `count` chunks on this process."""
@@ -197,7 +198,7 @@ class Learner:
         for part in parts:
             loss = self._forward(part, number, self.step if step is None else step)
             if part.tracked or part.adversarial:
-                (self._adv if part.adversarial else self._clean).append(loss.detach() / (count * part.views))
+                (self._adv if part.adversarial else self._clean).append(loss.detach() / (count * part.per_chunk))
             scaled = (marked(loss, self.model, part.branch) if mark else loss) * self.scale(part, count)
             total = scaled if total is None else total + scaled
         assert total is not None
@@ -215,12 +216,9 @@ class Learner:
 
     def has_twins(self, share: TwinShare, batch_number: int, chunk_number: int) -> bool:
         """Whether a chunk of a batch gets twins; without chunks, some of its images do."""
-        seed, first = self._own_seed(), self.place.first_chunk
-        return self.chunk_size is None or share.has(seed, batch_number, first, chunk_number)
-
-    def twin_weight(self, share: TwinShare, weight: float) -> float:
-        """The weight of one chunk's twins, so that the mean over all twins of a step has `weight`."""
-        return weight if self.chunk_size is None else weight / float(share)
+        offset = self.place.chunk_offset
+        first = self.place.first_chunk - offset
+        return self.chunk_size is None or share.has(self._own_seed(), batch_number, first, offset + chunk_number)
 
     def twin_images(self, share: TwinShare, chunk: Batch, batch_number: int, chunk_number: int) -> Tensor | None:
         """Which images of a chunk get twins; None: all of them."""

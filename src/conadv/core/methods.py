@@ -264,7 +264,7 @@ class ConAdv:
         clean = self._chunks(now)
         attacked = self._chunks(None if ahead is now else ahead)  # chunks of the same batch are made once
         count = self._count(now, ahead)
-        if self._learner.chunk_size is not None:
+        if self._learner.chunk_size is not None and self._learner.place.role != Role.CLEAN:
             self._share.count(count)  # or an error that says what fits
         for number in range(count):
             chunk = next(clean, None)
@@ -272,10 +272,9 @@ class ConAdv:
             learnt = chunk if self._does(Role.CLEAN) else None
             parts = [] if learnt is None else self._learner.clean_parts(learnt, 1 - self.adv_weight)
             if self._does(Role.ADV) and self._learner.has_twins(self._share, self.step, number):
-                weight = self._learner.twin_weight(self._share, self.adv_weight)
                 with span("hand-off"):
                     twin = self.handoff.take()
-                parts.append(self._learner.adv_part(twin, weight))
+                parts.append(self._learner.adv_part(twin, self.adv_weight, float(self._share)))
             yield parts, number, count
         for number, chunk in enumerate(attacked, count):  # the batch ahead may be the larger one
             self._attack(chunk, self._attacked, number)

@@ -111,10 +111,17 @@ class Recycled:
                 self.handoff.put(self._generate(chunk, number, chunk_number, count))
         self._primed, self._made = True, number
 
-    def resume(self, step: int) -> None:
-        empty(self.handoff)
+    def resume(self, step: int, in_flight: bool = False) -> None:
+        """Continue at `step`.
+
+        Args:
+            step: how many steps were taken.
+            in_flight: the twins of the batch before are in flight already; otherwise they are to be primed again.
+        """
+        if not in_flight:
+            empty(self.handoff)
         self._learner.step = step
-        self._primed, self._made = False, None
+        self._primed, self._made = in_flight, None
 
     def staleness(self) -> Staleness:
         """What measures how far the twins of stale weights are from fresh ones."""
@@ -157,10 +164,9 @@ class Recycled:
                 images = chunk.images.detach().requires_grad_(wanted)
                 parts = self._learner.clean_parts(replace(chunk, images=images), 1 - self.adv_weight)
             if Role.ADV in self._learner.place.role and self._learner.has_twins(self._share, made, number):
-                weight = self._learner.twin_weight(self._share, self.adv_weight)
                 with span("hand-off"):
                     twin = self.handoff.take()
-                parts.append(self._learner.adv_part(twin, weight))
+                parts.append(self._learner.adv_part(twin, self.adv_weight, float(self._share)))
             yield parts, number, count
 
     def _primed_batch(self, now: Any) -> Batch | Chunked:
@@ -210,8 +216,10 @@ class Recycled:
         if batch is None:
             return self._learner.place.chunks or 0
         count = count_chunks(batch, self._learner.chunk_size)
+        if not isinstance(self.handoff, Queue):
+            return count
         twins = count if self._learner.chunk_size is None else self._share.count(count)
-        if isinstance(self.handoff, Queue) and len(self.handoff) != twins:
+        if len(self.handoff) != twins:
             raise ValueError(
                 f"a batch of {twins} chunks with twins, after one of {len(self.handoff)}: recycled needs batches of "
                 "one size (drop_last=True drops the smaller last one)"

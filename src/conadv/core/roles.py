@@ -23,6 +23,7 @@ class Place:
         share: the part of the global batch that it sees, from 0 to 1. Gradients of all processes are summed.
         first_chunk: the number, within the global batch, of the first chunk that it sees.
         chunks: how many chunks of a batch it sees; needed by a role that only learns from twins, and so sees no batch.
+        chunk_offset: how many chunks of its lane come before the first one that it sees.
         updates_stats: whether the statistics of a step are complete here, so that running statistics are updated at
             its end. If not, they are summed over the processes like the gradients, and
             `splitbn.update_running_stats` is called then.
@@ -32,6 +33,7 @@ class Place:
     share: float = 1.0
     first_chunk: int = 0
     chunks: int | None = None
+    chunk_offset: int = 0
     updates_stats: bool = True
 
 

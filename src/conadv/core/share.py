@@ -53,8 +53,8 @@ class TwinShare:
         Args:
             seed: of the run.
             batch: number of the batch.
-            first_chunk: number, within the global batch, of the first chunk that this process sees.
-            number: of the chunk on this process.
+            first_chunk: number, within the global batch, of the first chunk of this process or its lane.
+            number: of the chunk, counted from there.
         """
         if self.some == self.of:
             return True

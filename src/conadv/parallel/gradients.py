@@ -4,18 +4,21 @@ backward ──► last gradient of a bucket ──► its sum starts ──► 
 
 On every rank a step communicates in this order, so that NCCL never has two ranks that wait for each other:
 
-1. the hand-off's messages of all chunks but the last (of all chunks, where twins are learnt from in the same step)
+1. the hand-off's messages of all chunks but the last one of each rank that makes twins (of all chunks, where twins are
+   learnt from in the same step), by chunk
 2. the gradient sums of the learning ranks, bucket by bucket
-3. the hand-off's message of the last chunk
-4. summed gradients, from one learning rank of each lane to the rank that only attacks
+3. the hand-off's messages of those last chunks, by chunk
+4. summed gradients, from learning ranks to the ranks of their lane that only attack
 5. the sum over all ranks of statistics, losses, checksum and stop requests
+
+With a delay of 2 or more, ranks that only attack have no part in 5: its result is sent to them like the gradients.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from weakref import WeakMethod
 
 import torch
@@ -27,6 +30,7 @@ from conadv.core.splitbn import pending_statistics
 
 from .checksum import BITS, Checksum, odd_ones
 from .collectives import World
+from .outcome import Outcome, Report, named_culprits
 from .recipients import Recipients
 
 # Small enough that the first sum starts early in the backward pass, large enough that few sums are needed.
@@ -35,20 +39,6 @@ _BUCKET_BYTES = 2**20
 _CUDA_BUCKET_BYTES = 25 * 2**20
 # How many numbers a rank adds besides gradients and statistics.
 _TOLD = 3
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What all ranks know of a step, the same on each of them."""
-
-    clean_loss: float
-    adv_loss: float
-    culprits: dict[int, str] | None
-    """None: every number is finite. Else the ranks with others, and what was not: empty where only their sum is not."""
-    stop: int
-    """The signal that asked some rank to stop; 0: none did."""
-    drifted: tuple[int, ...] = ()
-    """The ranks whose weights are not those of the others."""
 
 
 class Exchange:
@@ -73,6 +63,7 @@ class Exchange:
             if world.size > 1
             else [_Own(trained)]
         )
+        self._report = Report(world.size)
         self._sums: list[dist.Work | None] = []
         self._started = 0  # buckets start in their order, which is the same on every rank
 
@@ -86,33 +77,76 @@ class Exchange:
         """Start the sums of all gradients: none is added any more in this step."""
         self._start(len(self._buckets))
 
-    def finish(self, losses: Losses, stop: int = 0) -> Outcome:
+    def finish(self, losses: Losses, stop: int = 0, asked: Tensor | None = None) -> Outcome:
         """End a step: gradients and pending statistics become their sums over the ranks.
 
-        `stop` is the number of a signal that asked this rank to stop after the step; 0: none did.
+        Args:
+            losses: of this rank.
+            stop: the number of the signal that asked this rank to stop after the step; 0: none did.
+            asked: such a number that came with twins, from a rank that only attacks.
         """
         self.start()
+        if self._recipients.may_lag:
+            return self._follow()
         values = torch.stack([*losses]).to(self._like)
         sick = self._sick(values)
         bits = values[:0] if self._checksum is None else self._checksum.next().to(values)
-        tail = torch.cat([torch.full_like(values[:1], stop > 0), self._share * values, bits, *self._statistics])
+        stops = torch.full_like(values[:1], stop > 0)
+        if asked is not None:
+            stops += asked > 0
+        tail = torch.cat([stops, self._share * values, bits, *self._statistics])
         self._complete()
-        self._world.all_reduce(tail)
-        told, statistics = tail[: _TOLD + len(bits)], tail[_TOLD + len(bits) :]
-        if self._statistics:
-            torch._foreach_copy_(self._statistics, list(statistics.split([len(part) for part in self._statistics])))
+        self._recipients.all_reduce(tail)
+        told = self._take_statistics(tail, len(bits))
         # One not-a-number or infinity anywhere makes the sum one too.
         total = torch.stack([tail.sum(), *(bucket.total().to(tail) for bucket in self._buckets)]).sum()
-        everything, stops, clean, adv, *ones = torch.cat([total[None], told]).tolist()
+        everything, stopping, clean, adv, *ones = torch.cat([total[None], told]).tolist()
         culprits = None if math.isfinite(everything) else self._culprits(sick)
         # A bit that all ranks have in common is set on all of them or on none.
-        drifted = self._drifted(bits) if any(0 < count < self._world.size for count in ones) else ()
-        return Outcome(clean, adv, culprits, self._world.all_reduce_max(stop) if stops else 0, drifted)
+        drifted = self._drifted(bits) if any(0 < count < self._recipients.size for count in ones) else ()
+        signal = self._largest(max(stop, 0 if asked is None else int(asked))) if stopping else 0
+        outcome = Outcome(clean, adv, culprits, signal, drifted)
+        if self._recipients.slack:
+            self._recipients.start_passing(torch.cat([tail, self._report.pack(outcome, tail)]))
+        return outcome
+
+    def drain(self) -> None:
+        """Wait until ranks that only attack have received what was sent to them."""
+        self._recipients.drain()
 
     def discard(self) -> None:
         """Forget the statistics of a step that is not to be taken."""
         for part in self._statistics:
             part.zero_()
+
+    def _follow(self) -> Outcome:
+        """End a step that the learning ranks ended before: gradients, statistics and outcome are theirs."""
+        assert self._checksum is not None
+        bits = self._checksum.next().to(self._like)
+        self._complete()
+        sizes = [_TOLD + len(bits) + sum(map(len, self._statistics)), self._report.size]
+        message = torch.empty(sum(sizes), dtype=self._like.dtype, device=self._like.device)
+        for work in self._recipients.start_passing(message):
+            self._world.wait(work)
+        tail, report = message.split(sizes)
+        told = self._take_statistics(tail, len(bits)).tolist()
+        outcome = self._report.unpack(report, told[1], told[2])
+        if outcome.drifted or told[_TOLD:] == (bits * self._recipients.size).tolist():
+            return outcome
+        return replace(outcome, drifted=(self._world.rank,), known_to_all=False)
+
+    def _take_statistics(self, tail: Tensor, bits: int) -> Tensor:
+        """Give the pending statistics their sums; the rest of what was summed."""
+        told, statistics = tail[: _TOLD + bits], tail[_TOLD + bits :]
+        if self._statistics:
+            torch._foreach_copy_(self._statistics, list(statistics.split([len(part) for part in self._statistics])))
+        return told
+
+    def _largest(self, number: int) -> int:
+        """The largest of the numbers of the ranks, each below 256."""
+        table = torch.zeros(self._world.size, device=self._like.device)
+        table[self._world.rank] = number
+        return int(self._recipients.all_reduce(table).max())
 
     def _sick(self, values: Tensor) -> Tensor:
         """Which of this rank's own numbers are not finite, before the sum over the ranks hides it."""
@@ -124,19 +158,15 @@ class Exchange:
         """The ranks whose numbers are not finite, and which; every rank asks at once."""
         table = torch.zeros(self._world.size, len(sick), device=sick.device)
         table[self._world.rank] = sick.float()
-        found = self._world.all_reduce(table) > 0
-        names = ("loss", "gradient", "statistics of a BatchNorm layer")
-        return {
-            rank: next(name for name, bad in zip(names, row, strict=True) if bad)
-            for rank, row in enumerate(found.tolist())
-            if any(row)
-        }
+        return named_culprits(self._recipients.all_reduce(table) > 0)
 
     def _drifted(self, bits: Tensor) -> tuple[int, ...]:
         """The ranks whose weights have another checksum than most; every rank asks at once."""
         table = torch.zeros(self._world.size, BITS, device=bits.device)
         table[self._world.rank] = bits
-        return odd_ones(self._world.all_reduce(table).tolist())
+        members = self._recipients.members
+        rows = self._recipients.all_reduce(table)[members].tolist()
+        return tuple(members[place] for place in odd_ones(rows))
 
     def _start_ready(self) -> None:
         ready = self._started
@@ -153,11 +183,12 @@ class Exchange:
 
     def _complete(self) -> None:
         """Wait for the sums; each is passed on as soon as it is there."""
+        self._recipients.begin_passing()
         passed = []
         for bucket, work in zip(self._buckets, self._sums, strict=True):
             self._world.wait(work)
             if isinstance(bucket, _Bucket):
-                passed.append(self._recipients.start_passing(bucket.gradients))
+                passed += self._recipients.start_passing(bucket.gradients)
         for work in passed:
             self._world.wait(work)
         self._sums.clear()
@@ -202,11 +233,13 @@ class _Bucket:
         self._arrivals = 0
         self._expected: int | None = None  # arrivals in a step; unknown until the first one is over
         self._closed = False
+        self._views: list[tuple[nn.Parameter, Tensor]] = []
         offset = 0
         for parameter in parameters:
-            parameter.grad = self.gradients.as_strided(parameter.shape, parameter.stride(), offset)
+            self._views.append((parameter, self.gradients.as_strided(parameter.shape, parameter.stride(), offset)))
             parameter.register_post_accumulate_grad_hook(_weakly(self._arrive))
             offset += parameter.numel()
+        self.restart()
 
     @property
     def ready(self) -> bool:
@@ -215,6 +248,8 @@ class _Bucket:
     def restart(self) -> None:
         self._arrivals, self._closed = 0, False
         self.gradients.zero_()
+        for parameter, view in self._views:  # an optimizer may have put None in their place
+            parameter.grad = view
 
     def close(self) -> None:
         """No gradient may be added any more."""

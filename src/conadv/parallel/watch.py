@@ -37,6 +37,7 @@ def watched(
     layout: Layout,
     agreed: tuple[type[BaseException], ...] = (),
     before_exit: Callable[[int], None] = lambda status: None,
+    hint: str = "raise --timeout",
 ) -> Iterator[None]:
     """Within, an error of any rank ends this process: one rank says why, and no status is 0.
 
@@ -45,11 +46,12 @@ def watched(
         layout: Names their roles.
         agreed: Exceptions that all ranks raise in the same step, each knowing that the others do: they pass.
         before_exit: Called with the exit status before the process ends at once.
+        hint: What to do if a step may take longer than the timeout.
     """
     if world.heartbeats is None:
         yield
         return
-    watch = _Watch(world, layout, world.heartbeats, before_exit)
+    watch = _Watch(world, layout, world.heartbeats, before_exit, hint)
     with watch.beating():
         try:
             yield
@@ -65,12 +67,18 @@ class _Watch:
     """What a rank makes of an error, from the heartbeats of the others."""
 
     def __init__(
-        self, world: World, layout: Layout, heartbeats: Heartbeats, before_exit: Callable[[int], None]
+        self,
+        world: World,
+        layout: Layout,
+        heartbeats: Heartbeats,
+        before_exit: Callable[[int], None],
+        hint: str,
     ) -> None:
         self._world = world
         self._layout = layout
         self._heartbeats = heartbeats
         self._before_exit = before_exit
+        self._hint = hint
         self._over = threading.Event()
         self._failing = threading.Event()
         self._wake = threading.Event()  # either of them
@@ -134,7 +142,7 @@ class _Watch:
         if lost:
             text = f"{names} stopped answering: the run ends on all {self._world.size} ranks"
         elif busy:
-            text = f"{names} kept the others waiting for too long: raise --timeout if a step may take longer"
+            text = f"{names} kept the others waiting for too long: {self._hint} if a step may take longer"
         else:
             names = self._layout.describe(self._world.rank)
             text = f"{names} lost a connection, though every rank lives: {reason}"

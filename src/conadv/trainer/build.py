@@ -28,10 +28,9 @@ from conadv.core.stale import StaleWeights
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
 from conadv.parallel.collectives import World
-from conadv.parallel.gradients import Exchange
-from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
 from conadv.parallel.layout import Layout
-from conadv.parallel.recipients import recipients
+from conadv.parallel.member import Member, build_member
+from conadv.parallel.wire import Wire
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Stream, keep, open_data
@@ -79,20 +78,34 @@ class Job:
     """The parts of a training run on one rank."""
 
     task: Task
-    world: World
-    layout: Layout
-    place: Place
+    member: Member
     stream: Stream
-    method: Method
-    handoff: RankHandoff | None
     optimizer: Optimizer
     rate: Schedule
-    exchange: Exchange
-    stale: StaleWeights
     ema: Ema
     adv_weight: float
     stop: int
     """The step before which the run ends."""
+
+    @property
+    def world(self) -> World:
+        return self.member.world
+
+    @property
+    def layout(self) -> Layout:
+        return self.member.layout
+
+    @property
+    def place(self) -> Place:
+        return self.member.place
+
+    @property
+    def method(self) -> Method:
+        return self.member.method
+
+    @property
+    def stale(self) -> StaleWeights:
+        return self.member.stale
 
     def batches(self, start: int, stop: int | None = None) -> Generator[Chunked | None]:
         """This rank's share of the batches of some steps; a rank that only learns from twins needs none."""
@@ -145,14 +158,9 @@ def resolved(recipe: Recipe, data: DataSet) -> Recipe:
 def check_fit(recipe: Recipe, world_size: int) -> Layout:
     """The layout of a run, or what is wrong with it: arithmetic alone, before any process has joined the others."""
     layout = Layout.fit(recipe.layout, METHODS[recipe.method].duties, world_size)
-    _twins(recipe, layout.place(0, recipe.batch_size // recipe.chunk_size))
+    share = TwinShare.from_number(recipe.twin_share)
+    layout.check_twins(recipe.batch_size // recipe.chunk_size, share.of if Role.ADV in layout.duties else 1)
     return layout
-
-
-def _twins(recipe: Recipe, place: Place) -> int:
-    """Chunks of a lane that get twins in a step; a share that does not divide them is an error."""
-    assert place.chunks is not None
-    return TwinShare.from_number(recipe.twin_share).count(place.chunks)
 
 
 def build_stream(recipe: Recipe, task: Task) -> Stream:
@@ -170,39 +178,33 @@ def build_stream(recipe: Recipe, task: Task) -> Stream:
 
 def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world: World, start: int) -> Job:
     """Everything that a run from step `start` on needs, on this rank."""
-    _check_statistics(task.model, layout)
-    place = layout.place(world.rank, stream.chunks_per_step)
     steps = stream.steps_per_epoch * recipe.epochs
     stop = max(start, min(steps, recipe.max_steps or steps))
     attack = _attack(recipe)
-    ahead = layout.ahead(recipe.delay)
-    handoff = between_ranks(layout, world, _twins(recipe, place), ahead, stop - start, _wire(recipe, task, attack))
-    looks_back = ahead < recipe.delay and Role.ATTACK in place.role  # it attacks with stale weights
-    stale = StaleWeights(task.model, recipe.delay if looks_back or world.is_main or recipe.diagnose else 0)
+    member = build_member(
+        world,
+        layout,
+        task.model,
+        partial(_method, recipe, task, attack),
+        chunks=stream.chunks_per_step,
+        delay=recipe.delay,
+        seed=recipe.seed,
+        twin_share=recipe.twin_share,
+        wire=_wire(recipe, task, attack),
+        keeps_stale=world.is_main or recipe.diagnose > 0,
+    )
+    if member.handoff is not None:
+        member.handoff.announce(start, stop)
     return Job(
         task=task,
-        world=world,
-        layout=layout,
-        place=place,
+        member=member,
         stream=stream,
-        method=_method(recipe, task, attack, place, handoff, stale if looks_back else None),
-        handoff=handoff,
         optimizer=build_optimizer(recipe, task.model),
         rate=_rate(recipe, steps),
-        exchange=Exchange(task.model, world, place.share, recipients(layout, world)),
-        stale=stale,
         ema=Ema(task.model, recipe.ema),
         adv_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
         stop=stop,
     )
-
-
-def _check_statistics(model: nn.Module, layout: Layout) -> None:
-    if len(layout.roles) > 1 and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
-        raise ValueError(
-            f"SyncBatchNorm would mix the statistics of ranks with different roles in layout {str(layout)!r}: "
-            "drop --layout, or use BatchNorm"
-        )
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
@@ -292,9 +294,11 @@ def _method(
 def _wire(recipe: Recipe, task: Task, attack: Attack) -> Wire:
     """Twins cross as bytes where that loses nothing."""
     as_bytes = attack.exact_as_bytes(from_images=METHODS[recipe.method].maker == Role.CLEAN) and not _mix(recipe)
-    classes = len(task.data.train.classes) if _mix(recipe) else None
-    shape = task.augment.shape(task.data.train)
-    return Wire(recipe.chunk_size, shape, _DTYPES[recipe.precision], as_bytes, classes)
+    shape, dtype = task.augment.shape(task.data.train), _DTYPES[recipe.precision]
+    if not _mix(recipe):
+        return Wire(recipe.chunk_size, shape, dtype, as_bytes)
+    classes = (len(task.data.train.classes),)
+    return Wire(recipe.chunk_size, shape, dtype, as_bytes, label_shape=classes, label_dtype=torch.float32)
 
 
 def _rate(recipe: Recipe, steps: int) -> Schedule:

@@ -21,6 +21,7 @@ from conadv.core.splitbn import plain_state_dict
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main
 from conadv.parallel.collectives import World, joined, own_device
 from conadv.parallel.launch import own_rank, world_size
+from conadv.parallel.outcome import DriftError, NotFiniteError
 from conadv.parallel.watch import watched
 from conadv.sinks import SINKS, check_sinks
 
@@ -33,7 +34,7 @@ from .evaluation import evaluate_task
 from .files import replace_file
 from .fingerprint import data_facts, software_facts
 from .folder import RunFolder, default_folder, holds, versions, write_summary
-from .loop import DriftError, NotFiniteError, Progress, position, run
+from .loop import Progress, position, run
 from .metrics import Metrics
 from .preview import preview
 from .profiling import Profile

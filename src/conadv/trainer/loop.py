@@ -10,7 +10,7 @@ from typing import Any
 
 from conadv.core.spans import span
 from conadv.core.splitbn import update_running_stats
-from conadv.parallel.gradients import Outcome
+from conadv.parallel.outcome import NotFiniteError, Outcome
 
 from .build import Job, Policy
 from .diagnosis import diagnose
@@ -19,14 +19,6 @@ from .profiling import Profile
 from .record import Sinks, StateSaver
 from .signals import StopRequest
 from .state import gather
-
-
-class NotFiniteError(FloatingPointError):
-    """A run that cannot continue, and what to try."""
-
-
-class DriftError(ArithmeticError):
-    """A rank whose weights are not those of the others."""
 
 
 @dataclass
@@ -55,17 +47,11 @@ def run(
     with closing(job.batches(progress.step)) as batches, closing(profile):
         for now, ahead in job.method.feed(batches):
             profile.begin_step()
-            job.exchange.zero_grad()
-            losses = job.method(now, ahead)
-            with span("gradient sum"):
-                job.exchange.start()
-                if job.handoff is not None:
-                    job.handoff.end_step()
-                outcome = job.exchange.finish(losses, request.signal or 0)
-            _check_weights(job, progress.step, outcome)
+            outcome = job.member.step(now, ahead, request.signal or 0)
+            job.member.check_weights(progress.step, outcome)
             measured = _diagnose(job, progress.step, policy)
-            rate = job.rate(progress.step)
             job.stale.keep()
+            rate = job.rate(progress.step)
             if outcome.culprits is None:
                 with span("update"):
                     _update(job, rate)
@@ -81,30 +67,15 @@ def run(
                 break
             if _is_due(progress.step, policy, saver) and progress.step < job.stop:
                 save()
-    _drain(job)
+    job.member.drain()
     if progress.step > first:  # the state that a finished run resumes from is saved already
         save()
     return stopped_by
 
 
-def _check_weights(job: Job, step: int, outcome: Outcome) -> None:
-    if outcome.drifted:
-        _drain(job)
-        names = ", ".join(map(job.layout.describe, outcome.drifted))
-        raise DriftError(
-            f"step {step}: the weights of {names} are not those of the other ranks (faulty memory, or machines that "
-            "compute differently): resume from the last checkpoint, on other machines"
-        )
-
-
 def _diagnose(job: Job, step: int, policy: Policy) -> dict[str, float]:
     """What is known of the staleness of this step, if it is due."""
     return diagnose(job, step) if policy.diagnose_steps and (step + 1) % policy.diagnose_steps == 0 else {}
-
-
-def _drain(job: Job) -> None:
-    if job.handoff is not None:
-        job.handoff.drain()
 
 
 def _update(job: Job, rate: float) -> None:
@@ -117,26 +88,24 @@ def _update(job: Job, rate: float) -> None:
 
 def _leave_out(job: Job, progress: Progress, policy: Policy, outcome: Outcome, rate: float) -> None:
     """A step whose numbers are not finite reaches neither the weights nor the statistics, on any rank."""
-    job.exchange.discard()
+    job.member.exchange.discard()
     progress.skipped += 1
     told = _not_finite(job, progress.step, outcome, rate)
     if policy.nonfinite == "stop":
-        _drain(job)
+        job.member.drain()
         raise NotFiniteError(
             f"{told}: try a lower --optimizer.lr, a longer --schedule.warmup-epochs, or --nonfinite skip"
         )
     if progress.skipped > policy.skip_limit:
-        _drain(job)
+        job.member.drain()
         raise NotFiniteError(f"{told}, after {policy.skip_limit} such steps were left out: try a lower --optimizer.lr")
 
 
 def _not_finite(job: Job, step: int, outcome: Outcome, rate: float) -> str:
     """What happened where, in words."""
-    assert outcome.culprits is not None
     epoch, batch = divmod(step, job.stream.steps_per_epoch)
-    parts = [f"the {what} on {job.layout.describe(rank)}" for rank, what in outcome.culprits.items()]
-    where = ", ".join(parts) or "the sum of the gradients over the ranks"
-    return f"step {step}: {where} is not finite (epoch {epoch}, batch {batch}, learning rate {rate:.4g})"
+    what = job.member.not_finite(outcome)
+    return f"step {step}: {what} is not finite (epoch {epoch}, batch {batch}, learning rate {rate:.4g})"
 
 
 def _metrics(job: Job, progress: Progress, policy: Policy, outcome: Outcome, rate: float) -> dict[str, Any]:

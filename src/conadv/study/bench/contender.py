@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import Literal, Protocol
 
@@ -22,14 +23,17 @@ from conadv.core.catalog import METHODS
 from conadv.core.handoff import Handoff
 from conadv.core.learner import Losses
 from conadv.core.roles import Place, Role
+from conadv.core.share import TwinShare
 from conadv.core.splitbn import update_running_stats
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
 from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange
-from conadv.parallel.handoff import RankHandoff, Wire, between_ranks
+from conadv.parallel.handoff import RankHandoff, between_ranks
 from conadv.parallel.layout import Layout
 from conadv.parallel.recipients import recipients
+from conadv.parallel.traffic import Traffic
+from conadv.parallel.wire import Wire
 
 from .alternate import Candidate, Lap, Laps, in_turn, progress, silent, time_run
 from .result import wall_time, work_time
@@ -60,6 +64,10 @@ class Contender:
     layout: str | None = None
     """None: all duties on each rank."""
     ranks: Literal["together", "beside", "alone"] = "together"
+    chunks: int = 1
+    """Chunks per lane."""
+    share: str = "1"
+    """The part of them that has twins."""
 
 
 @dataclass(frozen=True)
@@ -117,22 +125,33 @@ def build_share(contender: Contender, workload: Workload, world: World, steps: i
         world = World(0, 1, world.device)
     method = METHODS[contender.method]
     layout = Layout.fit(contender.layout, method.duties, world.size)
-    place = layout.place(world.rank, layout.lanes)
-    handoff = between_ranks(layout, world, 1, method.default_delay, steps, wire(workload))
+    chunks = layout.lanes * contender.chunks
+    place = layout.place(world.rank, chunks)
+    has_twins = partial(TwinShare.from_number(contender.share).has, 0)
+    traffic = Traffic(layout, world.rank, chunks, method.default_delay, has_twins)
+    handoff = between_ranks(traffic, world, wire(workload))
+    if handoff is not None:
+        handoff.announce(0, steps)
     model = workload.build(method.name)
-    exchange = Exchange(model, world, place.share, recipients(layout, world))
-    step = build_step(workload, method.name, model, place, exchange, handoff)
+    exchange = Exchange(model, world, place.share, recipients(layout, world, layout.ahead(method.default_delay)))
+    step = build_step(workload, method.name, model, place, exchange, handoff, contender.share)
     return Share(step, handoff)
 
 
 def build_step(
-    workload: Workload, name: str, model: nn.Module, place: Place, reduction: Reduction, handoff: Handoff | None = None
+    workload: Workload,
+    name: str,
+    model: nn.Module,
+    place: Place,
+    reduction: Reduction,
+    handoff: Handoff | None = None,
+    share: str = "1",
 ) -> Callable[[], None]:
     """A step as `conadv train` takes it, with a learning rate of 0, so that every round does the same work."""
-    method = workload.method(name, model, place=place, handoff=handoff)
+    method = workload.method(name, model, place=place, handoff=handoff, twin_share=share)
     optimizer = Lars(parameter_groups(model, 5e-4), lr=0.0)
     sees_data = place.role & (Role.CLEAN | Role.ATTACK)
-    pairs = iter(method.feed(repeat(workload.batch(place.first_chunk) if sees_data else None)))
+    pairs = iter(method.feed(repeat(workload.batch(place.first_chunk, place.chunks or 1) if sees_data else None)))
 
     def step() -> None:
         now, ahead = next(pairs)

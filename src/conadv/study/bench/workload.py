@@ -57,21 +57,30 @@ class Workload:
             split_batchnorm(model, METHODS[method].branches)
         return fastest_memory(model).to(own_device())
 
-    def batch(self, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """One chunk of random bytes, as a data source delivers them, with labels."""
+    def batch(self, seed: int = 0, chunks: int = 1) -> tuple[Tensor, Tensor]:
+        """Chunks of random bytes, as a data source delivers them, with labels."""
         generator = torch.Generator().manual_seed(seed)
-        images = torch.randint(256, (self.chunk_size, *self.shape), dtype=torch.uint8, generator=generator)
-        return images, torch.randint(self.classes, (self.chunk_size,), generator=generator)
+        size = chunks * self.chunk_size
+        images = torch.randint(256, (size, *self.shape), dtype=torch.uint8, generator=generator)
+        return images, torch.randint(self.classes, (size,), generator=generator)
 
     def pixels(self, seed: int = 0) -> tuple[Tensor, Tensor]:
         """The same chunk as a network takes it."""
         images, labels = self.batch(seed)
         return (images.float() / 255).to(own_device()), labels.to(own_device())
 
-    def method(self, name: str, model: nn.Module, *, place: Place = ALONE, handoff: Handoff | None = None) -> Method:
+    def method(
+        self,
+        name: str,
+        model: nn.Module,
+        *,
+        place: Place = ALONE,
+        handoff: Handoff | None = None,
+        twin_share: str = "1",
+    ) -> Method:
         """A method by its name, with its default delay."""
         info = METHODS[name]
-        options = {"attack": attack(), "delay": info.default_delay, "handoff": handoff}
+        options = {"attack": attack(), "delay": info.default_delay, "handoff": handoff, "twin_share": twin_share}
         method: Method = info.build(model, F.cross_entropy, options, chunk_size=self.chunk_size, seed=0, place=place)
         return method
 

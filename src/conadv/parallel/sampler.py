@@ -1,0 +1,54 @@
+"""The images of each rank of a team: a batch sampler for PyTorch's DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+
+import torch
+from torch.utils.data import Sampler
+
+
+class TeamSampler(Sampler[list[int]]):
+    """The numbers of the images that one rank sees in each step.
+
+    The order of an epoch is a function of the seed and the epoch, the same on all ranks; so results do not depend on
+    the layout. Images that do not fill a batch are left out, others in each epoch.
+
+    Args:
+        data: the data set, of which only the length is used.
+        batch_size: images per step, over all ranks.
+        own: which of them this rank sees.
+        seed: decides the order.
+        shuffle: False: the order of the data set.
+    """
+
+    def __init__(self, data: Sized, batch_size: int, own: slice, seed: int, shuffle: bool = True) -> None:
+        if len(data) < batch_size:
+            raise ValueError(f"{len(data)} images do not fill a batch of {batch_size}: take a smaller batch")
+        self._size = len(data)
+        self._batch_size = batch_size
+        self._own = own
+        self._seed = seed
+        self._shuffle = shuffle
+        self._epoch = self._start = 0
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Choose the order of an epoch, as with PyTorch's DistributedSampler.
+
+        Args:
+            epoch: its number.
+            start: the first batch to yield, to resume in the middle of an epoch.
+        """
+        self._epoch, self._start = epoch, start
+
+    def __len__(self) -> int:
+        return max(0, self._size // self._batch_size - self._start)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.arange(self._size)
+        if self._shuffle:
+            # Epochs of neighbouring seeds must not meet.
+            generator = torch.Generator().manual_seed((self._seed << 32) + self._epoch)
+            order = torch.randperm(self._size, generator=generator)
+        for first in range(self._start, self._start + len(self)):
+            yield order[first * self._batch_size : (first + 1) * self._batch_size][self._own].tolist()

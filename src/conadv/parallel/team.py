@@ -1,0 +1,204 @@
+"""Roles in anyone's training loop: `conadv.Team`.
+
+with conadv.Team("clean | adv | attack", batch_size=192, chunk_size=64) as team:      under torchrun, on every rank
+    loader = DataLoader(dataset, batch_sampler=team.sampler(dataset))                 each rank reads its own images
+    method = team.method(conadv.ConAdv, model, loss, conadv.PGD(4 / 255))             takes the place of DDP
+    for now, ahead in method.feed(loader):
+        method(now, ahead)                      gradients, and statistics, of all ranks are in place when it returns
+        optimizer.step()
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Sized
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from conadv.core.attack import Loss
+from conadv.core.roles import Place, Role
+from conadv.core.share import TwinShare
+from conadv.core.wrappers import is_exchanged
+
+from .agreement import AgreedError, check_agreement
+from .collectives import World, joined, own_device
+from .heartbeats import Heartbeats
+from .launch import adopt_slurm, world_size
+from .layout import Layout
+from .member import build_member
+from .outcome import DriftError, NotFiniteError
+from .sampler import TeamSampler
+from .team_method import TeamMethod
+from .watch import watched
+
+_TEAMS = itertools.count()  # those that met in one process group have keys of their own in its store
+# What a team knows itself, and so is not asked for.
+_OWN = ("chunk_size", "seed", "place", "handoff", "stale_weights")
+
+
+class Team:
+    """The ranks of a layout, in your own training loop; a context manager.
+
+    Ranks come from the environment of torchrun (or srun), or from the process group if there is one. Within the
+    context, an error of any rank ends all of them, and one line says which rank it was; so does a rank that crashes or
+    hangs.
+
+    Args:
+        layout: which ranks of a lane do what, such as "clean | adv | attack" or "3 clean | 3 adv | 2 attack".
+            None: everything on each rank.
+        batch_size: images per step, over all ranks.
+        chunk_size: images that share BatchNorm statistics and are worked on at once. Results depend on it, and not on
+            the layout.
+        seed: decides everything random in the method, and the order of `sampler`; the same on all ranks.
+        timeout: seconds that a rank waits for an answer of the others before all of them end.
+    """
+
+    def __init__(
+        self,
+        layout: str | None = None,
+        *,
+        batch_size: int,
+        chunk_size: int,
+        seed: int = 0,
+        timeout: float = 600.0,
+    ) -> None:
+        if chunk_size < 1 or batch_size < 1 or batch_size % chunk_size:
+            raise ValueError(
+                f"a batch of {batch_size} images is not a whole number of chunks of {chunk_size}: "
+                "choose a chunk_size that divides batch_size"
+            )
+        self._text = layout
+        self._batch_size, self._chunk_size = batch_size, chunk_size
+        self._seed, self._timeout = seed, timeout
+        self._world: World | None = None
+        self._method: TeamMethod | None = None
+        self._stack = ExitStack()
+
+    @property
+    def world(self) -> World:
+        """The ranks: `rank`, `size`, `device` and `is_main`, true on the rank that prints and saves."""
+        if self._world is None:
+            raise ValueError('the team has not met: use it in "with conadv.Team(...) as team:"')
+        return self._world
+
+    @property
+    def layout(self) -> Layout:
+        """Who does what."""
+        return Layout.fit(self._text, _duties(self._text), self.world.size)
+
+    @property
+    def place(self) -> Place:
+        """What this rank does, and which chunks of a batch it sees."""
+        return self.layout.place(self.world.rank, self._batch_size // self._chunk_size)
+
+    def __enter__(self) -> Self:
+        adopt_slurm()
+        size = dist.get_world_size() if dist.is_initialized() else world_size()
+        layout = Layout.fit(self._text, _duties(self._text), size)
+        layout.place(0, self._batch_size // self._chunk_size)
+        agreed = (AgreedError, NotFiniteError, DriftError)
+        with ExitStack() as stack:
+            self._world = stack.enter_context(_met(self._timeout))
+            stack.enter_context(watched(self._world, layout, agreed, hint="raise the timeout of the Team"))
+            check_agreement(self._world, {"flags": self._flags()})
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        if self._method is not None and error[0] is None:
+            self._stack.callback(self._method.drain)
+        return self._stack.__exit__(*error)
+
+    def sampler(self, data: Sized, shuffle: bool = True) -> TeamSampler:
+        """A batch sampler that yields the images of this rank: `DataLoader(data, batch_sampler=...)`.
+
+        Args:
+            data: the data set, of which only the length is used.
+            shuffle: in an order that `set_epoch` chooses; False: in the order of the data set.
+        """
+        place, size = self.place, self._chunk_size
+        assert place.chunks is not None
+        own = slice(place.first_chunk * size, (place.first_chunk + place.chunks) * size)
+        return TeamSampler(data, self._batch_size, own, self._seed, shuffle)
+
+    def method(self, factory: Any, model: nn.Module, loss: Loss, *arguments: Any, **options: Any) -> TeamMethod:
+        """A method whose steps the ranks take together. Every rank calls it; all get the weights of rank 0.
+
+        Args:
+            factory: `conadv.ConAdv`, `Recycled`, `Vanilla` or `Sam`.
+            model: the network, on the device of this rank, after `split_batchnorm`, and not wrapped in
+                DistributedDataParallel.
+            loss: from outputs and labels to the mean loss over the images.
+            arguments: what the method takes beside them, such as the attack.
+            options: further arguments of the method, such as `delay`, `twin_share`, `autocast` and `batch`.
+        """
+        layout = self._check(factory, model, options)
+        chunks = self._batch_size // self._chunk_size
+        accepted = inspect.signature(factory).parameters
+        delay = options.get("delay", accepted["delay"].default if "delay" in accepted else factory.delay)
+        self.world.broadcast_tensors([*model.parameters(), *model.buffers()])
+
+        def make(place: Place, handoff: Any, stale: Any) -> Any:
+            own = {"handoff": handoff, "stale_weights": None if stale is None else stale.swapped_in}
+            given = {name: value for name, value in own.items() if name in accepted and value is not None}
+            common = {"chunk_size": self._chunk_size, "seed": self._seed, "place": place}
+            return factory(model, loss, *arguments, **options, **given, **common)
+
+        member = build_member(
+            self.world,
+            layout,
+            model,
+            make,
+            chunks=chunks,
+            delay=delay,
+            seed=self._seed,
+            twin_share=options.get("twin_share", 1),
+            wire=None,
+            keeps_stale=self.world.is_main and Role.ATTACK in layout.duties,
+        )
+        share = TwinShare.from_number(options.get("twin_share", 1))
+        self._method = TeamMethod(member, model, self._chunk_size, options.get("batch"), share, self._seed)
+        return self._method
+
+    def _check(self, factory: Any, model: nn.Module, options: dict[str, Any]) -> Layout:
+        known = [name for name in _OWN if name in options]
+        if known:
+            raise ValueError(f"{known[0]} is what the Team decides: leave it out")
+        if is_exchanged(model):
+            raise ValueError("a Team sums gradients itself: pass the model without DistributedDataParallel or FSDP")
+        if self._method is not None:
+            raise ValueError("a Team has one method: make another Team for another one")
+        layout = Layout.fit(self._text, factory.duties, self.world.size)
+        share = TwinShare.from_number(options.get("twin_share", 1))
+        layout.check_twins(self._batch_size // self._chunk_size, share.of)
+        return layout
+
+    def _flags(self) -> dict[str, Any]:
+        sizes = {"batch_size": self._batch_size, "chunk_size": self._chunk_size}
+        return {"layout": self._text, **sizes, "seed": self._seed, "torch": torch.__version__}
+
+
+def _duties(text: str | None) -> Role:
+    """What the ranks of a layout do between them; which method it is for is known later."""
+    return Role.CLEAN | Role.ADV | Role.ATTACK if text is None else Layout.duties_in(text)
+
+
+@contextmanager
+def _met(timeout: float) -> Iterator[World]:
+    """The ranks of the process group that there is, which stays, or of one that is made and closed."""
+    if not dist.is_initialized():
+        with joined(timeout) as world:
+            yield world
+        return
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.PrefixStore(f"conadv-team-{next(_TEAMS)}", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
+    heartbeats = Heartbeats(store, rank, size)  # type: ignore[arg-type]  # multi_set is missing in its stub
+    if rank == 0:
+        heartbeats.open()
+    dist.barrier()
+    yield World(rank, size, own_device(), heartbeats if size > 1 else None, timeout, dist.get_backend() == "nccl")

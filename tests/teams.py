@@ -1,0 +1,139 @@
+"""What the ranks of a `conadv.Team` do in tests: a user's own loop, in any layout, and the same loop in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import conadv
+from conadv.parallel.sampler import TeamSampler
+from settings import RHO, small_batches, small_cnn
+
+BATCH, CHUNK, EPOCHS, STEPS = 16, 2, 2, 3  # steps per epoch
+SEED = 5
+
+
+def data() -> TensorDataset:
+    images, labels = zip(*small_batches(STEPS, BATCH), strict=True)
+    return TensorDataset(torch.cat(images), torch.cat(labels))
+
+
+def make(name: str, model: nn.Module, factory: Any, **options: Any) -> Any:
+    """A method, by `factory` (a team's or the class itself)."""
+    attack = [] if name in ("Vanilla", "Sam") else [conadv.PGD(8 / 255)]
+    return factory(model, F.cross_entropy, *attack, **({"rho": RHO} if name == "Sam" else {}), **options)
+
+
+def network() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = conadv.split_batchnorm(small_cnn())
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    # A parameter that no loss reached has no state, or that of zero gradients.
+    buffers = (optimizer.state[p].get("momentum_buffer", torch.zeros_like(p)) for p in model.parameters())
+    moments = {f"momentum.{place}": buffer.detach() for place, buffer in enumerate(buffers)}
+    return {**model.state_dict(), **moments}
+
+
+def alone(name: str, options: dict[str, Any], leave: int = 0) -> dict[str, Tensor]:
+    """The loop in one process and without a team; its epoch is left after `leave` steps."""
+    model, optimizer = network()
+    queue = {"handoff": conadv.Queue()} if name == "ConAdv" else {}  # as in a team, no twin outlives its epoch
+    method = make(name, model, getattr(conadv, name), chunk_size=CHUNK, seed=SEED, **queue, **options)
+    sampler = TeamSampler(data(), BATCH, slice(0, BATCH), SEED)
+    loader = DataLoader(data(), batch_sampler=sampler)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for now, ahead in method.feed(loader):
+            optimizer.zero_grad()
+            method(now, ahead)
+            optimizer.step()
+            if method.step == leave:
+                break
+    return tensors(model, optimizer)
+
+
+def train(
+    layout: str | None,
+    name: str,
+    options: dict[str, Any],
+    out: str,
+    stop: int = 0,
+    resume: str = "",
+    existing: bool = False,
+    leave: int = 0,
+) -> str:
+    """The loop in a team, perhaps stopped after `stop` steps, or resumed; the digest of its weights.
+
+    An epoch is left after `leave` steps, for the next one.
+    """
+    if existing:
+        torch.distributed.init_process_group("gloo")
+    with conadv.Team(layout, batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
+        digest = _loop(team, name, options, out, stop, resume, leave)
+    if existing:
+        assert torch.distributed.is_initialized()
+        torch.distributed.destroy_process_group()
+    return digest
+
+
+def _loop(team: conadv.Team, name: str, options: dict[str, Any], out: str, stop: int, resume: str, leave: int) -> str:
+    model, optimizer = network()
+    if not team.world.is_main:  # all get the weights of rank 0
+        nn.init.zeros_(model[0].weight)
+    method = make(name, model, lambda *words, **fields: team.method(getattr(conadv, name), *words, **fields), **options)
+    sampler = team.sampler(data())
+    loader = DataLoader(data(), batch_sampler=sampler)
+    first = start = 0
+    if resume:
+        saved = torch.load(resume, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        start, first = method.load_state_dict(saved["method"]), saved["epoch"]
+    for epoch in range(first, EPOCHS):
+        sampler.set_epoch(epoch, start)
+        start = 0
+        for now, ahead in method.feed(loader):
+            optimizer.zero_grad()
+            method(now, ahead)
+            optimizer.step()
+            if method.step in (stop, leave):
+                break
+        if method.step == stop:
+            state = {"method": method.state_dict(), "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            if team.world.is_main:
+                torch.save({**state, "epoch": epoch + (stop % STEPS == 0)}, out)
+            return ""
+    found = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors(model, optimizer).items()})
+    if team.world.is_main:
+        Path(out).write_bytes(found)
+    return sha256(found).hexdigest()
+
+
+def train_endlessly(folder: str) -> None:
+    """A team that trains until something ends it; rank 0 writes a line per step."""
+    with conadv.Team("clean | adv | attack", batch_size=BATCH, chunk_size=CHUNK, timeout=6) as team:
+        model, optimizer = network()
+        method = team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(8 / 255))
+        loader = DataLoader(data(), batch_sampler=team.sampler(data()))
+        for _ in count():
+            for now, ahead in method.feed(loader):
+                if method.step == 4 and os.environ.get("TEAM_FAULT") == str(team.world.rank):
+                    raise ValueError("this image cannot be read")
+                method(now, ahead)
+                optimizer.step()
+                if team.world.is_main:
+                    Path(folder).mkdir(exist_ok=True)
+                    with Path(folder, "metrics.jsonl").open("a") as file:
+                        file.write(json.dumps({"step": method.step}) + "\n")
