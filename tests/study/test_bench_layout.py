@@ -12,6 +12,7 @@ from conadv.study.bench import layout
 from conadv.study.bench.alternate import silent
 from conadv.study.bench.contender import Contender, build_share, contenders
 from conadv.study.bench.ranks import places, run_ranks
+from conadv.study.bench.result import Findings
 from conadv.study.bench.workload import Workload
 from conadv.study.plan import compare_layouts
 from study.plans import request
@@ -33,6 +34,7 @@ def measure(monkeypatch):
             return [{clock: {one.name: rounds for one in contenders(size)} for clock, rounds in SECONDS.items()}]
 
         monkeypatch.setattr(layout, "places", lambda: count)
+        monkeypatch.setattr(layout.uneven, "measure", lambda *_: Findings([], []))
         monkeypatch.setattr(layout, "run_ranks", ranks)
         return layout.measure(TINY, 2, silent), started
 

@@ -137,7 +137,7 @@ def random_words(draw: random.Random) -> list[str]:
 def test_random_input_gets_an_answer_or_one_line(seed: int, capsys) -> None:
     draw = random.Random(seed)
     statuses = []
-    for _ in range(30):
+    for _ in range(40):
         words = random_words(draw)
         as_json = draw.random() < 0.5
         statuses.append(cli.main(["plan", "--samples", "4", *words, *(["--json"] if as_json else [])]))

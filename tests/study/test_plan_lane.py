@@ -12,7 +12,12 @@ UNITS = {Role.CLEAN: 3.0, Role.ADV: 3.0, Role.ATTACK: 2.0}
 
 
 def lane(method: str, layout: str, delay: int, chunks: int, duties=UNITS) -> Lane:
-    return Lane(fit_lane(layout, METHODS[method].duties).roles, METHODS[method].maker, delay, chunks, duties)
+    return uneven(method, layout, delay, chunks, duties, (1, 1))
+
+
+def uneven(method: str, layout: str, delay: int, chunks: int, duties=UNITS, twins=(1, 1)) -> Lane:
+    counts = fit_lane(layout, METHODS[method].duties).counts
+    return Lane(tuple(counts), METHODS[method].maker, delay, chunks, duties, tuple(counts.values()), twins)
 
 
 def step_of(lane: Lane, transfer: float = 0.0, reduction: float = 0.0, update: float = 0.0) -> float:
@@ -76,7 +81,97 @@ def play(lane: Lane, transfer: float, reduction: float, update: float, steps: in
     return (start - starts[settled]) / (steps - settled)
 
 
+def play_uneven(lane: Lane, transfer: float, reduction: float, update: float, steps: int) -> float:
+    """Mean seconds a step of a lane of several ranks per role, each an actor with a clock of its own."""
+    some, of = lane.twins
+    ranks = [(role, count, place) for role, count in zip(lane.roles, lane.ranks, strict=True) for place in range(count)]
+    # Ranks that make twins never wait for those that take them within a step: play them first.
+    ranks.sort(key=lambda rank: lane.maker is None or lane.maker not in rank[0])
+    links = dict.fromkeys(ranks, 0.0)
+    arrivals: dict[tuple[int, int], float] = {}
+    start, starts = 0.0, []
+    for step in range(steps):
+        starts.append(start)
+        ends = [start]
+        for rank in ranks:
+            role, count, place = rank
+            clock, share = start, lane.chunks // count
+            for chunk in range(place * share, (place + 1) * share):
+                has_twin = chunk % of >= of - some
+
+                def send(when: int, chunk=chunk, rank=rank) -> None:
+                    links[rank] = max(links[rank], clock) + transfer  # noqa: B023
+                    arrivals[when, chunk] = links[rank]
+
+                if Role.ATTACK in role and has_twin:
+                    clock += lane.duties[Role.ATTACK]
+                    send(step + lane.delay)
+                if Role.ADV in role and has_twin:
+                    clock = max(clock, arrivals.get((step, chunk), 0.0)) + lane.duties[Role.ADV]
+                if Role.CLEAN in role:
+                    clock += lane.duties[Role.CLEAN]
+                if lane.maker is Role.CLEAN and Role.CLEAN in role and has_twin:
+                    send(step + 1)
+            ends.append(clock + (reduction if role & LEARNING else 0.0))
+        start = max(ends) + update
+    settled = steps // 2
+    return (start - starts[settled]) / (steps - settled)
+
+
 seconds = st.floats(0.05, 5.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    place=st.sampled_from(
+        [
+            ("conadv", "3 clean | 3 adv | 2 attack"),
+            ("conadv", "2 clean | 2 adv | attack"),
+            ("conadv", "2 clean+adv | attack"),
+            ("conadv", "clean+adv | 3 attack"),
+            ("conadv", "clean | 2 adv | 3 attack"),
+            ("recycled", "4 clean | adv"),
+            ("recycled", "2 clean | adv"),
+            ("recycled", "2 clean | 3 adv"),
+        ]
+    ),
+    delay=st.integers(0, 3),
+    each=st.integers(1, 2),
+    twins=st.sampled_from([(1, 1), (1, 2), (1, 4), (2, 3)]),
+    duties=st.fixed_dictionaries(dict.fromkeys(Role, seconds)),
+    transfer=st.floats(0.0, 3.0),
+    reduction=st.floats(0.0, 2.0),
+    update=st.floats(0.0, 1.0),
+)
+def test_uneven_lanes_take_the_time_of_steps_played_out(
+    place, delay, each, twins, duties, transfer, reduction, update
+) -> None:
+    method, layout = place
+    delay = delay if METHODS[method].delay is None else METHODS[method].delay
+    chunks = each * fit_lane(layout, METHODS[method].duties).smallest(twins[1])
+    asked = uneven(method, layout, delay, chunks, duties, twins)
+    played = play_uneven(asked, transfer, reduction, update, steps=120)
+    assert step_of(asked, transfer, reduction, update) == pytest.approx(played, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("method", "layout", "twins", "length"),
+    [
+        ("conadv", "3 clean | 3 adv | 2 attack", (1, 1), 6),  # 6 chunks: no rank is idle
+        ("recycled", "4 clean | adv", (1, 4), 3),  # vanilla's time on 1.25 times its devices
+        ("recycled", "2 clean | adv", (1, 2), 3),
+        ("conadv", "2 clean+adv | attack", (1, 1), 6),
+    ],
+)
+def test_length_of_the_path_of_uneven_lanes(method, layout, twins, length) -> None:
+    chunks = fit_lane(layout, METHODS[method].duties).smallest(twins[1])
+    asked = uneven(method, layout, METHODS[method].default_delay, chunks, UNITS, twins)
+    assert step_of(asked) == pytest.approx(length)
+
+
+def test_three_three_two_leaves_no_rank_idle() -> None:
+    asked = uneven("conadv", "3 clean | 3 adv | 2 attack", 1, 6)
+    assert asked.work / (asked.width * step_of(asked)) == pytest.approx(1)
 
 
 @settings(max_examples=300, deadline=None)

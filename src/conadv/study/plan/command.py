@@ -18,7 +18,8 @@ from .measured import compare_layouts, read_measurement, render_comparison, time
 from .planner import plan
 from .plot import plot as draw
 from .request import PlanRequest
-from .table import render
+from .search import search
+from .table import render, render_search
 
 # The first field of each group of flags, and the title of the group.
 _GROUPS = {"batch_size": "What is trained", "device": "The machine", "methods": "How"}
@@ -42,6 +43,10 @@ def plan_command(
     if compare is not None:
         rows = compare_layouts(request, read_measurement(compare))
         print(json.dumps({"rows": [row.to_json() for row in rows]}) if json_ else render_comparison(rows))
+        return
+    if request.search:
+        found = search(request)
+        print(json.dumps(found.to_json()) if json_ else render_search(found))
         return
     made = plan(request)
     if plot is not None:

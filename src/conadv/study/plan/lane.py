@@ -6,6 +6,9 @@ conadv, "clean | adv | attack", delay 1, two chunks per lane (one lane of three 
     adv      |a0 a0 a0|a1 a1 a1|··reduce··|update|     a: twins that were handed over a step ago
     attack   |k0 k0|k1 k1|              |update|
                   └ put └ put ───────────────────► take, at the start of the next step
+
+With counts, as in "3 clean | 3 adv | 2 attack", each rank of a role has an equal part of the lane's chunks, and each
+rank that makes twins has a link of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from conadv.core.roles import Role
 from conadv.parallel.layout import Layout
@@ -24,7 +30,7 @@ LEARNING = Role.CLEAN | Role.ADV
 def fit_lane(text: str, duties: Role) -> Layout | None:
     """One lane of a layout; None where it does not have exactly the duties of a method."""
     try:
-        return Layout.fit(text, duties, text.count("|") + 1)
+        return Layout.lane_of(text, duties)
     except ValueError:
         return None
 
@@ -46,6 +52,7 @@ class Lane:
     """The ranks that together do the work of one, and how long each of them takes."""
 
     roles: tuple[Role, ...]
+    """Each of them once, in the order of the layout."""
     maker: Role | None
     """The duty that makes twins."""
     delay: int
@@ -54,16 +61,42 @@ class Lane:
     """Chunks per step."""
     duties: Mapping[Role, float]
     """Seconds per chunk."""
+    counts: tuple[int, ...] = ()
+    """How many ranks have each role; empty: one each."""
+    twins: tuple[int, int] = (1, 1)
+    """How many chunks have twins, of every so many."""
 
     @cached_property
     def loops(self) -> tuple[float, ...]:
-        """Seconds per chunk, by role: a rank does all its duties on a chunk, then turns to the next."""
-        return tuple(sum(self.duties[duty] for duty in role) for role in self.roles)
+        """Mean seconds per chunk, by role: a rank does all its duties on a chunk, then turns to the next."""
+        share = self.twins[0] / self.twins[1]
+        return tuple(
+            sum(self.duties[duty] * (1 if duty is Role.CLEAN else share) for duty in role) for role in self.roles
+        )
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """How many ranks have each role."""
+        return self.counts or (1,) * len(self.roles)
+
+    @property
+    def width(self) -> int:
+        """Ranks of the lane."""
+        return sum(self.ranks)
+
+    @cached_property
+    def rank_work(self) -> tuple[float, ...]:
+        """Busy seconds per step of one rank, by role."""
+        return tuple(self.chunks / count * loop for count, loop in zip(self.ranks, self.loops, strict=True))
 
     @property
     def work(self) -> float:
         """Busy seconds of all ranks of the lane."""
         return self.chunks * sum(self.loops)
+
+    @property
+    def _is_even(self) -> bool:
+        return set(self.ranks) == {1} and self.twins[0] == self.twins[1]
 
     @cached_property
     def route(self) -> tuple[int, int] | None:
@@ -84,7 +117,7 @@ class Lane:
             update: seconds of the optimizer.
         """
         roles = tuple(
-            Chain({number: self.chunks * self.loops[number]}, update + (reduction if role & LEARNING else 0.0))
+            Chain({number: self.rank_work[number]}, update + (reduction if role & LEARNING else 0.0))
             for number, role in enumerate(self.roles)
         )
         if self.route is None:
@@ -92,13 +125,15 @@ class Lane:
         maker, taker = self.route
         # A late twin holds up the rank that takes it, and so the start of the next step. From the start of the step
         # that makes the twin to that one are delay + 1 steps, which together last as long as all that happens between.
-        steps, learning = self.delay + 1, self.chunks * self.loops[taker]
+        steps, learning = self.delay + 1, self.rank_work[taker]
         early, late = self._lag(0.0), self._lag(transfer)
         round_trip = Chain({taker: learning / steps, maker: early / steps}, (roles[taker].wait + late - early) / steps)
-        return (*roles, round_trip, Chain({}, self.chunks * transfer))
+        return (*roles, round_trip, Chain({}, self._sent_by_one * transfer))
 
     def hidden_transfer(self, step: float, reduction: float, update: float) -> float:
         """The longest `transfer` that does not lengthen a step of `step` seconds."""
+        if not self._is_even:
+            return self._searched_transfer(step, reduction, update)
         first, maker, taker = self._pace()
         rest = self.chunks - 1
         slack = (self.delay + 1) * step - self.chunks * taker - reduction - update - first
@@ -111,10 +146,27 @@ class Lane:
         The i-th twin is ready at first + i·maker, follows the one before it over the link, and is taken at i·taker:
         linear in i on both sides, so the first or the last is the worst.
         """
+        if not self._is_even:
+            assert self.route is not None
+            return max_lag(self, self.route, transfer)
         first, maker, taker = self._pace()
         rest = self.chunks - 1
         last = first + max(rest * maker + transfer, self.chunks * transfer)
         return max(first + transfer, last - rest * taker)
+
+    @property
+    def _sent_by_one(self) -> float:
+        """Messages per step of the rank that sends most of them, in the mean."""
+        assert self.route is not None
+        return self.chunks * self.twins[0] / self.twins[1] / self.ranks[self.route[0]]
+
+    def _searched_transfer(self, step: float, reduction: float, update: float) -> float:
+        low, high = 0.0, step
+        for _ in range(50):
+            middle = (low + high) / 2
+            longest = max(chain.seconds for chain in self.chains(middle, reduction, update))
+            low, high = (middle, high) if longest <= step * (1 + 1e-9) else (low, middle)
+        return low
 
     def _pace(self) -> tuple[float, float, float]:
         """When the first twin is ready, and seconds per chunk of the rank that makes twins and of the other one."""
@@ -123,3 +175,38 @@ class Lane:
         # An attack is the first thing that a rank does with a chunk; recycled twins are ready at the end.
         first = self.duties[Role.ATTACK] if self.maker is Role.ATTACK else maker
         return first, maker, taker
+
+
+def max_lag(lane: Lane, route: tuple[int, int], transfer: float) -> float:
+    """How much later the latest twin arrives than it would be taken, chunk by chunk.
+
+    Of every few chunks the last ones have twins, which is the worst case for the rank that takes them.
+
+    Args:
+        lane: its chunks and ranks.
+        route: the roles that make twins and that learn from them.
+        transfer: seconds that the twin of a chunk spends on the network.
+    """
+    some, of = lane.twins
+    has = np.arange(lane.chunks) % of >= of - some
+    maker, taker = (_Played(lane, number, has) for number in route)
+    lag = -np.inf
+    for own in maker.chunks:
+        sent = own[has[own]]
+        order = np.arange(len(sent))
+        ready = maker.starts[sent] + (lane.duties[Role.ATTACK] if lane.maker is Role.ATTACK else maker.seconds[sent])
+        arrivals = (order + 1) * transfer + np.maximum.accumulate(ready - order * transfer)
+        lag = max(lag, *(arrivals - taker.starts[sent])) if len(sent) else lag
+    return float(lag)
+
+
+class _Played:
+    """When the ranks of a role begin with each chunk, if they never wait, and how long it takes them."""
+
+    def __init__(self, lane: Lane, number: int, has_twins: NDArray[np.bool_]) -> None:
+        role = lane.roles[number]
+        always = lane.duties[Role.CLEAN] if Role.CLEAN in role else 0.0
+        twin = sum(lane.duties[duty] for duty in role if duty is not Role.CLEAN)
+        self.seconds = always + twin * has_twins
+        self.chunks = np.split(np.arange(lane.chunks), lane.ranks[number])
+        self.starts = np.concatenate([np.cumsum(self.seconds[own]) - self.seconds[own] for own in self.chunks])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from conadv.core.catalog import METHODS
@@ -66,7 +67,7 @@ def plan(request: PlanRequest) -> Plan:
 
 def _machines(request: PlanRequest) -> Iterator[PlanRequest]:
     """The request for machines of other sizes."""
-    widest = max(len(lane.roles) for _, lane in _combinations(request))
+    widest = max(lane.world_size for _, lane in _combinations(request))
     useful = request.machine.nodes_for(widest * request.batch_size // request.chunk_size)
     most = max(request.nodes, useful)
     doublings = {1 << power for power in range((most - 1).bit_length() + 1)}
@@ -91,12 +92,24 @@ def _left_out(request: PlanRequest) -> Iterator[LeftOut]:
 
 
 def _obstacle(request: PlanRequest, method: str, lane: Layout) -> str | None:
-    width, devices = len(lane.roles), request.machine.devices
+    width, devices = lane.world_size, request.machine.devices
     if width > devices:
         return f"needs {width} devices, and the machine has {devices}"
+    fewest = _fewest(request, lane)
+    if (request.batch_size // request.chunk_size) % fewest:
+        return f"shares a multiple of {fewest} chunks among its ranks, which the batch does not have"
     if METHODS[method].maker not in (None, Role.ATTACK) and request.attack_steps > 1:
         return f"takes one step of attack, and {request.attack_steps} were asked for"
     return None
+
+
+def _fewest(request: PlanRequest, lane: Layout) -> int:
+    """Chunks per lane that its ranks can share."""
+    return lane.smallest(request.share.denominator if Role.ADV in lane.duties else 1)
+
+
+def _divides(request: PlanRequest, lane: Layout, batch_size: int) -> bool:
+    return batch_size // request.chunk_size % _fewest(request, lane) == 0
 
 
 def _rows(request: PlanRequest, batch_size: int) -> tuple[PlanRow, ...]:
@@ -104,11 +117,11 @@ def _rows(request: PlanRequest, batch_size: int) -> tuple[PlanRow, ...]:
     rows = [
         _fastest(request, method, str(lane), batch_size)
         for method, lane in _combinations(request)
-        if _obstacle(request, method, lane) is None
+        if _obstacle(request, method, lane) is None and _divides(request, lane, batch_size)
     ]
     best: dict[str, PlanRow] = {}
     for row in rows:
-        best[row.method] = min(best.get(row.method, row), row, key=_preference)
+        best[row.method] = min(best.get(row.method, row), row, key=preference)
     return tuple(
         replace(
             row,
@@ -122,10 +135,18 @@ def _rows(request: PlanRequest, batch_size: int) -> tuple[PlanRow, ...]:
 
 def _fastest(request: PlanRequest, method: str, layout: str, batch_size: int) -> PlanRow:
     """The number of lanes, of those that share the chunks equally, with the shortest step."""
-    chunks = batch_size // request.chunk_size
-    most = request.machine.devices // (layout.count("|") + 1)
-    lanes = (count for count in _divisors(chunks) if count <= most)
-    return min((evaluate(request, method, layout, count, batch_size) for count in lanes), key=_preference)
+    lane = fit_lane(layout, METHODS[method].duties)
+    assert lane is not None
+    rows = (evaluate(request, method, layout, count, batch_size) for count in fitting_lanes(request, lane, batch_size))
+    return min(rows, key=preference)
+
+
+def fitting_lanes(request: PlanRequest, lane: Layout, batch_size: int, share: Fraction | None = None) -> list[int]:
+    """How many lanes the machine can have, whose ranks share the chunks of a batch equally."""
+    chunks, of = batch_size // request.chunk_size, (share or request.share).denominator
+    fewest = lane.smallest(of if Role.ADV in lane.duties else 1)
+    most = request.machine.devices // lane.world_size
+    return [count for count in _divisors(chunks // fewest) if count <= most] if chunks % fewest == 0 else []
 
 
 def _divisors(number: int) -> list[int]:
@@ -133,7 +154,7 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def _preference(row: PlanRow) -> tuple[float, int]:
+def preference(row: PlanRow) -> tuple[float, int]:
     """The shorter step, then fewer ranks; times that differ by rounding alone are one."""
     return float(f"{row.step_seconds:.9g}"), row.ranks
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from conadv.core.catalog import METHODS
-from conadv.setting import BelowOne, OneOf, Share, Whole, normalise, show, within
+from conadv.setting import BelowOne, OneOf, PositiveShare, Share, Whole, normalise, show, within
 
 from .devices import DEVICES, MODELS, ModelSize, PassTimes
 from .lane import fit_lane
@@ -83,6 +84,17 @@ class PlanRequest:
     """Methods to compare, such as vanilla recycled."""
     layouts: tuple[str, ...] = _LAYOUTS
     """Layouts to compare, such as clean "clean | adv"."""
+    twin_share: PositiveShare = 1.0
+    """Share of a batch's chunks that get twins, such as 1/4."""
+    search: bool = False
+    """Search over counts of ranks ("3 clean | 3 adv | 2 attack") and over shares: the best layout of each method, and
+    the frontier of step time against devices."""
+    shares: tuple[PositiveShare, ...] = (1.0, 0.5, 0.25)
+    """Shares of the chunks with twins to search over. Which one costs no accuracy has to be measured."""
+    lane_ranks: Annotated[int, within(1, 16)] = 8
+    """Most ranks of a lane to search over; a lane within a node hands twins over its fast links."""
+    deadline: Annotated[float, within(1e-6, 1e9)] | None = None
+    """Hours in which training has to end: --search then takes the fewest devices. none: the shortest step."""
     delay: Number = 1
     """Steps between making a twin and learning from it, for methods that let you choose."""
     attack_steps: Number = 1
@@ -109,7 +121,7 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         normalise(self)
-        for name in ("methods", "layouts", "sweep"):
+        for name in ("methods", "layouts", "sweep", "shares"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         for batch_size in (self.batch_size, *self.sweep):
             self._check_batch(batch_size)
@@ -120,6 +132,11 @@ class PlanRequest:
                 f"pixel_backward {self.times.pixel_backward:g} is more than the {self.times.input_backward:g} s of "
                 "input_backward, of which it is a part: change --pixel-backward or --input-backward"
             )
+
+    @property
+    def share(self) -> Fraction:
+        """Of the chunks with twins."""
+        return Fraction(self.twin_share).limit_denominator(1000)
 
     @cached_property
     def network(self) -> ModelSize:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,8 @@ class PlanRow:
 
     method: str
     layout: str
+    twin_share: str
+    """The part of the chunks with twins, such as 1/4."""
     batch_size: int
     lanes: int
     roles: dict[str, int]
@@ -46,7 +49,7 @@ class PlanRow:
     """Devices of the machine without a rank."""
     nodes: int
     ranks_at_most: int
-    """With one chunk per lane: more devices would not help at this batch."""
+    """With as few chunks per lane as its ranks can share: more devices would not help at this batch."""
     chunks_per_lane: int
     compute_seconds: float
     reduction_seconds: float
@@ -69,15 +72,23 @@ class PlanRow:
     handoff: HandoffNeed | None
 
 
-def evaluate(request: PlanRequest, method: str, layout: str, lanes: int, batch_size: int | None = None) -> PlanRow:
+def evaluate(
+    request: PlanRequest,
+    method: str,
+    layout: str,
+    lanes: int,
+    batch_size: int | None = None,
+    twin_share: Fraction | None = None,
+) -> PlanRow:
     """One method in one layout on a given number of lanes; the ratios are 1 until `plan` compares with vanilla."""
+    share = (request.share if twin_share is None else twin_share) if METHODS[method].maker else Fraction(1)
     batch_size = request.batch_size if batch_size is None else batch_size
     chunks = batch_size // request.chunk_size
     assert batch_size % request.chunk_size == 0 and chunks % lanes == 0
     one_lane = fit_lane(layout, METHODS[method].duties)
     assert one_lane is not None
-    lane = _lane(request, method, one_lane, chunks // lanes)
-    ranks = lanes * len(lane.roles)
+    lane = _lane(request, method, one_lane, chunks // lanes, share)
+    ranks = lanes * lane.width
     parts = _step_parts(request, lane, lanes)
     step = sum(parts)
     steps = request.steps(batch_size)
@@ -85,13 +96,14 @@ def evaluate(request: PlanRequest, method: str, layout: str, lanes: int, batch_s
     return PlanRow(
         method=method,
         layout=str(one_lane),
+        twin_share=str(share),
         batch_size=batch_size,
         lanes=lanes,
-        roles=dict.fromkeys(str(one_lane).split(" | "), lanes),
+        roles={name.lstrip("0123456789 "): lanes * count for name, count in _named(one_lane)},
         ranks=ranks,
         idle=max(0, request.machine.devices - ranks),
         nodes=request.machine.nodes_for(ranks),
-        ranks_at_most=chunks * len(lane.roles),
+        ranks_at_most=chunks // one_lane.smallest(share.denominator) * lane.width,
         chunks_per_lane=lane.chunks,
         compute_seconds=parts[0],
         reduction_seconds=parts[1],
@@ -102,7 +114,7 @@ def evaluate(request: PlanRequest, method: str, layout: str, lanes: int, batch_s
         steps=steps,
         hours=hours,
         device_hours=ranks * hours,
-        busy=lane.work / (len(lane.roles) * step),
+        busy=lane.work / (lane.width * step),
         time_ratio=1.0,
         cost_ratio=1.0,
         best=False,
@@ -118,37 +130,43 @@ def exposed_reduction(request: PlanRequest, lane: Lane, ranks: int) -> float:
     return total - min(request.overlap * total, hidden)
 
 
-def _lane(request: PlanRequest, method: str, layout: Layout, chunks: int) -> Lane:
+def _named(layout: Layout) -> list[tuple[str, int]]:
+    return list(zip(str(layout).split(" | "), layout.counts.values(), strict=True))
+
+
+def _lane(request: PlanRequest, method: str, layout: Layout, chunks: int, share: Fraction) -> Lane:
     info = METHODS[method]
     duties = duty_seconds(info, request.times, request.chunk_size, request.attack_steps, request.full_attack)
     delay = layout.ahead(request.delay if info.delay is None else info.delay)
-    return Lane(layout.roles, info.maker, delay, chunks, duties)
+    counts, twins = layout.counts, (share.numerator, share.denominator)
+    return Lane(tuple(counts), info.maker, delay, chunks, duties, tuple(counts.values()), twins)
 
 
 def _step_parts(request: PlanRequest, lane: Lane, lanes: int) -> tuple[float, float, float, float]:
     """Seconds of compute, reduction, hand-off and stragglers: what each adds to those before it."""
-    reduction = exposed_reduction(request, lane, lanes * len(lane.roles))
+    reduction = exposed_reduction(request, lane, lanes * lane.width)
     update = request.times.update
     size = request.twin_size(request.wire)
     transfer = 0.0
     if lane.route:
-        transfer = handoff_link(request.machine, len(lane.roles), lanes, size).transfer(size)
+        transfer = handoff_link(request.machine, lane.width, lanes, size).transfer(size)
     chains = lane.chains(transfer, reduction, update)
     compute = _longest(lane.chains(0.0, 0.0, update))
     reduced = _longest(lane.chains(0.0, reduction, update))
     handed = _longest(chains)
-    return compute, reduced - compute, handed - reduced, _mean_longest(request, chains, lanes) - handed
+    return compute, reduced - compute, handed - reduced, _mean_longest(request, chains, lane, lanes) - handed
 
 
 def _longest(chains: tuple[Chain, ...]) -> float:
     return max(chain.seconds for chain in chains)
 
 
-def _mean_longest(request: PlanRequest, chains: tuple[Chain, ...], lanes: int) -> float:
+def _mean_longest(request: PlanRequest, chains: tuple[Chain, ...], lane: Lane, lanes: int) -> float:
     """The mean over simulated steps: in each, every role is as slow as its slowest rank."""
     if request.jitter == 0:
         return _longest(chains)
-    slowest = [request.stragglers.slowest(lanes, uniform) for uniform in request.stragglers.draws]
+    draws = zip(lane.ranks, request.stragglers.draws, strict=False)
+    slowest = [request.stragglers.slowest(lanes * count, uniform) for count, uniform in draws]
     simulated: NDArray[np.float64] = np.zeros(request.samples)
     for chain in chains:
         work = sum(slowest[role] * seconds for role, seconds in chain.work.items())
@@ -158,7 +176,7 @@ def _mean_longest(request: PlanRequest, chains: tuple[Chain, ...], lanes: int) -
 
 def _handoff_need(request: PlanRequest, lane: Lane, lanes: int, step: float, undisturbed: float) -> HandoffNeed:
     """`undisturbed`: the step without hand-off and stragglers."""
-    machine, width = request.machine, len(lane.roles)
+    machine, width = request.machine, lane.width
     reduction = exposed_reduction(request, lane, lanes * width)
     hidden = lane.hidden_transfer(undisturbed, reduction, request.times.update)
 
@@ -166,12 +184,13 @@ def _handoff_need(request: PlanRequest, lane: Lane, lanes: int, step: float, und
         left = hidden - handoff_link(machine, width, lanes, size).latency
         return size / left if left > 1e-9 * undisturbed else None  # what is left may be the rounding of 0
 
+    sent = lane.chunks * lane.twins[0] / lane.twins[1]
     as_bytes, as_floats = request.twin_size("bytes"), request.twin_size("floats")
     return HandoffNeed(
         crosses_nodes=lanes_cross_nodes(machine, width, lanes),
-        bytes_per_step=lane.chunks * request.twin_size(request.wire),
-        load_as_bytes=lane.chunks * as_bytes / step,
-        load_as_floats=lane.chunks * as_floats / step,
+        bytes_per_step=round(sent * request.twin_size(request.wire)),
+        load_as_bytes=sent * as_bytes / step,
+        load_as_floats=sent * as_floats / step,
         hides_as_bytes=hides(as_bytes),
         hides_as_floats=hides(as_floats),
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from .network import Link
 from .planner import PAYS, Plan
 from .row import PlanRow
+from .search import Search
 
 
 def render(plan: Plan) -> str:
@@ -17,6 +18,22 @@ def render(plan: Plan) -> str:
         lines = (f'  {entry.method} "{entry.layout}": {entry.reason}' for entry in plan.left_out)
         parts.append("\n".join(("Left out", *lines)))
     return "\n\n".join(part for part in parts if part)
+
+
+def render_search(found: Search) -> str:
+    """The best layout of each method and share, and what more devices buy."""
+    wanted = "the shortest step"
+    if found.request.deadline is not None:
+        wanted = f"the fewest devices that train in {found.request.deadline:g} hours"
+    best = columns([list(_SEARCHED), *map(_searched, found.best)])
+    frontier = columns([list(_SEARCHED), *map(_searched, found.frontier)])
+    devices = found.request.machine.devices
+    notes = "share: of the chunks with twins; idle: of the ranks' time. A smaller share learns from fewer twins."
+    return f"Best on {devices} devices: {wanted}\n{best}\n{notes}\n\nStep time against devices\n{frontier}"
+
+
+def _searched(row: PlanRow) -> list[str]:
+    return [cell.format(row, ms=1e3 * row.step_seconds, idle=1 - row.busy) for cell in _SEARCHED.values()]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
@@ -67,6 +84,11 @@ _ROW = {
     "at most": "{0.ranks_at_most}", "ms/step": "{ms:.4g}", "images/s": "{0.images_per_second:.0f}",
     "hours": "{0.hours:.3g}", "device-h": "{0.device_hours:.4g}", "time ×": "{0.time_ratio:.2f}",
     "cost ×": "{0.cost_ratio:.2f}", "busy": "{0.busy:.0%}", "": "{best}",
+}  # fmt: skip
+_SEARCHED = {
+    "method": "{0.method}", "share": "{0.twin_share}", "layout": "{0.layout}", "lanes": "{0.lanes}",
+    "ranks": "{0.ranks}", "ms/step": "{ms:.4g}", "hours": "{0.hours:.3g}", "device-h": "{0.device_hours:.4g}",
+    "idle": "{idle:.0%}",
 }  # fmt: skip
 # The parts of a step, as they are shown and as the fields of a row begin.
 PARTS = {"compute": "compute", "reduction": "reduction", "hand-off": "handoff", "stragglers": "straggler"}
