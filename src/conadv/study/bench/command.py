@@ -33,7 +33,7 @@ step: each method against vanilla, vanilla against the plainest loop, and the pa
 layout: roles on ranks of their own against vanilla on as many."""
 _HEADER = ("benchmark", "ratio of times", "median", "10 %", "90 %", "median within", "n", "by work", "by flops")
 # Comparisons that need other libraries, and measurements for developers.
-_SCRIPTS = ("attack", "lars", "data", "reduction", "composed", "step_parts")
+_SCRIPTS = ("attack", "lars", "data", "reduction", "composed", "step_parts", "stragglers", "team")
 
 
 class Measurement(NamedTuple):

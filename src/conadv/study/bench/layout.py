@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from . import uneven
 from .alternate import Tell
 from .contender import OVERLAPPED, of_width
 from .ranks import places, run_ranks
@@ -37,7 +38,8 @@ def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
                 f"without {', '.join(of_width(size))}: {size} ranks need as many cores or GPUs, and there are "
                 f"{places()}; python benchmarks/composed.py composes a step from its parts"
             )
-    return Findings(ratios, notes)
+    shared = uneven.measure(workload, rounds, tell)
+    return Findings([*ratios, *shared.results], [*notes, *shared.notes])
 
 
 def measured_ratios(size: int, wall: Seconds, work: Seconds) -> list[Ratio]:
