@@ -11,10 +11,14 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+def changed_lines(one: str, other: str) -> int:
+    before, after = ((EXAMPLES / name).read_text().splitlines() for name in (one, other))
+    return sum(line[0] == "+" and line[:3] != "+++" for line in difflib.unified_diff(before, after, n=0))
+
+
 def test_the_diff_is_short():
-    before, after = ((EXAMPLES / name).read_text().splitlines() for name in ("plain_loop.py", "conadv_loop.py"))
-    changed = [line for line in difflib.unified_diff(before, after, n=0) if line[0] == "+" and line[:3] != "+++"]
-    assert 0 < len(changed) < 12
+    assert 0 < changed_lines("plain_loop.py", "conadv_loop.py") < 12
+    assert 0 < changed_lines("ddp_loop.py", "roles_loop.py") <= 15
 
 
 @pytest.mark.parametrize("name", ["plain_loop.py", "conadv_loop.py"])
@@ -24,6 +28,24 @@ def test_runs_and_learns(name, tmp_path):
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[2]) > 85
+    assert (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.parametrize("name", ["ddp_loop.py", "roles_loop.py"])
+def test_runs_and_learns_on_three_ranks(name, tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "3",
+        str(EXAMPLES / name),
+    ]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[2]) > 80
     assert (tmp_path / "model.pt").exists()
 
 

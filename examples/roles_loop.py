@@ -1,0 +1,48 @@
+"""The loop of ddp_loop.py with a role for each rank: torchrun --nproc-per-node 3 examples/roles_loop.py"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import conadv
+from conadv.task.data import open_data
+
+
+def pixels(source):
+    images = torch.from_numpy(source.images).permute(0, 3, 1, 2).float() / 255  # in [0, 1]
+    return images, torch.from_numpy(source.labels)
+
+
+def main(team):
+    torch.manual_seed(0)
+    digits = open_data("digits", train_size=192)
+    data = TensorDataset(*pixels(digits.train))
+    sampler = team.sampler(data)
+    loader = DataLoader(data, batch_sampler=sampler)
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1, stride=2), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.Flatten(), nn.Linear(32 * 4 * 4, 10),
+    )  # fmt: skip
+    model = conadv.split_batchnorm(model)  # before the optimizer is made
+    method = team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(epsilon=24 / 255))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    for epoch in range(30):
+        sampler.set_epoch(epoch)
+        for now, ahead in method.feed(loader):
+            optimizer.zero_grad()
+            method(now, ahead)
+            optimizer.step()
+    if team.world.is_main:
+        test_images, test_labels = pixels(digits.test)
+        model.eval()
+        with torch.no_grad():
+            correct = (model(test_images).argmax(1) == test_labels).float().mean()
+        print(f"test accuracy {100 * correct:.1f} %")
+        torch.save(conadv.plain_state_dict(model), "model.pt")
+
+
+if __name__ == "__main__":
+    with conadv.Team("clean | adv | attack", batch_size=96, chunk_size=48) as team:
+        main(team)
