@@ -1,9 +1,10 @@
-"""Checks for misuse that would silently train wrongly; they run in the first steps only."""
+"""Checks for misuse that would silently train wrongly; those that cost something run in the first steps only."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss, _WeightedLoss
 
 from .attack import Attack, Loss
-from .wrappers import unwrap
+from .branches import split_layers
+from .splitbn import plain_layers
+from .wrappers import data_parallel, unwrap
 
 # The steps before which ranks compare their weights; with gradient accumulation the first ones change none.
 _COMPARED = (1, 2, 4, 8, 16, 32, 64)
@@ -71,7 +74,13 @@ class Checks:
             self._compare(loss.detach(), outputs.detach(), labels)
 
     def begin_step(self, step: int, delayed: bool) -> None:
-        """Look at the surroundings in the first steps."""
+        """Look at the surroundings, and in the first steps also at the callers and the other ranks."""
+        if not torch.is_grad_enabled():
+            raise ValueError(
+                "a method takes training steps, and gradients are off here (torch.no_grad, inference_mode): "
+                "to evaluate, call the model and the loss themselves"
+            )
+        _check_cleared(self._model)
         if step < 2 and delayed and _in_lbfgs():
             raise ValueError(
                 "LBFGS evaluates its closure several times per step, and each would count as a step of this method: "
@@ -119,6 +128,36 @@ class Checks:
                 "the model in DistributedDataParallel after split_batchnorm",
                 stacklevel=4,
             )
+
+
+def check_branches(model: nn.Module, branches: Sequence[str]) -> None:
+    """Refuse a model that would silently mix the statistics of clean and adversarial images."""
+    call = f"conadv.split_batchnorm(model, branches={branches}) before making the optimizer and the method"
+    for name in plain_layers(model):
+        raise ValueError(f"{name} is a plain BatchNorm layer: call {call}")
+    for layer in split_layers(model):
+        if not set(branches) <= set(layer.branches):
+            raise ValueError(f"the model has only the branches {', '.join(layer.branches)}: call {call}")
+    parallel = data_parallel(model)
+    if "adv" in branches and parallel is not None and parallel.find_unused_parameters:
+        raise ValueError(
+            "two branches in a step look unused in turn: wrap with find_unused_parameters=False "
+            "(Transformers: ddp_find_unused_parameters=False)"
+        )
+
+
+def _check_cleared(model: nn.Module) -> None:
+    """Refuse an optimizer that does not have the branches: it would silently never update them."""
+    for layer in split_layers(model)[:1]:
+        weights = {name: next(owner.parameters(recurse=False), None) for name, owner in layer.owners().items()}
+        main = weights["main"]
+        if main is not None and main.requires_grad and main.grad is None:
+            kept = [name for name, weight in weights.items() if weight is not None and weight.grad is not None]
+            if kept:
+                raise ValueError(
+                    f"the {kept[0]} branch kept the gradients of the last step: "
+                    "make the optimizer after split_batchnorm, and clear all gradients"
+                )
 
 
 def _close(left: Tensor, right: Tensor, precision: torch.dtype) -> bool:

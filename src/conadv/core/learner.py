@@ -8,20 +8,20 @@ from functools import partial
 from typing import Any, NamedTuple, TypedDict
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from .attack import Attack, Call, Loss, call_plainly, input_gradient, without_trace
 from .batch import Batch, Chunked, as_batch, cut, to_device, to_pixels
-from .branches import marked, split_layers
+from .branches import marked
 from .buffers import no_mixed_statistics
-from .checks import Checks
+from .checks import Checks, check_branches
+from .ddp import place_of_rank, syncing, touch_other_branches
 from .handoff import Twin
 from .roles import ALONE, Place
 from .seeds import mix, untouched_randomness
 from .share import TwinShare, select
 from .spans import span
-from .splitbn import closed, plain_layers, routed, update_running_stats
+from .splitbn import closed, routed, update_running_stats
 from .wrappers import data_parallel, innermost, precision, unwrap
 
 # What a random number is for, so that different purposes have different seeds.
@@ -101,7 +101,7 @@ class Learner:
     @property
     def place(self) -> Place:
         """The place of this process among the ranks: as given or, if there is a process group, from its rank."""
-        return _of_rank() if self._place is ALONE else self._place
+        return place_of_rank() if self._place is ALONE else self._place
 
     @property
     def device(self) -> torch.device:
@@ -115,17 +115,7 @@ class Learner:
     def require_branches(self, *branches: str) -> None:
         """Refuse a model that would silently mix the statistics of clean and adversarial images."""
         self._watched = len(branches) == 1
-        call = f"conadv.split_batchnorm(model, branches={branches}) before making the optimizer and the method"
-        for name in plain_layers(self.model):
-            raise ValueError(f"{name} is a plain BatchNorm layer: call {call}")
-        for layer in split_layers(self.model):
-            if not set(branches) <= set(layer.branches):
-                raise ValueError(f"the model has only the branches {', '.join(layer.branches)}: call {call}")
-        if "adv" in branches and self._parallel is not None and self._parallel.find_unused_parameters:
-            raise ValueError(
-                "two branches in a step look unused in turn: wrap with find_unused_parameters=False "
-                "(Transformers: ddp_find_unused_parameters=False)"
-            )
+        check_branches(self.model, branches)
 
     def batch(self, item: Any) -> Batch | Chunked:
         """What the loader yielded, as a batch."""
@@ -175,10 +165,10 @@ class Learner:
         together = [parts] if self._parallel and self._parallel.static_graph else [[part] for part in parts]
         for some in together:
             name = "adversarial pass" if some[0].adversarial else "clean pass"
-            with span(name), self._syncing(last=number == count - 1 and some is together[-1]):
+            with span(name), syncing(self._parallel, last=number == count - 1 and some is together[-1]):
                 total = self.objective(some, number, count)
-                if self._parallel is not None:  # it waits for every parameter, also for those of the other branches
-                    total = _Touch.apply(total, *self._weights_beside([part.branch for part in some]))
+                if self._parallel is not None:
+                    total = touch_other_branches(total, self.model, [part.branch for part in some])
                 with self.recomputing(some):
                     total.backward()
 
@@ -266,12 +256,6 @@ class Learner:
         Args:
             delayed: each call counts as a step, because what it generates is used in a later one.
         """
-        if not torch.is_grad_enabled():
-            raise ValueError(
-                "a method takes training steps, and gradients are off here (torch.no_grad, inference_mode): "
-                "to evaluate, call the model and the loss themselves"
-            )
-        self._require_cleared_branches()
         self._checks.begin_step(self.step, delayed)
 
     def attack_seed(self, batch_number: int, chunk_number: int) -> int:
@@ -317,33 +301,11 @@ class Learner:
                 yield
             self._watched = True
 
-    def _weights_beside(self, branches: list[str]) -> list[nn.Parameter]:
-        """The weights of all other branches."""
-        layers = split_layers(self.model)
-        owners = [layer.owner(name) for layer in layers for name in layer.branches if name not in branches]
-        return [p for owner in owners for p in owner.parameters(recurse=False) if p.requires_grad]
-
     def recomputing(self, parts: Sequence[Part]) -> AbstractContextManager[None]:
         """Activation checkpointing runs layers again in the backward pass: through the branch of the forward pass."""
         if len(parts) > 1:
             return closed(self.model)
         return routed(self.model, parts[0].branch, tracking="again" if parts[0].tracked else "off")
-
-    def _require_cleared_branches(self) -> None:
-        """Refuse an optimizer that does not have the branches: it would silently never update them."""
-        for layer in split_layers(self.model)[:1]:
-            weights = {name: next(owner.parameters(recurse=False), None) for name, owner in layer.owners().items()}
-            main = weights["main"]
-            if main is not None and main.requires_grad and main.grad is None:
-                kept = [name for name, weight in weights.items() if weight is not None and weight.grad is not None]
-                if kept:
-                    raise ValueError(
-                        f"the {kept[0]} branch kept the gradients of the last step: "
-                        "make the optimizer after split_batchnorm, and clear all gradients"
-                    )
-
-    def _syncing(self, last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if last or self._parallel is None else self._parallel.no_sync()
 
     def _randomness(self, step: int, number: int, branch: str) -> AbstractContextManager[None]:
         """With a seed, what the model draws (for dropout, say) does not depend on what ran before."""
@@ -363,23 +325,3 @@ class Learner:
 
     def _precision(self) -> AbstractContextManager[None]:
         return nullcontext() if self._autocast is None else torch.autocast(self.device.type, self._autocast)
-
-
-class _Touch(torch.autograd.Function):
-    """Return the loss; its backward pass also visits the weights, with no gradient for them (for DDP)."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, *weights: Tensor) -> Tensor:
-        ctx.weights = len(weights)
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return (gradient, *[None] * ctx.weights)
-
-
-def _of_rank() -> Place:
-    """Give the ranks of a data-parallel loop, which often share a seed, disjoint chunk numbers."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return ALONE
-    return Place(first_chunk=dist.get_rank() << 32)
