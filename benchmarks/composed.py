@@ -16,7 +16,7 @@ import torch
 
 from conadv.core.catalog import METHODS
 from conadv.core.handoff import Twin
-from conadv.core.learner import Losses
+from conadv.core.parts import Losses
 from conadv.core.roles import Role
 from conadv.parallel.collectives import World, own_device
 from conadv.parallel.gradients import Exchange

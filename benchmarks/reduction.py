@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from conadv.core.catalog import METHODS
-from conadv.core.learner import Losses
+from conadv.core.parts import Losses
 from conadv.core.splitbn import pending_statistics
 from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange

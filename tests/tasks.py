@@ -19,9 +19,9 @@ from torch import nn
 import tiny
 from conadv import cli
 from conadv.config import recipe_of_run
+from conadv.core.conadv import ConAdv
 from conadv.core.handoff import Twin
-from conadv.core.learner import Losses
-from conadv.core.methods import ConAdv
+from conadv.core.parts import Losses
 from conadv.core.recycled import Recycled
 from conadv.core.roles import Place, Role
 from conadv.core.splitbn import pending_statistics, split_batchnorm

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from .config import load_recipe
     from .core.attack import Attack
     from .core.batch import Batch
+    from .core.conadv import ConAdv
     from .core.feed import Feed
     from .core.handoff import Queue
-    from .core.learner import Common, Losses
-    from .core.methods import ConAdv, Method, Vanilla
+    from .core.methods import Method, Vanilla
+    from .core.parts import Common, Losses
     from .core.pgd import PGD
     from .core.recycled import Recycled
     from .core.roles import Place, Role
@@ -70,10 +71,11 @@ _HOMES = {
     "config": ("load_recipe",),
     "core.attack": ("Attack",),
     "core.batch": ("Batch",),
+    "core.conadv": ("ConAdv",),
     "core.feed": ("Feed",),
     "core.handoff": ("Queue",),
-    "core.learner": ("Common", "Losses"),
-    "core.methods": ("ConAdv", "Method", "Vanilla"),
+    "core.methods": ("Method", "Vanilla"),
+    "core.parts": ("Common", "Losses"),
     "core.pgd": ("PGD",),
     "core.recycled": ("Recycled",),
     "core.roles": ("Place", "Role"),

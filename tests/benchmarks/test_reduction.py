@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from conadv.core.learner import Losses
+from conadv.core.parts import Losses
 from conadv.core.splitbn import pending_statistics
 from conadv.study.bench.alternate import silent
 from conadv.study.bench.workload import Workload

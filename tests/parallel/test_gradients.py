@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tasks
-from conadv.core.learner import Losses
+from conadv.core.parts import Losses
 from conadv.core.splitbn import pending_statistics, route, split_batchnorm
 from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange, _grouped

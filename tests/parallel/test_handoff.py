@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conadv.core.conadv import ConAdv
 from conadv.core.handoff import Twin
-from conadv.core.methods import ConAdv
 from conadv.core.roles import Role
 from conadv.parallel.collectives import joined
 from conadv.parallel.handoff import between_ranks

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.core.methods import ConAdv, Vanilla
+from conadv.core.conadv import ConAdv
+from conadv.core.methods import Vanilla
 from conadv.core.recycled import Recycled
 from conadv.core.roles import Role
 from conadv.parallel.layout import Layout

@@ -85,7 +85,7 @@ _ROWS = (
     ),
     MethodInfo(
         name="disadv",
-        target="core.methods:ConAdv",
+        target="core.conadv:ConAdv",
         options=_ATTACKED_OPTIONS,
         delay=0,
         default_delay=0,
@@ -96,7 +96,7 @@ _ROWS = (
     ),
     MethodInfo(
         name="conadv",
-        target="core.methods:ConAdv",
+        target="core.conadv:ConAdv",
         options=_ATTACKED_OPTIONS,
         delay=None,
         default_delay=1,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from .buffers import no_mixed_statistics
 from .checks import Checks, check_branches
 from .ddp import place_of_rank, syncing, touch_other_branches
 from .handoff import Twin
+from .parts import Common, Losses, Part
 from .roles import ALONE, Place
 from .seeds import mix, untouched_randomness
 from .share import TwinShare, select
@@ -27,46 +28,6 @@ from .wrappers import data_parallel, innermost, precision, unwrap
 # What a random number is for, so that different purposes have different seeds.
 _ATTACK, _FORWARD = 1, 2
 _BRANCH_NUMBER = {"main": 0, "aug": 1, "adv": 2}
-
-
-class Common(TypedDict, total=False):
-    """The keyword arguments that every method takes."""
-
-    chunk_size: int | None
-    """Images that share BatchNorm statistics and are worked on at once; it divides the batch. None: the whole batch."""
-    seed: int | None
-    """Decides everything random in the method and the model. None: PyTorch's global seed."""
-    autocast: torch.dtype | None
-    """Run forward passes in this precision; None: as the surrounding code says."""
-    batch: Callable[[Any], Batch] | None
-    """From what the loader yields to a `Batch`; None: it yields (images, labels)."""
-    input_name: str | None
-    """The model's keyword argument for the images, where a batch has `extra` inputs. None: the first argument."""
-    place: Place
-    """Where this process stands among others; by default it is alone, or a rank of a data-parallel loop."""
-
-
-class Part(NamedTuple):
-    """Images that a step learns from, the branch they go through, and their weight in the loss."""
-
-    branch: str
-    images: Tensor
-    labels: Any
-    weight: float
-    call: Call = call_plainly
-    per_chunk: float = 1
-    """How many parts of this kind a chunk has on average: views of the same images; of twins, the share with any."""
-    tracked: bool = True
-    """Whether its pass counts for the running statistics."""
-    adversarial: bool = False
-    """Whether its loss is that of what an adversary changed: the images, or the weights."""
-
-
-class Losses(NamedTuple):
-    """Mean losses over this process' share of the batch, without a graph; zero if it does not compute one."""
-
-    clean: Tensor
-    adv: Tensor
 
 
 class Learner:

@@ -14,8 +14,9 @@ from .attack import Attack, Loss
 from .batch import Batch, Chunked, count_chunks
 from .feed import Feed
 from .handoff import Handoff, Queue, Twin, empty, queue_of
-from .learner import Common, Learner, Losses, Part
+from .learner import Learner
 from .methods import Work, total_loss
+from .parts import Common, Losses, Part
 from .roles import Role
 from .share import TwinShare, select
 from .spans import span

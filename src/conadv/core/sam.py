@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from .attack import Call, Loss, without_trace
 from .batch import Batch, Chunked, count_chunks
 from .feed import Feed
-from .learner import Common, Learner, Losses, Part
+from .learner import Learner
 from .methods import Work
+from .parts import Common, Losses, Part
 from .roles import Role
 from .splitbn import plain_layers
 from .state import State, below, pack, unpack

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from .batch import Batch, Chunked
 from .handoff import Twin
-from .learner import Learner, Part
+from .learner import Learner
+from .parts import Part
 from .share import TwinShare
 from .stale import StaleWeights
 from .wrappers import unwrap

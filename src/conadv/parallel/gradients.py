@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from conadv.core.learner import Losses
+from conadv.core.parts import Losses
 from conadv.core.splitbn import pending_statistics
 
 from .checksum import BITS, Checksum, odd_ones

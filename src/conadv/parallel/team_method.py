@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from conadv.core.batch import Batch, Chunked, as_batch, count_chunks
 from conadv.core.feed import Pair
-from conadv.core.learner import Losses
+from conadv.core.parts import Losses
 from conadv.core.roles import Role
 from conadv.core.share import TwinShare
 from conadv.core.splitbn import update_running_stats

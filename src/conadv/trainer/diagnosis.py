@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from conadv.core.methods import ConAdv
+from conadv.core.conadv import ConAdv
 from conadv.core.recycled import Recycled
 
 from .build import Job

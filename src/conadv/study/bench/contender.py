@@ -21,7 +21,7 @@ from torch import nn
 
 from conadv.core.catalog import METHODS
 from conadv.core.handoff import Handoff
-from conadv.core.learner import Losses
+from conadv.core.parts import Losses
 from conadv.core.roles import Place, Role
 from conadv.core.share import TwinShare
 from conadv.core.splitbn import update_running_stats
