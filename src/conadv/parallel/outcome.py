@@ -12,7 +12,7 @@ CULPRITS = ("loss", "gradient", "statistics of a BatchNorm layer")
 
 
 class NotFiniteError(FloatingPointError):
-    """A run that cannot go on, and what to try; all ranks know of it."""
+    """A run that cannot continue, and what to try; all ranks raise it."""
 
 
 class DriftError(ArithmeticError):

@@ -1,4 +1,4 @@
-"""Roles in anyone's training loop: `conadv.Team`.
+"""Roles in your own training loop: `conadv.Team`.
 
 with conadv.Team("clean | adv | attack", batch_size=192, chunk_size=64) as team:      under torchrun, on every rank
     loader = DataLoader(dataset, batch_sampler=team.sampler(dataset))                 each rank reads its own images

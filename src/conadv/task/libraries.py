@@ -27,7 +27,7 @@ def build_from_library(reference: str, classes: int, in_channels: int, normalize
         reference: timm:NAME or torchvision:NAME.
         classes: of the logits.
         in_channels: of the images.
-        normalize: what images in [0, 1] go through first; it is no part of the state.
+        normalize: what images in [0, 1] go through first; it is not part of the state.
     """
     library, _, name = reference.partition(":")
     assert library in MODEL_LIBRARIES

@@ -80,7 +80,7 @@ def resized(picture: Picture, box: Box, size: int) -> Planes:
     pixels = picture.pixels(shrink)
     if pixels.shape[0] < picture.height:
         left, top, right, bottom = left // shrink, top // shrink, -(-right // shrink), -(-bottom // shrink)
-    # A part that lies together in memory is resized a third faster, copying included, and by PyTorch three times as
+    # A part that is contiguous in memory is resized a third faster, copying included, and by PyTorch three times as
     # fast as by Pillow, with which it agrees to a grey level.
     part = torch.from_numpy(pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
     planes: Planes = F.interpolate(part[None], (size, size), mode="bilinear", antialias=True)[0].numpy()
