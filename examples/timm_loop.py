@@ -4,7 +4,7 @@ import timm
 import torch
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.optim import create_optimizer_v2
-from timm.utils import ModelEmaV3, NativeScaler, model_parameters
+from timm.utils import ModelEmaV3, NativeScaler
 
 import conadv  # conadv
 from digits import report, train_loader
@@ -23,7 +23,7 @@ for _epoch in range(20):
         with torch.autocast("cpu", torch.bfloat16):
             loss = method.loss((images, labels))  # conadv, was: loss = criterion(model(images), labels)
         optimizer.zero_grad()
-        scaler(loss, optimizer, clip_grad=1.0, parameters=model_parameters(model))
+        scaler(loss, optimizer, clip_grad=1.0, parameters=model.parameters())
         average.update(model)
 
 report(average.module)

@@ -174,7 +174,7 @@ def timm(name: str, count: int, accumulate: int) -> State:
     """As `train_one_epoch` of timm's train.py, with its optimizer factory, loss scaler and average of the weights."""
     with quiet_ranks(), process_group():
         from timm.optim import create_optimizer_v2
-        from timm.utils import ModelEmaV3, NativeScaler, model_parameters
+        from timm.utils import ModelEmaV3, NativeScaler
 
         model = prepared(name)
         optimizer = create_optimizer_v2(model, opt="momentum", lr=RATE, momentum=MOMENTUM, weight_decay=0.0)
@@ -185,7 +185,7 @@ def timm(name: str, count: int, accumulate: int) -> State:
             update = number % accumulate == 0
             with _waiting(model, not update):
                 loss = method.loss((images, labels)) / accumulate
-                scaler(loss, optimizer, clip_grad=1e9, parameters=model_parameters(model), need_update=update)
+                scaler(loss, optimizer, clip_grad=1e9, parameters=model.parameters(), need_update=update)
             if update:
                 optimizer.zero_grad()
                 average.update(model.module if dist.is_initialized() else model, step=number)
