@@ -20,8 +20,7 @@ scaler = NativeScaler(device="cpu")
 
 for _epoch in range(20):
     for images, labels in train_loader():
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = method.loss((images, labels))  # conadv, was: loss = criterion(model(images), labels)
+        loss = method.loss((images, labels))  # conadv, was: loss = criterion(model(images), labels)
         optimizer.zero_grad()
         scaler(loss, optimizer, clip_grad=1.0, parameters=model.parameters())
         average.update(model)
