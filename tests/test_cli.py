@@ -152,7 +152,7 @@ def test_code_to_import_may_be_named_by_a_flag(commands):
         ("train --attack.epsilon -1/255", "--attack.epsilon"),
         ("train --attack.epsilon 4", "from 0 to 1"),
         ("train --attack.epsilon nan", "--attack.epsilon"),
-        ("train --delay -1", "0 or more"),
+        ("train --delay -1", "from 0 to 1000"),
         ("train --delay one", "a whole number"),
         ("train --delay", "--delay"),
         ("train --delay --seed 3", "'--seed'"),
@@ -424,7 +424,8 @@ def test_cli_and_config_do_without_torch():
         "print(sorted(name for name in sys.modules if name.startswith(('torch', 'numpy', 'conadv'))))"
     )
     ours = ["conadv", "conadv.atomic", "conadv.cli", "conadv.config"]
-    ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog", "conadv.core.roles"]
+    ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog"]
+    ours += ["conadv.core.memory", "conadv.core.roles"]
     ours += ["conadv.flags", "conadv.optim", "conadv.optim.catalog"]
     ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.launch"]
     ours += ["conadv.printing", "conadv.readable", "conadv.recipe_flags"]

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 
 from conadv import config
+from conadv.core.memory import ADVICE, is_out_of_memory
 from conadv.parallel.agreement import AgreedError
 from conadv.parallel.launch import adopt_slurm, local_rank, own_rank
 from conadv.printing import allow_any_encoding, say
@@ -67,8 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output is gone; without this, Python prints another error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except MemoryError:
-        say("error: out of memory: lower --chunk-size, --data.memory, --data.workers or --data.image-size")
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        say(f"error: {ADVICE}")
         return 1
     except OSError as error:  # such as a full disk
         say(f"error: {error}")

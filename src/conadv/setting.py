@@ -32,22 +32,23 @@ class OneOf(NamedTuple):
     choices: tuple[str, ...]
 
 
-Count = Annotated[int, Rule("1 or more", lambda value: 1 <= value < 2**63)]
-Whole = Annotated[int, Rule("0 or more", lambda value: 0 <= value < 2**63)]
-Positive = Annotated[float, Rule("above 0", lambda value: value > 0)]
-NotNegative = Annotated[float, Rule("0 or more", lambda value: value >= 0)]
-Share = Annotated[float, Rule("from 0 to 1", lambda value: 0 <= value <= 1)]
-PositiveShare = Annotated[float, Rule("above 0 and at most 1", lambda value: 0 < value <= 1)]
-BelowOne = Annotated[float, Rule("0 or more and below 1", lambda value: 0 <= value < 1)]
-# A number, or a share of something in percent as a text: "30%".
-NumberOrPercent = Annotated[float | str, Rule("0 or more", lambda value: value >= 0)]
-
-
 def within(low: float, high: float) -> Rule:
     """The rule of a number from `low` to `high`, both included."""
     first, last = (re.sub(r"e([+-])0*", lambda sign: f"e{sign[1].strip('+')}", f"{end:g}") for end in (low, high))
     return Rule(f"from {first} to {last}", lambda value: low <= value <= high)
 
+
+# Every number has a bound, so that no product of a few of them overflows a float32 or an int64.
+Count = Annotated[int, within(1, 1e12)]
+Whole = Annotated[int, within(0, 1e12)]
+Seed = Annotated[int, Rule("0 or more and below 2^63", lambda value: 0 <= value < 2**63)]
+Positive = Annotated[float, Rule("above 0 and at most 1e6", lambda value: 0 < value <= 1e6)]
+NotNegative = Annotated[float, within(0, 1e6)]
+Share = Annotated[float, within(0, 1)]
+PositiveShare = Annotated[float, Rule("above 0 and at most 1", lambda value: 0 < value <= 1)]
+BelowOne = Annotated[float, Rule("0 or more and below 1", lambda value: 0 <= value < 1)]
+# A number, or a share of something in percent as a text: "30%".
+NumberOrPercent = Annotated[float | str, within(0, 1e6)]
 
 _ANYTHING = Rule("", lambda value: True)
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

@@ -21,6 +21,8 @@ def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
 
 def _text(path: Path) -> str:
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe would wait forever
+            raise OSError("not a regular file")
         with path.open("rb") as file:
             content = file.read(_LARGEST + 1)
     except FileNotFoundError:

@@ -18,12 +18,17 @@ from conadv.setting import (
     OneOf,
     Positive,
     PositiveShare,
+    Rule,
+    Seed,
     Share,
     Whole,
     normalise,
     show,
+    within,
 )
 from conadv.sinks import SINKS
+
+Alpha = Annotated[float, Rule("0, or from 0.001 to 1000", lambda value: value == 0 or 0.001 <= value <= 1000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class Attack:
     """Radius of the ball around an image, such as 4/255: four of 255 grey levels. 0: twins equal the images."""
     step_size: NotNegative | None = None
     """Size of one step, in the unit of epsilon. none: epsilon."""
-    steps: Count = 1
+    steps: Annotated[int, within(1, 1e4)] = 1
     """Gradient steps of the attack."""
     norm: Literal["linf", "l2"] = "linf"
     """Norm of the ball."""
@@ -70,7 +75,7 @@ class Optimizer:
     """adamw and lamb only: decay of the mean of the gradients."""
     beta2: BelowOne = 0.999
     """adamw and lamb only: decay of the mean of the squared gradients."""
-    eps: Positive | None = None
+    eps: Annotated[float, within(1e-30, 1)] | None = None
     """adamw and lamb only: added to the denominator. none: 1e-8 for adamw, 1e-6 for lamb."""
 
     def __post_init__(self) -> None:
@@ -115,12 +120,12 @@ class Data:
     """Path of your own data; its format is detected."""
     train_size: Count | None = None
     """Training images to use. none: all."""
-    image_size: Count | None = None
+    image_size: Annotated[int, within(1, 8192)] | None = None
     """Height and width in pixels to resize to. none: 224 for the augmentations of photographs, else
     as they are stored (synthetic: 32)."""
-    channels: Count = 3
+    channels: Annotated[int, within(1, 1e4)] = 3
     """Colour channels: of synthetic data, and what encoded images are converted to (1 or 3)."""
-    classes: Count = 10
+    classes: Annotated[int, within(1, 1e5)] = 10
     """Synthetic data only: number of classes."""
     augment: Literal[
         "auto", "none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet",
@@ -129,17 +134,17 @@ class Data:
     """Augmentation of the training images. Small images: crop, crop-flip, autoaugment-cifar10 and
     randaugment; photographs: the others. auto: crop-flip for images below 64 pixels, else resized-crop (to 224, unless
     data.image_size says otherwise)."""
-    mixup: NotNegative = 0.0
+    mixup: Alpha = 0.0
     """Mix the images of a chunk, and their labels, in shares from Beta(mixup, mixup). 0: off."""
-    cutmix: NotNegative = 0.0
+    cutmix: Alpha = 0.0
     """Paste a box of another image of the chunk into each, of an area from Beta(cutmix, cutmix). 0: off. With mixup on
     too, each chunk has one of the two."""
     views: Literal["one", "three"] = "one"
     """one: learn from augmented images and their twins. three: from clean, augmented and adversarial images, a third
     each, with a BatchNorm branch for each."""
-    workers: Whole = 0
+    workers: Annotated[int, within(0, 1024)] = 0
     """Threads that load images in advance. 0: the training thread itself."""
-    memory: Whole = 1024
+    memory: Annotated[int, within(0, 1e9)] = 1024
     """MiB of decoded images that a rank keeps in memory. A data set that needs more is decoded again in every epoch.
     0: keep none."""
     damaged: Literal["stop", "skip"] = "stop"
@@ -164,7 +169,7 @@ class Checkpoint:
 
     every: Whole = 0
     """Steps between checkpoints. 0: at the end of each epoch."""
-    minutes: NotNegative = 0.0
+    minutes: Annotated[float, within(0, 1e7)] = 0.0
     """Minutes between checkpoints, in addition to checkpoint.every. 0: off."""
     keep: Count = 2
     """Number of checkpoints to keep."""
@@ -180,7 +185,7 @@ class Recipe:
 
     method: Annotated[str, OneOf(tuple(METHODS))] = "conadv"
     """The training method. disadv is conadv with delay 0."""
-    delay: Whole = None  # type: ignore[assignment]  # only until __post_init__ asks the method
+    delay: Annotated[int, within(0, 1000)] = None  # type: ignore[assignment]  # only until __post_init__ asks the method
     """Age in steps of the weights that generate the twins. Only conadv (default 1) and sam can change it."""
     rho: Positive = 0.05
     """sam only: radius (L2 norm) of the step uphill before the gradient is computed."""
@@ -193,19 +198,19 @@ class Recipe:
     """Images per step, over all ranks."""
     chunk_size: Count = 64
     """Images that share BatchNorm statistics and are processed together; must divide the batch size. Paper: 64."""
-    epochs: Count = 90
+    epochs: Annotated[int, within(1, 1e6)] = 90
     """Passes over the training images."""
     max_steps: Count | None = None
     """Stop after this many steps; the schedule is still that of all epochs. none: no limit."""
-    seed: Whole = 0
+    seed: Seed = 0
     """Seed of everything random: weights, order, augmentation, random starts of attacks."""
     layout: str | None = None
     """Which ranks of a lane do what, such as "clean | adv | attack" or, with counts, "3 clean | 3 adv | 2 attack".
-    none: everything on each rank."""
+    auto: the layout of the method that fits the ranks and ends a step first. none: everything on each rank."""
     model: str = "auto"
     """A network by its name, timm:NAME or torchvision:NAME (with new weights), or your own as package.module:callable
     (as a flag only, never in a file). auto: resnet50 for images of 64 pixels or more, resnet20 for smaller ones."""
-    width: Count | None = None
+    width: Annotated[int, within(1, 1e4)] | None = None
     """Channels of a built-in network's first stage. none: its own, 16 for small images and 64 for large ones."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """Number format of the forward and backward passes; with bfloat16 the weights stay float32."""
@@ -214,11 +219,11 @@ class Recipe:
     ema: BelowOne = 0.0
     """Decay of an exponential moving average of the weights, which is evaluated and exported in their place. It reaches
     back over about 1 / (1 - ema) steps, which should be far fewer than the run has. 0: none."""
-    threads: Count | None = None
+    threads: Annotated[int, within(1, 1024)] | None = None
     """CPU threads per rank. none: PyTorch's default."""
-    timeout: Positive = 600.0
+    timeout: Annotated[float, within(0.1, 1e7)] = 600.0
     """Seconds without an answer from another rank after which the run ends."""
-    profile: Whole = 0
+    profile: Annotated[int, within(0, 1000)] = 0
     """Steps to profile after the first few: one Chrome trace per rank in RUN/traces, which Perfetto, TensorBoard and
     conadv timeline read. 0: none."""
     diagnose: Whole = 0

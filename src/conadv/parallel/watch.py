@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from conadv.core.memory import ADVICE, is_out_of_memory
+
 from .collectives import GRACE, PeerError, World
 from .ending import end_process, say_error
 from .heartbeats import Heartbeats, Verdict
@@ -100,13 +102,16 @@ class _Watch:
     def leave(self, error: Exception) -> NoReturn:
         """End this process after an error of its own; the first rank that has one says so."""
         self._ending.acquire()
-        expected = isinstance(error, ValueError | OSError | ArithmeticError)
+        full = is_out_of_memory(error)
+        expected = full or isinstance(error, ValueError | OSError | ArithmeticError)
         status = 2 if isinstance(error, ValueError) else 1
         if self._speaks():
             if not expected:
                 traceback.print_exception(error)
             name = "" if expected else f"{type(error).__name__}: "
-            self._report(Verdict(status, f"{self._layout.describe(self._world.rank)}: {name}{error}"))
+            self._report(
+                Verdict(status, f"{self._layout.describe(self._world.rank)}: {name}{ADVICE if full else error}")
+            )
         self._end(status, lost=0)
 
     def leave_after_peer(self, reason: str) -> NoReturn:

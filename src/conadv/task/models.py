@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv.core.catalog import is_built_in, is_callable
+from conadv.core.memory import is_out_of_memory
 from conadv.core.seeds import untouched_randomness
 
 from .libraries import build_from_callable, build_from_library, one_line
@@ -167,6 +168,8 @@ def check_output(model: nn.Module, shape: Sequence[int], classes: int) -> None:
         with evaluating(model), torch.no_grad(), untouched_randomness(like.device):
             outputs = torch.func.functional_call(model, buffers, (images,))
     except Exception as error:  # the model is the user's: whatever it raises, these images are what it got
+        if is_out_of_memory(error):
+            raise
         raise ValueError(f"the model does not take images of {tuple(shape)}: {one_line(error)}") from error
     if not isinstance(outputs, Tensor):
         raise ValueError(

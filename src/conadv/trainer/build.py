@@ -17,7 +17,7 @@ from conadv.config import Recipe
 from conadv.core.attack import Attack, Loss
 from conadv.core.batch import Batch, Chunked
 from conadv.core.branches import split_layers
-from conadv.core.catalog import ATTACKS, METHODS
+from conadv.core.catalog import ATTACKS, METHODS, is_built_in
 from conadv.core.handoff import Handoff
 from conadv.core.methods import Method
 from conadv.core.roles import Place, Role
@@ -27,6 +27,7 @@ from conadv.core.splitbn import split_batchnorm
 from conadv.core.stale import StaleWeights
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
+from conadv.parallel.choose import choose_layout
 from conadv.parallel.collectives import World
 from conadv.parallel.layout import Layout
 from conadv.parallel.member import Member, build_member
@@ -37,11 +38,13 @@ from conadv.task.data import DataSet, Stream, keep, open_data
 from conadv.task.models import build_model, check_output, fastest_memory
 
 from .ema import Ema
+from .memory import check_copies, check_model
 
 # The usual figures for colour photographs; pictures of other kinds stay in [0, 1].
 _PHOTOGRAPHS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 # Height and width in pixels from which on images are photographs, for which networks begin by shrinking them.
 _LARGE = 64
+_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
 
@@ -118,7 +121,14 @@ class Job:
             yield from repeat(None, stop - start)
 
 
-def build_task(recipe: Recipe, device: torch.device) -> Task:
+def build_task(recipe: Recipe, device: torch.device, trains: bool = False) -> Task:
+    """The network, the data and the loss.
+
+    Args:
+        recipe: What to train or evaluate.
+        device: Where the network is.
+        trains: Check that what training keeps of a chunk fits into memory, too.
+    """
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
     data = _open(recipe)
@@ -126,7 +136,7 @@ def build_task(recipe: Recipe, device: torch.device) -> Task:
     augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
     data = keep(data, augment.fit, recipe.data.memory, train=augment.looks_at_fit)
     with untouched_randomness(device, recipe.seed):
-        model = _model(recipe, data, augment)
+        model = _model(recipe, data, augment, recipe.chunk_size if trains and device.type == "cpu" else 2)
     loss = partial(_cross_entropy if _mix(recipe) else F.cross_entropy, label_smoothing=recipe.label_smoothing)
     return Task(model.to(device), data, augment, loss, device, recipe.data.workers)
 
@@ -157,9 +167,13 @@ def resolved(recipe: Recipe, data: DataSet) -> Recipe:
 
 def check_fit(recipe: Recipe, world_size: int) -> Layout:
     """The layout of a run, or what is wrong with it: arithmetic alone, before any process has joined the others."""
-    layout = Layout.fit(recipe.layout, METHODS[recipe.method].duties, world_size)
+    method, chunks = METHODS[recipe.method], recipe.batch_size // recipe.chunk_size
+    if recipe.layout == "auto":
+        layout = choose_layout(method, recipe.delay, world_size, chunks)
+    else:
+        layout = Layout.fit(recipe.layout, method.duties, world_size)
     share = TwinShare.from_number(recipe.twin_share)
-    layout.check_twins(recipe.batch_size // recipe.chunk_size, share.of if Role.ADV in layout.duties else 1)
+    layout.check_twins(chunks, share.of if Role.ADV in layout.duties else 1)
     return layout
 
 
@@ -181,6 +195,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     steps = stream.steps_per_epoch * recipe.epochs
     stop = max(start, min(steps, recipe.max_steps or steps))
     attack = _attack(recipe)
+    check_copies(task.model, 2 + recipe.delay * world.is_main + (recipe.ema > 0))  # gradients, momentum, stale weights
     member = build_member(
         world,
         layout,
@@ -236,11 +251,14 @@ def _open(recipe: Recipe) -> DataSet:
     )
 
 
-def _model(recipe: Recipe, data: DataSet, augment: Augmentation) -> nn.Module:
+def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int) -> nn.Module:
     """The network with its branches, in the layout of memory that is fastest for convolutions."""
     classes, shape = len(data.train.classes), augment.shape(data.train)
     figures = _PHOTOGRAPHS if shape[0] == 3 else {}
-    model = build_model(recipe.model, classes=classes, in_channels=shape[0], width=recipe.width, **figures)
+    build = partial(build_model, recipe.model, classes, shape[0], recipe.width, **figures)
+    if is_built_in(recipe.model):
+        check_model(build, shape, images, _BYTES[recipe.precision])
+    model = build()
     check_output(model, shape, classes)
     main, *adv = METHODS[recipe.method].branches
     views = (main, "aug") if recipe.data.views == "three" else (main,)

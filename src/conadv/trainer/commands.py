@@ -68,7 +68,7 @@ def train(
     """
     check_sinks(recipe.log or ())
     layout = check_fit(recipe, world_size())
-    task = build_task(recipe, own_device())
+    task = build_task(recipe, own_device(), trains=True)
     stream = build_stream(recipe, task)
     agreed = (AgreedError, Interrupted, NotFiniteError, DriftError)
     with (

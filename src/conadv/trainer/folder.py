@@ -17,6 +17,9 @@ from .checkpoint import checkpoints, set_aside_newer, sweep_partial
 from .files import write_atomically, writing
 from .lock import FolderLock
 
+# What a run leaves that is killed before its folder is claimed.
+_OF_A_START = ("run.lock", ".config.toml.partial")
+
 
 def versions() -> dict[str, str]:
     """What a result depends on besides the recipe."""
@@ -99,7 +102,7 @@ def _check_free(folder: Path) -> None:
         raise ValueError(
             f"{folder} already holds a run: choose another folder with --run, or resume it with --resume {folder}"
         )
-    if folder.exists() and (not folder.is_dir() or any(path.name != "run.lock" for path in folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(path.name not in _OF_A_START for path in folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder: choose another one with --run")
 
 

@@ -33,6 +33,7 @@ step: each method against vanilla, vanilla against the plainest loop, and the pa
 layout: roles on ranks of their own against vanilla on as many."""
 _HEADER = ("benchmark", "ratio of times", "median", "10 %", "90 %", "median within", "n", "by work", "by flops")
 # Comparisons that need other libraries, and measurements for developers.
+_MOST_ROUNDS = 10**6
 _SCRIPTS = ("attack", "lars", "data", "reduction", "composed", "step_parts", "stragglers", "team")
 
 
@@ -67,8 +68,8 @@ def bench_command(
         raise ValueError(f"the benchmark {which} is a script of the repository: run python benchmarks/{which}.py")
     if which is not None and which not in known:
         raise ValueError(f"unknown benchmark {which!r}: choose step or layout" + did_you_mean(which, known))
-    if rounds is not None and rounds < 1:
-        raise ValueError(f"--rounds {rounds}: take at least 1")
+    if rounds is not None and not 1 <= rounds <= _MOST_ROUNDS:
+        raise ValueError(f"--rounds {rounds}: take from 1 to {_MOST_ROUNDS}")
     check_output(workload.build(), workload.shape, workload.classes)
     report(known if which is None else {which: known[which]}, json_)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -19,10 +20,11 @@ from conadv.core.splitbn import split_batchnorm
 from conadv.parallel.collectives import own_device
 from conadv.setting import normalise, within
 from conadv.task.models import build_model, fastest_memory
+from conadv.trainer.memory import check_model
 
 CHANNELS = 3
 EPSILON = 4 / 255
-Size = Annotated[int, within(1, 1e6)]
+Size = Annotated[int, within(1, 1e4)]
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,10 @@ class Workload:
     def build(self, method: str | None = None) -> nn.Module:
         """The network, the same each time, with the BatchNorm branches of a method; None: as it is."""
         with untouched_randomness(torch.device("cpu"), 0):
-            model = build_model(self.model, self.classes, CHANNELS, self.width)
+            build = partial(build_model, self.model, self.classes, CHANNELS, self.width)
+            if is_built_in(self.model):
+                check_model(build, self.shape, self.chunk_size, itemsize=4)
+            model = build()
         if method is not None:
             split_batchnorm(model, METHODS[method].branches)
         return fastest_memory(model).to(own_device())

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from conadv.core.catalog import METHODS
-from conadv.setting import BelowOne, OneOf, PositiveShare, Share, Whole, normalise, show, within
+from conadv.setting import BelowOne, OneOf, PositiveShare, Seed, Share, normalise, show, within
 
 from .devices import DEVICES, MODELS, ModelSize, PassTimes
 from .lane import fit_lane
@@ -113,7 +113,7 @@ class PlanRequest:
     """Mean delay of a rank as a share of its work; delays are exponential, drawn anew for every rank and step."""
     samples: Annotated[int, within(1, 1e5)] = 1000
     """Steps to simulate with such delays."""
-    seed: Whole = 0
+    seed: Seed = 0
     """Seed of the simulated delays."""
     sweep: tuple[Images, ...] = ()
     """Batch sizes for the question where a larger batch stops paying, such as 4096 8192. none given: doublings of the

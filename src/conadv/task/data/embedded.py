@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from importlib.resources import files
 
 import numpy as np
 
+from conadv.task.data.bounds import check_memory
 from conadv.task.data.draws import mix_all
 from conadv.task.data.source import Arrays, DataSet
 from conadv.task.data.splits import stratified
@@ -41,6 +43,10 @@ def synthetic(shape: tuple[int, int, int] = (32, 32, 3), classes: int = 10, coun
     """Noise of shape (H, W, C) for speed tests, a tenth as many for the test; takes little memory."""
     if min(shape) < 1 or classes < 1 or count < 1:
         raise ValueError(f"synthetic data of shape {shape}, {classes} classes, {count} images: choose 1 or more")
+    size = math.prod(shape)  # the strip takes four times its bytes while it is made, and a label 16
+    check_memory(
+        20 * count + 4 * size, "synthetic data", "lower --data.train-size, --data.image-size or --data.channels"
+    )
     names = tuple(f"class {number}" for number in range(classes))
     return DataSet(
         train=_noise(shape, names, count, part=0),

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conadv.core.batch import Chunk, Chunked
+from conadv.core.memory import is_out_of_memory
 from conadv.task.data.ahead import ordered_map
 from conadv.task.data.draws import Seeds, mix_all, permutation
 from conadv.task.data.fit import Fit
@@ -157,7 +158,7 @@ def _advice() -> Iterator[None]:
     except DamagedError as error:
         raise ValueError(f"{error}; {DAMAGE_ADVICE}") from error
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise ValueError(
             "not enough memory to prepare images: lower chunk_size, data.memory, data.image_size or data.workers"
