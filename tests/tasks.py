@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import io
+import ipaddress
+import os
+import pickle
 import resource
 import signal
 from contextlib import nullcontext, redirect_stderr
@@ -15,6 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.distributed import distributed_c10d
 
 import tiny
 from conadv import cli
@@ -294,3 +298,54 @@ def threads_left_by_training(changes: dict[str, Any], out: str) -> int:
 
 def _threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+def train_without_pickle(folder: str, changes: dict[str, Any]) -> int:
+    """`conadv train` where every way to unpickle something fails."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("something was unpickled")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+            patch.setattr(owner, name, refuse)
+        patch.setattr(distributed_c10d, "_tensor_to_object", refuse)
+        return cli.main(["train", *tiny.words(**changes), "--run-dir", folder, "--quiet"])
+
+
+def listening_addresses(environment: dict[str, str]) -> list[str]:
+    """Where this process listens while it trains, beside where it listened before."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        before = _listening()
+        recipe = tiny.recipe(epochs=1)
+        task = build_task(recipe, own_device())
+        with joined(recipe.timeout) as world:
+            job = build_job(recipe, task, build_stream(recipe, task), check_fit(recipe, world.size), world, start=0)
+            idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
+            run(job, Progress(), build_policy(recipe, job.stream), StopRequest(), *idle)
+            return sorted(address for inode, address in _listening().items() if inode not in before)
+
+
+def _listening() -> dict[str, str]:
+    """The address of each socket of this process that listens, by its inode."""
+    links = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)]  # noqa: PTH115, PTH208
+    own = {link[8:-1] for link in links if link.startswith("socket:[")}
+    found = {}
+    for version in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{version}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in own:
+                found[words[9]] = _address(words[1].partition(":")[0])
+    return found
+
+
+def _is_open(name: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{name}")
+
+
+def _address(text: str) -> str:
+    """The kernel writes an address as 32-bit numbers in the machine's order."""
+    data = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
+    return str(ipaddress.ip_address(data))
