@@ -187,6 +187,14 @@ def test_every_option_takes_the_steps_of_one_process(changes, alone, pool, tmp_p
     assert tiny.distance(one, several) <= 1e-12
 
 
+@pytest.mark.parametrize(("size", "layout"), [(2, "clean+adv"), (3, "clean+adv"), (4, "clean | adv")])
+def test_recycled_takes_raw_steps_of_one_length_on_any_number_of_lanes(size, layout, alone, pool, tmp_path):
+    raw = {"method": "recycled", "attack__direction": "raw", "attack__step_size": 0.5}
+    one = alone(**raw)
+    several = trained(pool, tmp_path, size, layout=layout, **raw)
+    assert tiny.distance(one, several) <= 1e-12
+
+
 def test_training_moved_every_tensor(alone):
     """Else the comparisons above would hold of runs that learn nothing."""
     start, end = alone(max_steps=1, method="conadv"), alone(method="conadv")
