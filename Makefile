@@ -31,8 +31,10 @@ integrations: .venv-integrations/installed   ## the method within Lightning, Acc
 docs: .venv-docs/installed    ## the documentation site, in site/; look at it with: python -m http.server -d site
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
-soak: .venv/installed        ## kill ranks at random moments for ten minutes; the runs must end as if nothing had been
-	$(BIN)/python tests/soak.py
+# `make soak HOURS=3` for a night.
+HOURS ?= 1/6
+soak: .venv/installed        ## disturb runs for ten minutes (kills, signals, disks, messages): all must end as if undisturbed
+	$(BIN)/python tests/faults/soak.py --minutes $$(awk "BEGIN {print 60 * $(HOURS)}")
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -132,13 +132,12 @@ def fault(kind: str, rank: int, forward_pass: int) -> dict[str, str]:
     return {"FAULT": kind, "FAULT_RANK": str(rank), "FAULT_PASS": str(forward_pass)}
 
 
-class Slow(nn.Module):
+class Slow(nn.Sequential):
     """The net, with a pause in each training pass."""
 
     def __init__(self, classes: int, in_channels: int) -> None:
-        super().__init__()
-        self.layers = net(classes, in_channels)
+        super().__init__(*net(classes, in_channels))
 
     def forward(self, images: Tensor) -> Tensor:
         time.sleep(0.01 * self.training)
-        return self.layers(images)
+        return super().forward(images)

@@ -71,7 +71,8 @@ def damage_one_file(folder: Path, random: Random, name: str) -> None:
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
 
 
-def check(folder: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+def prepare(folder: Path, seed: int) -> str:
+    """A study in this folder, and the name of the file that is damaged in it."""
     make_study(folder, STUDY, steps=4)
     for run in (folder / "runs").iterdir():
         add_gallery(run, side=4)
@@ -79,6 +80,11 @@ def check(folder: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "curves.json").write_text(json.dumps(write_curves), encoding="utf-8")
     name = FILES[seed % len(FILES)]
     damage_one_file(folder, Random(seed), name)
+    return name
+
+
+def check(folder: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    name = prepare(folder, seed)
     status = cli.main(["report", str(folder)])
     message = capsys.readouterr().err
     assert status in (0, 2)

@@ -1,0 +1,219 @@
+"""One attempt at a run: its ranks, the fault that they are given, and whether they ended as they should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import tiny
+from faults.inject import PAUSE, command
+from faults.scenario import HARMLESS, Fault, Scenario
+from launcher import Torchrun
+from ranks import _CONTEXT, _PRELOAD, environment, store
+
+_CONTEXT.set_forkserver_preload([*_PRELOAD, "faults.inject"])
+
+SLACK = 100.0  # seconds beyond what is promised: a busy machine is no failure, waiting for ever is
+MISMATCHES = (["--seed", "7"], ["--optimizer.lr", "3"], ["--attack.epsilon", "1/255"], ["--epochs", "9"])
+# Statuses that a kind may end with, beside 0, which is that of a run that ended before its fault.
+STATUSES = {
+    "SIGKILL": {1, -signal.SIGKILL},
+    "SIGTERM": {143, 1, -signal.SIGTERM},  # a rank that does not listen yet dies of it, and the others say so
+    "SIGSTOP": {1, -signal.SIGKILL},
+    "full disk": {1, 2},
+    "failing fsync": {1, 2},
+    "failing rename": {1, 2},
+    "lost messages": {1, -signal.SIGKILL},
+    "reset": {1},
+}
+
+
+class Problem(Exception):  # noqa: N818 - of the run under test, not of this program
+    """What a run did that it must not do."""
+
+
+class Attempt:
+    """`conadv train` on so many ranks in a folder: from its start, or resumed where the folder holds a run."""
+
+    def __init__(self, folder: Path, size: int, fields: dict[str, Any], number: int = 0, timeout: float = 60) -> None:
+        self.folder, self.size, self.timeout = folder, size, timeout
+        self.output = folder.with_name(f"{folder.name}-{number}.txt")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if (folder / "config.toml").exists():
+            model = str(fields.get("model", "tiny:net"))  # which no folder may name
+            self.words = ["--resume", str(folder), "--model", model, "--timeout", str(timeout)]
+        else:
+            self.words = [*tiny.words(**{**fields, "timeout": timeout}), "--run-dir", str(folder)]
+        self.processes: list[Any] = []
+        self._store = store()
+
+    def start(self, fault: Fault | None = None, odd: list[str] | None = None) -> None:
+        """Start all ranks; `odd` are further words for the victim of the fault."""
+        port = self._store.__enter__()
+        for rank in range(self.size):
+            own = fault if fault and rank in fault.victims else None
+            words = ["train", *self.words, *(odd or [] if own else [])]
+            arguments = (words, environment(rank, self.size, port), str(self.output), None if odd else own)
+            process = _CONTEXT.Process(target=command, args=arguments, daemon=True)
+            process.start()
+            self.processes.append(process)
+
+    def statuses(self, seconds: float, ranks: tuple[int, ...] | None = None) -> list[int | None]:
+        """How these ranks ended (all by default); None: not within so many seconds."""
+        chosen = [self.processes[rank] for rank in (range(self.size) if ranks is None else ranks)]
+        end = time.monotonic() + seconds
+        for process in chosen:
+            process.join(max(0.0, end - time.monotonic()))
+        return [process.exitcode for process in chosen]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+            process.close()
+        self.processes = []
+        self._store.__exit__()
+
+    def said(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def complaints(self) -> list[str]:
+        return [line for line in self.said().splitlines() if line.startswith("error: ")]
+
+
+def ends_well(attempt: Attempt) -> None:
+    """Run it undisturbed."""
+    attempt.start()
+    try:
+        statuses = attempt.statuses(200)
+    finally:
+        attempt.close()
+    if statuses != [0] * attempt.size:
+        raise Problem(f"undisturbed ranks ended with {statuses}")
+
+
+def disturb(attempt: Attempt, fault: Fault) -> Counter[str]:
+    """Run it with a fault, and check how it ended; what happened, counted."""
+    try:
+        match fault.kind:
+            case "flag mismatch":
+                return _mismatch(attempt, fault)
+            case "two processes":
+                return _two(attempt, fault)
+            case _:
+                return _one(attempt, fault)
+    finally:
+        attempt.close()
+
+
+def _one(attempt: Attempt, fault: Fault) -> Counter[str]:
+    attempt.start(fault)
+    if fault.kind == "pause":
+        _wake(attempt, fault.victims[0])
+    if fault.kind == "SIGSTOP":
+        others = tuple(rank for rank in range(attempt.size) if rank not in fault.victims)
+        ended = attempt.statuses(attempt.timeout + 15 + SLACK, others)
+        if None in ended:
+            raise Problem(f"ranks {others} hang beside a stopped one: {ended}")
+        os.kill(attempt.processes[fault.victims[0]].pid, signal.SIGKILL)
+    statuses = attempt.statuses(attempt.timeout + 15 + SLACK)
+    if None in statuses:
+        raise Problem(f"ranks hang: {statuses}")
+    _check(attempt, fault, statuses)
+    killed = sum(status == -signal.SIGKILL for status in statuses) if fault.kind == "SIGKILL" else 0
+    happened = Counter({"kills": killed, f"fault: {fault.kind}": int(any(statuses))})
+    if killed:
+        happened[f"killed at: {fault.point}"] += killed
+        happened.update(f"killed: rank {rank} of {attempt.size}" for rank in fault.victims)
+    return +happened
+
+
+def _check(attempt: Attempt, fault: Fault, statuses: list[int | None]) -> None:
+    allowed = {0} if fault.kind in HARMLESS else {0} | STATUSES[fault.kind]
+    if not set(statuses) <= allowed:
+        raise Problem(f"ranks ended with {statuses}, not within {sorted(allowed)}")
+    if "Traceback" in attempt.said():
+        raise Problem("a traceback")
+    failed = [rank for rank, status in enumerate(statuses) if status in (1, 2)]
+    if failed and not attempt.complaints():
+        raise Problem(f"ranks {failed} failed without a line")
+
+
+def _wake(attempt: Attempt, victim: int) -> None:
+    """Let a stopped rank continue a moment after it stopped."""
+    process = attempt.processes[victim]
+    while process.exitcode is None:
+        try:
+            state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state == "T":
+            time.sleep(PAUSE)
+            os.kill(process.pid, signal.SIGCONT)
+            return
+        time.sleep(0.02)
+
+
+def _mismatch(attempt: Attempt, fault: Fault) -> Counter[str]:
+    """One rank with another flag: all refuse, and leave no folder."""
+    attempt.start(fault, odd=MISMATCHES[fault.number % len(MISMATCHES)])
+    statuses = attempt.statuses(attempt.timeout + 15 + SLACK)
+    if statuses != [2] * attempt.size or len(attempt.complaints()) != 1:
+        raise Problem(f"ranks with different flags ended with {statuses}, saying {attempt.complaints()}")
+    if attempt.folder.exists():
+        raise Problem("ranks with different flags left a folder")
+    return Counter({"fault: flag mismatch": 1})
+
+
+def _two(attempt: Attempt, fault: Fault) -> Counter[str]:
+    """A second process resumes while the first trains: it is refused, and the first ends well."""
+    attempt.start(fault)
+    end = time.monotonic() + SLACK
+    while not (attempt.folder / "config.toml").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    second = Attempt(attempt.folder, attempt.size, {}, 50)
+    second.start()
+    try:
+        late = second.statuses(SLACK)
+    finally:
+        second.close()
+    first = attempt.statuses(SLACK)
+    refused = late == [2] * attempt.size and any("is in use by" in line for line in second.complaints())
+    if first != [0] * attempt.size or not (refused or late == [0] * attempt.size):
+        raise Problem(f"two processes on one folder ended with {first} and {late}: {second.said()}")
+    return Counter({"fault: two processes": int(refused)})
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process exists and is not only waiting for its parent to notice its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def by_torchrun(scenario: Scenario, run: Path, fields: dict[str, Any]) -> Counter[str]:
+    """torchrun itself is killed, and its ranks end; or one of its ranks is, and all start again."""
+    (fault,) = scenario.faults
+    words = ["train", *tiny.words(**fields), "--run-dir", str(run)]
+    flags = ["--nproc-per-node", str(scenario.size), "--max-restarts", "2"]
+    launcher = Torchrun(flags, words, run.with_name("run-0.txt"))
+    try:
+        launcher.wait_for_step(run, fault.number)
+        ranks = launcher.ranks()
+        os.kill(launcher.pid if scenario.kind == "agent" else ranks[fault.victims[0]], signal.SIGKILL)
+        status = launcher.status(timeout=60 + SLACK)
+        end = time.monotonic() + SLACK
+        while any(map(_lives, ranks.values())) and time.monotonic() < end:
+            time.sleep(0.1)
+        if left := [rank for rank, pid in ranks.items() if _lives(pid)]:
+            raise Problem(f"ranks {left} outlived their torchrun")
+        if status != (-signal.SIGKILL if scenario.kind == "agent" else 0):
+            raise Problem(f"torchrun ended with {status}")
+    finally:
+        launcher.close()
+    return Counter({"kills": 1, f"fault: {scenario.kind}": 1})
