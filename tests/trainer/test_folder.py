@@ -50,6 +50,16 @@ def test_a_folder_that_holds_anything_is_left_alone(tmp_path):
     assert names(tmp_path) == ["thesis.tex"]
 
 
+def test_a_run_that_was_killed_before_it_had_its_folder_can_be_started_again(tmp_path):
+    (tmp_path / ".config.toml.123-456.partial").write_text("half")
+    (tmp_path / "run.lock").write_text("")
+    folder = RunFolder(tmp_path, "x = 1\n", is_new=True)
+    folder.prepare()
+    folder.open(0)
+    folder.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cannot make .*Not a directory"):

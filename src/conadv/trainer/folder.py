@@ -17,8 +17,7 @@ from .checkpoint import checkpoints, set_aside_newer, sweep_partial
 from .files import write_atomically, writing
 from .lock import FolderLock
 
-# What a run leaves that is killed before its folder is claimed.
-_OF_A_START = ("run.lock", ".config.toml.partial")
+_PARTIAL_CONFIG = ".config.toml.*partial"
 
 
 def versions() -> dict[str, str]:
@@ -83,6 +82,8 @@ class RunFolder:
         if (self.path / "config.toml").exists():  # by a process that was faster, and has ended since
             self._made = None
             _check_free(self.path)
+        for left in self.path.glob(_PARTIAL_CONFIG):
+            left.unlink(missing_ok=True)
         write_atomically(self.path / "config.toml", self._config)
 
     def _remove(self, made: list[Path]) -> None:
@@ -96,13 +97,18 @@ class RunFolder:
                 folder.rmdir()
 
 
+def _is_of_a_start(path: Path) -> bool:
+    """Whether a run that was killed before it had claimed its folder leaves such a file."""
+    return path.name == "run.lock" or path.match(_PARTIAL_CONFIG)
+
+
 def _check_free(folder: Path) -> None:
     """A folder that holds another run, or anything else, is left alone."""
     if (folder / "config.toml").exists():
         raise ValueError(
             f"{folder} already holds a run: choose another folder with --run, or resume it with --resume {folder}"
         )
-    if folder.exists() and (not folder.is_dir() or any(path.name not in _OF_A_START for path in folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(not _is_of_a_start(path) for path in folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder: choose another one with --run")
 
 
