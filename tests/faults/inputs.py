@@ -272,5 +272,6 @@ USES: dict[Callable[[Random, Path], Path], Callable[[Random, Path], str]] = {
     _trace: lambda random, path: _allowed(lambda: read_timeline(path)),
     _report: _use_report,
 }
-# Reports take a second each.
-KINDS = [kind for kind in USES if kind is not _report] * 4 + [_report]
+# A report takes a second, a command a third of one, everything else milliseconds.
+_SELDOM = {_flags: 3, _plan: 2, _report: 1}
+KINDS = [kind for kind in USES for _ in range(_SELDOM.get(kind, 9))]
