@@ -586,6 +586,8 @@ def test_a_value_in_a_file_is_taken_as_it_is_or_refused(key, pair, scratch):
         assert taken == value
     elif value == "4/255" and setting.kind is float:
         assert taken == 4 / 255
+    elif setting.length is not None:
+        assert taken == tuple(value if isinstance(value, list) else [value])
     else:
         assert type(value) in ((int, float) if setting.kind is float else (setting.kind,))
         assert (taken, type(taken)) == (setting.kind(value), setting.kind)
