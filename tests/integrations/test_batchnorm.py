@@ -255,6 +255,7 @@ def test_frozen_batchnorm_is_no_running_statistic() -> None:
     ConAdv(model, F.cross_entropy, PGD(0.1), delay=0)(batch, batch)
 
 
+@pytest.mark.filterwarnings("ignore:The `srun` command")  # a machine that has it
 def test_fabric_is_seen_through() -> None:
     fabric = pytest.importorskip("lightning.fabric", reason="lightning is not installed: Fabric is not tested")
     torch.manual_seed(0)
