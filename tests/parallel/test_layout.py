@@ -260,3 +260,9 @@ def test_what_is_wrong_with_a_layout_is_named(text, duties, wrong):
 def test_a_rank_is_described_by_number_lane_and_role():
     layout = Layout.fit("clean | adv+attack", ConAdv.duties, 4)
     assert layout.describe(3) == "rank 3 (lane 1, adv+attack)"
+
+
+def test_an_error_quotes_what_may_have_line_breaks():
+    with pytest.raises(ValueError, match="has 0 ranks") as refusal:
+        Layout.fit("0 attack\n2adv", ConAdv.duties, 2)
+    assert "\n" not in str(refusal.value)

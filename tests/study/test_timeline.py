@@ -85,3 +85,14 @@ def test_the_step_of_median_length_is_drawn(tmp_path: Path) -> None:
     found = read_timeline(tmp_path)
     assert found[1] == [Span("step", -50.0, -1.0), Span("step", 0.0, 19.0)]
     assert draw_timeline([("a", found)], tmp_path / "a.svg")["a, ms per step"] == 19.0
+
+
+@pytest.mark.parametrize("key", ["ts", "baseTimeNanoseconds"])
+def test_numbers_that_no_clock_shows_are_refused(tmp_path: Path, key: str) -> None:
+    event = {"cat": "user_annotation", "name": "conadv: step", "ts": 1.0, "dur": 9.0}
+    document = {"baseTimeNanoseconds": 10**9, "traceEvents": [event]}
+    (event if key == "ts" else document)[key] = 10**400
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "rank-0.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match="is not a trace that conadv train --profile wrote"):
+        read_timeline(tmp_path)

@@ -218,7 +218,7 @@ def _parse_group(part: str, text: str) -> tuple[int, Role]:
     assert match is not None
     count, words = int(match[1] or 1), match[2]
     if count < 1:
-        raise ValueError(f"layout {text!r} has 0 ranks for {words.strip()}: take 1 or more")
+        raise ValueError(f"layout {text!r} has 0 ranks for {words.strip()!r}: take 1 or more")
     role = Role(0)
     for word in words.split("+"):
         duty = _DUTIES.get(word.strip())

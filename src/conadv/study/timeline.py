@@ -146,7 +146,7 @@ def _spans(path: Path) -> list[Span]:
             for event in document["traceEvents"]
             if event.get("cat") == "user_annotation" and str(event.get("name", "")).startswith(PREFIX)
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ValueError(f"{path} is not a trace that conadv train --profile wrote: profile the run again") from None
     if not _starts(found):
         raise ValueError(f"{path} has no whole step in it: profile more steps")
