@@ -17,8 +17,7 @@ class Digits(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if self.method is None:  # conadv
-            attack = conadv.PGD(epsilon=24 / 255)  # conadv
-            self.method = conadv.ConAdv(model, F.cross_entropy, attack, seed=0, batch=as_batch)  # conadv
+            self.method = conadv.ConAdv(model, F.cross_entropy, conadv.PGD(24 / 255), batch=as_batch)  # conadv
         return self.method.loss(
             inputs
         )  # conadv, was: return F.cross_entropy(model(inputs["pixel_values"]), inputs["labels"])

@@ -206,7 +206,8 @@ REFUSALS = (
     Refusal(
         'Fabric with `precision="bf16-true"`',
         _fabric_true,
-        "Input type (float) and bias type (c10::BFloat16) should be the same",
+        "Input type (torch.FloatTensor) and weight type (CPUBFloat16Type) should be the same or input should be a "
+        "MKLDNN tensor and weight is a dense tensor",
         library="lightning",
     ),
     Refusal(
