@@ -36,7 +36,9 @@ def main() -> None:
     )
     for step in range(kept.steps_per_epoch):
         kept.chunk(step, 0)  # the first epoch decodes in both
-    model = fastest_memory(build_model("resnet8", classes=len(data.train.classes), in_channels=3, width=16))
+    model = fastest_memory(
+        build_model("resnet8", classes=len(data.train.classes), in_channels=3, width=16), torch.device("cpu")
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
     def learn(images: torch.Tensor, labels: torch.Tensor) -> None:

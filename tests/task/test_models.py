@@ -435,6 +435,6 @@ def test_strides_of_the_bottleneck_are_those_of_version_1_5() -> None:
 
 @pytest.mark.parametrize(("width", "layout"), [(4, torch.contiguous_format), (16, torch.channels_last)])
 def test_narrow_strided_convolutions_are_kept_from_the_layout_that_breaks_them(width, layout):
-    model = fastest_memory(build_model("resnet8", classes=10, in_channels=3, width=width))
+    model = fastest_memory(build_model("resnet8", classes=10, in_channels=3, width=width), torch.device("cpu"))
     weights = [parameter for parameter in model.parameters() if parameter.dim() == 4 and parameter.shape[2] > 1]
     assert all(weight.is_contiguous(memory_format=layout) for weight in weights)

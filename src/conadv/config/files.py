@@ -22,7 +22,7 @@ TABLES = {"attack": Attack, "optimizer": Optimizer, "schedule": Schedule, "data"
 
 # What may change when a run is resumed: it does not affect the results.
 RESUMABLE = (
-    "layout", "threads", "timeout", "max_steps", "eval_every", "log", "profile", "diagnose",
+    "layout", "threads", "timeout", "max_steps", "eval_every", "eval_train", "log", "profile", "diagnose",
     "data.path", "data.workers", "data.memory",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 )  # fmt: skip
@@ -30,7 +30,7 @@ RESUMABLE = (
 # Fields that recipes did not always have. A run from before did what the default says, so its checkpoints still resume.
 ADDED = (
     "ema", "rho", "twin_share", "attack.name", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
-    "data.mixup", "data.cutmix",
+    "data.mixup", "data.cutmix", "deterministic", "tf32",
 )  # fmt: skip
 
 

@@ -214,6 +214,11 @@ class Recipe:
     """Channels of a built-in network's first stage. none: its own, 16 for small images and 64 for large ones."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """Number format of the forward and backward passes; with bfloat16 the weights stay float32."""
+    deterministic: bool = False
+    """Only kernels whose numbers are the same in every run, which on GPUs are slower. CPU runs repeat bit for bit
+    without it."""
+    tf32: bool = True
+    """On GPUs with tensor cores, multiply float32 numbers with 10 bits of their mantissa: several times as fast."""
     label_smoothing: BelowOne = 0.1
     """Label smoothing: share of the label spread evenly over all classes."""
     ema: BelowOne = 0.0
@@ -231,6 +236,8 @@ class Recipe:
     metrics.jsonl (docs/theory.md). It changes no number of the training. 0: none."""
     eval_every: Whole = 0
     """Epochs between evaluations. 0: only at the end."""
+    eval_train: Literal["sample", "all"] = "sample"
+    """Training images that an evaluation takes: a fixed sample, as many as there are test images, or all of them."""
     log: tuple[Annotated[str, OneOf(tuple(SINKS))], ...] | None = None
     """Where else to log metrics, separated by commas; metrics.jsonl is always written. tensorboard and wandb need
     pip install 'conadv[tensorboard]' or 'conadv[wandb]'; wandb is offline unless WANDB_MODE says otherwise."""

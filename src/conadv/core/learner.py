@@ -281,7 +281,8 @@ class Learner:
     def _is_float16(self) -> bool:
         """Whether forward passes run in float16, as the method or the surrounding code says."""
         kind = self.device.type
-        around = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        around = torch.get_autocast_dtype(kind) if autocasts else None
         return torch.float16 in (self._autocast, around)
 
     def _precision(self) -> AbstractContextManager[None]:

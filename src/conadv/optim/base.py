@@ -43,7 +43,7 @@ class LayerwiseOptimizer(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             for weights, gradients in _with_gradients(group["params"]):
-                foreach = weights[0].is_cuda if group["foreach"] is None else group["foreach"]
+                foreach = weights[0].device.type != "cpu" if group["foreach"] is None else group["foreach"]
                 self._update(weights, gradients, group, foreach)
         return loss
 

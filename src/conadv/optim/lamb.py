@@ -34,7 +34,7 @@ class Lamb(LayerwiseOptimizer):
         weight_decay: pull of the weights towards 0, inside the update whose length is normalized.
         adapt: False: a trust ratio of 1, which makes it AdamW.
         foreach: work on all tensors of a group at once, and never wait for the device, instead of on one tensor after
-            the other. None: on CUDA only.
+            the other. None: on GPUs only.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class Lars(LayerwiseOptimizer):
         eps: added to the length of the gradient in the trust ratio.
         adapt: False: a trust ratio of 1, which makes it SGD with momentum.
         foreach: work on all tensors of a group at once, and never wait for the device, instead of on one tensor after
-            the other. None: on CUDA, where launching kernels is what costs; not on the CPU, where caches do.
+            the other. None: on GPUs, where launching kernels is what costs; not on the CPU, where caches do.
     """
 
     def __init__(

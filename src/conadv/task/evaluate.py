@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -29,17 +30,6 @@ class Evaluation:
     """top1 on attacked images; None: there was no attack."""
 
 
-@dataclass
-class _Totals:
-    """Sums over images, so that batches of any size count by their images."""
-
-    images: int = 0
-    top1: int = 0
-    top5: int = 0
-    loss: float = 0.0
-    robust_top1: int = 0
-
-
 def evaluate(
     model: nn.Module,
     batches: Iterable[Sequence[Tensor]],
@@ -48,6 +38,7 @@ def evaluate(
     attack: Attack | None = None,
     loss: Loss = F.cross_entropy,
     seed: int = 0,
+    autocast: torch.dtype | None = None,
 ) -> Evaluation:
     """Evaluate a model in eval mode; its train/eval flags are as before afterwards.
 
@@ -59,30 +50,29 @@ def evaluate(
             branch with running statistics: `PGD(..., branch="main", statistics="running")`.
         loss: (logits, labels) to the mean over the images.
         seed: decides what is random in the attack.
+        autocast: the 16-bit type to compute in, as in training; None: that of the weights.
     """
     like = next(model.parameters(), torch.empty(0))
     device = like.device if device is None else torch.device(device)
-    totals = _Totals()
-    with evaluating(model), torch.no_grad():
+    # Sums of hits and losses stay on the device, and are read once: float64, so that they are exact, or nearly so.
+    totals = torch.zeros(4, dtype=torch.float64, device=device)
+    count = 0
+    precision = nullcontext() if autocast is None else torch.autocast(device.type, autocast)
+    with evaluating(model), torch.no_grad(), precision:
         for number, (raw_images, raw_labels, *_) in enumerate(batches):
             if len(raw_images) == 0:
                 continue
             images = to_pixels(raw_images, device, like.dtype).to(like.dtype)
             logits = _logits(model, images)
-            labels = _checked(raw_labels, logits.shape[1]).to(device)
-            _add(totals, logits, labels, loss)
+            labels = _checked(raw_labels, logits.shape[1]).to(device, non_blocking=True)
+            count += len(labels)
+            sums = [_hits(logits, labels, 1), _hits(logits, labels, 5), loss(logits, labels).double() * len(labels)]
             if attack is not None:
                 with torch.enable_grad():
                     attacked = attack(model, loss, images, labels, mix(seed, number))
-                totals.robust_top1 += _hits(_logits(model, attacked.detach()), labels, 1)
-    return _evaluation(totals, attacked=attack is not None)
-
-
-def _add(totals: _Totals, logits: Tensor, labels: Tensor, loss: Loss) -> None:
-    totals.images += len(labels)
-    totals.top1 += _hits(logits, labels, 1)
-    totals.top5 += _hits(logits, labels, 5)
-    totals.loss += loss(logits, labels).item() * len(labels)
+                sums.append(_hits(_logits(model, attacked.detach()), labels, 1))
+            totals[: len(sums)] += torch.stack([part.to(totals) for part in sums])
+    return _evaluation(count, totals.tolist(), attacked=attack is not None)
 
 
 def _logits(model: nn.Module, images: Tensor) -> Tensor:
@@ -101,20 +91,16 @@ def _checked(labels: Tensor, classes: int) -> Tensor:
     return labels.long()
 
 
-def _hits(logits: Tensor, labels: Tensor, count: int) -> int:
+def _hits(logits: Tensor, labels: Tensor, count: int) -> Tensor:
     """How many labels are among the `count` likeliest classes."""
     likeliest = logits.topk(min(count, logits.shape[1]), dim=1).indices
-    return int((likeliest == labels[:, None]).sum())
+    return (likeliest == labels[:, None]).sum()
 
 
-def _evaluation(totals: _Totals, attacked: bool) -> Evaluation:
-    images = totals.images
+def _evaluation(images: int, totals: Sequence[float], attacked: bool) -> Evaluation:
     if images == 0:
         raise ValueError("there are no images to evaluate on: check the data, or give a new iterator each time")
+    top1, top5, loss, robust = totals
     return Evaluation(
-        top1=100 * totals.top1 / images,
-        top5=100 * totals.top5 / images,
-        loss=totals.loss / images,
-        images=images,
-        robust_top1=100 * totals.robust_top1 / images if attacked else None,
+        100 * top1 / images, 100 * top5 / images, loss / images, images, 100 * robust / images if attacked else None
     )

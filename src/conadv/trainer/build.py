@@ -74,6 +74,10 @@ class Task:
     device: torch.device
     workers: int
     """Threads that prepare images."""
+    autocast: torch.dtype | None = None
+    """The 16-bit type that passes compute in, also those of an evaluation; None: that of the weights."""
+    train_sample: int | None = None
+    """How many training images an evaluation takes; None: all."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +140,19 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False) -> Ta
     augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
     data = keep(data, augment.fit, recipe.data.memory, train=augment.looks_at_fit)
     with untouched_randomness(device, recipe.seed):
-        model = _model(recipe, data, augment, recipe.chunk_size if trains and device.type == "cpu" else 2)
+        images = recipe.chunk_size if trains and device.type == "cpu" else 2
+        model = _model(recipe, data, augment, images, device)
     loss = partial(_cross_entropy if _mix(recipe) else F.cross_entropy, label_smoothing=recipe.label_smoothing)
-    return Task(model.to(device), data, augment, loss, device, recipe.data.workers)
+    return Task(
+        model.to(device),
+        data,
+        augment,
+        loss,
+        device,
+        recipe.data.workers,
+        torch.bfloat16 if recipe.precision == "bfloat16" else None,
+        len(data.test) if recipe.eval_train == "sample" else None,
+    )
 
 
 def _mix(recipe: Recipe) -> Mix | None:
@@ -251,7 +265,7 @@ def _open(recipe: Recipe) -> DataSet:
     )
 
 
-def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int) -> nn.Module:
+def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int, device: torch.device) -> nn.Module:
     """The network with its branches, in the layout of memory that is fastest for convolutions."""
     classes, shape = len(data.train.classes), augment.shape(data.train)
     figures = _PHOTOGRAPHS if shape[0] == 3 else {}
@@ -264,7 +278,7 @@ def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int) ->
     views = (main, "aug") if recipe.data.views == "three" else (main,)
     model = _with_branches(model, (*views, *adv))
     model.to(_DTYPES[recipe.precision])
-    return fastest_memory(model)
+    return fastest_memory(model, device)
 
 
 def _with_branches(model: nn.Module, branches: tuple[str, ...]) -> nn.Module:
@@ -302,7 +316,7 @@ def _method(
         options,
         chunk_size=recipe.chunk_size,
         seed=recipe.seed,
-        autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
+        autocast=task.autocast,
         batch=lambda chunk: Batch(*chunk),
         place=place,
     )

@@ -34,6 +34,7 @@ from .evaluation import evaluate_task
 from .files import replace_file
 from .fingerprint import data_facts, software_facts
 from .folder import RunFolder, default_folder, holds, versions, write_summary
+from .kernels import kernels
 from .loop import Progress, position, run
 from .metrics import Metrics
 from .preview import preview
@@ -72,6 +73,7 @@ def train(
     stream = build_stream(recipe, task)
     agreed = (AgreedError, Interrupted, NotFiniteError, DriftError)
     with (
+        kernels(task.device, recipe.deterministic, recipe.tf32),
         joined(recipe.timeout) as world,
         listening(owns_process) as request,
         following_launcher(request),
@@ -111,7 +113,8 @@ def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: 
     if robust:  # steps long enough to cross the ball and come back
         size = epsilon if steps == 1 else 2.5 * epsilon / steps
         attack = PGD(epsilon, size, steps, random_start=1.0, branch="main", statistics="running")
-    figures = evaluate_task(task, World(0, 1, task.device), ema, attack)
+    with kernels(task.device, recipe.deterministic, recipe.tf32):
+        figures = evaluate_task(task, World(0, 1, task.device), ema, attack)
     return {**_facts(resolved(recipe, task.data)), **checkpoint.about["position"], **figures}
 
 

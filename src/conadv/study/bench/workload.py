@@ -60,7 +60,7 @@ class Workload:
             model = build()
         if method is not None:
             split_batchnorm(model, METHODS[method].branches)
-        return fastest_memory(model).to(own_device())
+        return fastest_memory(model, own_device()).to(own_device())
 
     def batch(self, seed: int = 0, chunks: int = 1) -> tuple[Tensor, Tensor]:
         """Chunks of random bytes, as a data source delivers them, with labels."""

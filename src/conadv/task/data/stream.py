@@ -130,7 +130,12 @@ class Stream:
 
 
 def evaluation_batches(
-    source: Source, batch_size: int, fit: Fit, workers: int = 0, indices: Sequence[int] | None = None
+    source: Source,
+    batch_size: int,
+    fit: Fit,
+    workers: int = 0,
+    indices: Sequence[int] | None = None,
+    pin_memory: bool = False,
 ) -> Iterator[Chunk]:
     """Every image (or those of `indices`) once, in order, not augmented; the last batch may be smaller."""
     if batch_size < 1:
@@ -140,7 +145,8 @@ def evaluation_batches(
     def made(first: int) -> Chunk:
         part = wanted[first : first + batch_size]
         with _advice():
-            return as_tensor(fitted(source, part, fit)), torch.from_numpy(source.labels[part])
+            made = as_tensor(fitted(source, part, fit)), torch.from_numpy(source.labels[part])
+        return tuple(tensor.pin_memory() for tensor in made) if pin_memory else made
 
     return ordered_map(made, range(0, len(wanted), batch_size), workers, 2 * workers)
 

@@ -1,0 +1,64 @@
+"""Which kernels compute a run: PyTorch's switches for speed and for repeatable numbers, put back afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.backends import cudnn
+
+# A module whose class has the switch, which type checkers do not see.
+_FILL: Any = torch.utils.deterministic
+
+
+@contextmanager
+def kernels(device: torch.device, deterministic: bool, tf32: bool) -> Iterator[None]:
+    """Within, PyTorch chooses kernels as a run asks for it; afterwards its switches are as before.
+
+    Args:
+        device: Where the run computes. Speed has switches on CUDA alone.
+        deterministic: Only kernels whose numbers are the same each time. An operation without one is a ValueError.
+            Otherwise cuDNN tries its kernels once for each shape and takes the fastest.
+        tf32: Multiply float32 numbers on tensor cores, with 10 bits of their mantissa.
+    """
+    before = _switches()
+    try:
+        if deterministic:
+            # Read when cuBLAS starts, so a program that used it before has to set this by itself.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+            _FILL.fill_uninitialized_memory = False  # nothing reads memory before it writes it
+        if device.type == "cuda":
+            cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = deterministic, not deterministic, tf32
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        yield
+    except RuntimeError as error:
+        if not deterministic or "deterministic implementation" not in str(error):
+            raise
+        raise ValueError(f"--deterministic: {str(error).partition('.')[0]}: replace that layer, or drop it") from error
+    finally:
+        _restore(before, device)
+
+
+def _switches() -> tuple[bool, bool, bool, bool, bool, bool, str]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        _FILL.fill_uninitialized_memory,
+        cudnn.deterministic,
+        cudnn.benchmark,
+        cudnn.allow_tf32,
+        torch.get_float32_matmul_precision(),
+    )
+
+
+def _restore(switches: tuple[bool, bool, bool, bool, bool, bool, str], device: torch.device) -> None:
+    deterministic, warn_only, fill, *of_cudnn, precision = switches
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    _FILL.fill_uninitialized_memory = fill
+    if device.type == "cuda":
+        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = of_cudnn
+        torch.set_float32_matmul_precision(precision)

@@ -1,0 +1,65 @@
+"""Switches of PyTorch are set for a run, and put back after it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch.backends import cudnn
+
+import tiny
+from conadv import cli
+from conadv.trainer.kernels import _switches, kernels
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+
+
+def test_on_a_gpu_the_fastest_kernels_are_chosen_and_afterwards_all_is_as_before():
+    before = _switches()
+    with kernels(CUDA, deterministic=False, tf32=True):
+        assert (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32) == (True, False, True)
+        assert torch.get_float32_matmul_precision() == "high"
+    assert _switches() == before
+
+
+def test_without_tf32_products_have_all_their_digits():
+    with kernels(CUDA, deterministic=False, tf32=False):
+        assert not cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_deterministic_kernels(device, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    before = _switches()
+    with kernels(device, deterministic=True, tf32=True):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not cudnn.benchmark
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert _switches() == before
+
+
+def test_on_the_cpu_nothing_else_changes():
+    before = _switches()
+    with kernels(CPU, deterministic=False, tf32=True):
+        assert _switches() == before
+
+
+def test_an_operation_without_such_a_kernel_is_named():
+    expected = pytest.raises(ValueError, match=r"--deterministic: put_ .*: replace that layer, or drop it")
+    with expected, kernels(CPU, deterministic=True, tf32=True):
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1), accumulate=False)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_deterministic_run_has_the_bits_of_any_run_on_the_cpu(tmp_path):
+    for name, deterministic in (("one", "true"), ("other", "false")):
+        words = tiny.words(deterministic=deterministic, max_steps=2)
+        assert cli.main(["train", *words, "--run", str(tmp_path / name), "--quiet"]) == 0
+    assert tiny.equal(tiny.state(tmp_path / "one"), tiny.state(tmp_path / "other"))
