@@ -48,11 +48,11 @@ class DamagedError(ValueError):
     """A checkpoint that is not as this run wrote it."""
 
 
-def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> None:
+def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, data: memoryview | None = None) -> None:
     """Write to a temporary folder, flush, then rename: a reader sees the whole checkpoint or none."""
     final = folder / f"step-{step:08d}"
     aside = folder / f".{final.name}.new.partial"
-    data = safetensors.torch.save(checkpoint.tensors)
+    data = memoryview(safetensors.torch.save(checkpoint.tensors)) if data is None else data
     digest = sha256(data).hexdigest()
     about = {**checkpoint.about, "format": _FORMAT, "step": step, "tensors": digest, "bytes": len(data)}
     with writing(final):

@@ -31,7 +31,7 @@ def replace_file(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def write_flushed(path: Path, data: bytes) -> None:
+def write_flushed(path: Path, data: bytes | memoryview) -> None:
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -18,7 +18,7 @@ from .evaluation import evaluate_task
 from .profiling import Profile
 from .record import Sinks, StateSaver
 from .signals import StopRequest
-from .state import gather
+from .state import live_state
 
 
 @dataclass
@@ -50,6 +50,7 @@ def run(
             outcome = job.member.step(now, ahead, request.signal or 0)
             job.member.check_weights(progress.step, outcome)
             measured = _diagnose(job, progress.step, policy)
+            saver.before_update()
             job.stale.keep()
             rate = job.rate(progress.step)
             if outcome.culprits is None:
@@ -130,7 +131,7 @@ def _is_due(step: int, policy: Policy, saver: StateSaver) -> bool:
 
 
 def _save(job: Job, progress: Progress, saver: StateSaver) -> None:
-    state = partial(gather, job.task.model, job.optimizer, job.stale, job.ema)
+    state = partial(live_state, job.task.model, job.optimizer, job.stale, job.ema)
     saver.save(progress.step, state, position=position(job, progress))
 
 

@@ -77,8 +77,11 @@ class StateSaver(Protocol):
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written, if one is known."""
 
-    def save(self, step: int, gather: Callable[[], dict[str, Tensor]], **about: Any) -> None:
-        """Keep the state after `step` steps."""
+    def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
+        """Keep the state after `step` steps, whose tensors must not change before `before_update`."""
+
+    def before_update(self) -> None:
+        """Let the next update come after the copy of what it changes."""
 
     def seconds_since_save(self) -> float: ...
 
@@ -89,7 +92,10 @@ class NullSaver:
     def check(self) -> None:
         pass
 
-    def save(self, step: int, gather: Callable[[], dict[str, Tensor]], **about: Any) -> None:
+    def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
+        pass
+
+    def before_update(self) -> None:
         pass
 
     def seconds_since_save(self) -> float:
@@ -115,10 +121,13 @@ class CheckpointSaver:
     def check(self) -> None:
         self._saver.check()
 
-    def save(self, step: int, gather: Callable[[], dict[str, Tensor]], **about: Any) -> None:
-        self._saver.wait()  # before there is another copy of the state
-        self._saver.save(step, Checkpoint(gather(), {**self._about, **about}), before=self._before)
+    def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
+        self._saver.wait()  # its buffer is used again
+        self._saver.save(step, Checkpoint(state(), {**self._about, **about}), before=self._before)
         self._saved = time.monotonic()
+
+    def before_update(self) -> None:
+        self._saver.before_update()
 
     def seconds_since_save(self) -> float:
         return time.monotonic() - self._saved

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from torch import Tensor
+
 from .checkpoint import Checkpoint, prune, write_checkpoint
+from .snapshot import Snapshot
 
 
 class Saver:
@@ -17,17 +20,41 @@ class Saver:
         self._keep = keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
+        self._copying: tuple[Snapshot, Future[None]] | None = None
+        self._buffer: Tensor | None = None  # used again, since new memory takes longer than the copy itself
 
     def save(self, step: int, checkpoint: Checkpoint, before: Callable[[], None]) -> None:
-        """Start to write; the tensors must not change any more. `before` runs first; its error counts as ours."""
+        """Begin to copy and write; the tensors must not change before `before_update`.
+
+        Args:
+            step: The number of steps that were taken.
+            checkpoint: What to write.
+            before: Called before anything is written; its failure is ours.
+        """
         self.wait()
+        snapshot = Snapshot(checkpoint.tensors, self._buffer)
+        self._buffer = snapshot.buffer
+        copied: Future[None] = Future()
 
         def write() -> None:
+            try:
+                data = snapshot.copy()
+            except BaseException as error:
+                copied.set_exception(error)
+                raise
+            copied.set_result(None)
             before()
-            write_checkpoint(self._folder, step, checkpoint)
+            write_checkpoint(self._folder, step, checkpoint, data)
             prune(self._folder, self._keep)
 
+        self._copying = snapshot, copied
         self._writing = self._thread.submit(write)
+
+    def before_update(self) -> None:
+        """Let the next update come after the copy of what it changes."""
+        if self._copying is not None:
+            (snapshot, copied), self._copying = self._copying, None
+            snapshot.before_update(copied)
 
     def check(self) -> None:
         """Raise the error of a write that has failed, if any."""

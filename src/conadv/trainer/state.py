@@ -21,14 +21,25 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema) -> dict[str, Tensor]:
-    """A copy of everything, so that training can continue while it is written."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    """A copy of everything on the host."""
+    tensors = live_state(model, optimizer, stale, ema)
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
+def live_state(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema) -> dict[str, Tensor]:
+    """Everything as it is until the next update: the tensors themselves, and copies of what forward passes may change.
+
+    An attack with stale weights exchanges the memory of parameters, not its contents, so these tensors stay.
+    """
+    changing = {name for name, _ in model.named_buffers()}
+    own = model.state_dict().items()
+    tensors = {f"model.{name}": tensor.clone() if name in changing else tensor for name, tensor in own}
     for state in _optimizer_state(model, optimizer):
         tensors.update(state)
     for number, version in enumerate(stale.versions()):
         tensors.update({f"stale.{number}.{name}": tensor for name, tensor in version.items()})
     tensors.update({f"ema.{name}": tensor for name, tensor in ema.tensors().items()})
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def fill_state(optimizer: Optimizer) -> None:
