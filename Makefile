@@ -4,13 +4,16 @@ BIN := .venv/bin
 # One thread a process: on a busy two-core machine two threads can be fifteen times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check format slow soak integrations docs clean
+.PHONY: demo test test-cuda check format slow soak integrations docs clean
 
 demo: .venv/installed        ## train four ways on the embedded digits: a table and a picture, a few minutes
 	$(BIN)/python examples/demo.py
 
 test: check                  ## format, lint, types, then every test that is not slow
 	$(BIN)/pytest -n 2 --dist loadfile
+
+test-cuda: .venv/installed   ## on a node with GPUs: NCCL, hidden waits, determinism, layouts
+	$(BIN)/pytest tests/cuda -rs
 
 check: .venv/installed
 	$(BIN)/ruff format --check .

@@ -1,0 +1,116 @@
+"""One GPU: repeatable numbers, no hidden waits, the same random starts as on the CPU, exact resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+
+import tiny
+from conadv import PGD, split_batchnorm
+from conadv.core.catalog import METHODS
+from conadv.core.roles import Place
+from conadv.core.seeds import centered
+from conadv.core.stale import StaleWeights
+from conadv.optim.groups import parameter_groups
+from conadv.optim.lars import Lars
+from conadv.parallel.collectives import World
+from conadv.parallel.gradients import Exchange
+from conadv.task.models import build_model
+from conadv.trainer.ema import Ema
+from conadv.trainer.snapshot import Snapshot
+from conadv.trainer.state import gather, live_state
+
+CUDA = torch.device("cuda", 0)
+FLOAT32 = {"precision": "float32"}
+
+
+def train(folder: Path, *words: str, **changes: Any) -> dict[str, torch.Tensor]:
+    """The state after a run in a process of its own, since cuBLAS reads its settings once."""
+    command = [sys.executable, "-m", "conadv", "train", *tiny.words(**{**FLOAT32, **changes}), "--run", str(folder)]
+    subprocess.run([*command, "--quiet", *words], check=True, env=_environment(), timeout=280)
+    return tiny.state(folder)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{Path(tiny.__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
+
+
+@pytest.mark.parametrize("method", ["vanilla", "conadv", "recycled"])
+def test_a_deterministic_run_repeats_bit_for_bit(method, tmp_path):
+    one, other = (train(tmp_path / name, method=method, deterministic="true") for name in ("one", "other"))
+    assert tiny.equal(one, other)
+
+
+@pytest.mark.parametrize("method", ["conadv", "recycled"])
+def test_a_resumed_run_is_the_same_bit_for_bit(method, tmp_path):
+    changes = {"method": method, "deterministic": "true"}
+    whole = train(tmp_path / "whole", **changes)
+    train(tmp_path / "part", **changes, max_steps=3)
+    command = [sys.executable, "-m", "conadv", "train", "--resume", str(tmp_path / "part"), "--model", "tiny:net"]
+    subprocess.run([*command, "--max-steps", "none", "--quiet"], check=True, env=_environment(), timeout=280)
+    assert tiny.equal(tiny.state(tmp_path / "part"), whole)
+
+
+def test_random_starts_are_those_of_the_cpu():
+    images = torch.rand(4, 3, 32, 32)
+    assert torch.equal(centered(images.shape, 7, images), centered(images.shape, 7, images.to(CUDA)).cpu())
+
+
+@pytest.mark.parametrize("method", ["vanilla", "conadv", "recycled", "sam"])
+def test_no_pass_and_no_update_waits_for_the_device(method):
+    """After the first steps, in which misuse is looked for, PyTorch raises an error at anything that synchronizes."""
+    info = METHODS[method]
+    model = split_batchnorm(build_model("resnet8", classes=10, in_channels=3), info.branches).to(CUDA)
+    options = {"attack": PGD(4 / 255), "delay": info.default_delay, "adv_weight": 0.5, "rho": 0.05}
+    step_of = info.build(model, F.cross_entropy, options, seed=0, place=Place(updates_stats=False))
+    optimizer = Lars(parameter_groups(model, 5e-4), lr=0.1)
+    exchange = Exchange(model, World(0, 1, CUDA), 1.0)
+    batch = torch.rand(8, 3, 32, 32).pin_memory(), torch.randint(10, (8,)).pin_memory()
+    for number in range(6):
+        torch.cuda.set_sync_debug_mode("error" if number > 2 else "default")
+        try:
+            exchange.zero_grad()
+            losses = step_of(batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert exchange.finish(losses).culprits is None  # reads its sums once
+        torch.cuda.set_sync_debug_mode("error" if number > 2 else "default")
+        try:
+            optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_losses_are_those_of_the_cpu_to_a_few_digits(tmp_path):
+    train(tmp_path / "gpu", method="conadv", tf32="false")
+    environment = {**_environment(), "CUDA_VISIBLE_DEVICES": ""}
+    words = tiny.words(**{**FLOAT32, "method": "conadv"})
+    command = [sys.executable, "-m", "conadv", "train", *words, "--run", str(tmp_path / "cpu"), "--quiet"]
+    subprocess.run(command, check=True, env=environment, timeout=280)
+    files = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("gpu", "cpu")]
+    one, other = ([json.loads(line)["loss"] for line in lines] for lines in files)
+    assert one == pytest.approx(other, rel=1e-2)
+
+
+def test_a_checkpoint_does_not_wait_for_the_device(tmp_path):
+    model = torch.nn.Linear(1000, 1000).to(CUDA)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = model, optimizer, StaleWeights(model, 1), Ema(model, 0)
+    expected = gather(*state)
+    buffer = Snapshot(live_state(*state)).buffer
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        snapshot = Snapshot(live_state(*state), buffer)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert tiny.equal(safetensors.torch.load(bytes(snapshot.copy())), expected)

@@ -1,0 +1,45 @@
+"""Several GPUs with NCCL: every layout trains to its end, with the numbers of one GPU, also one kernel at a time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+
+CASES = [
+    pytest.param(2, "vanilla", None, marks=pytest.mark.gpus(2)),
+    pytest.param(2, "recycled", "clean | adv", marks=pytest.mark.gpus(2)),
+    pytest.param(2, "disadv", "clean | adv+attack", marks=pytest.mark.gpus(2)),
+    pytest.param(3, "conadv", "clean | adv | attack", marks=pytest.mark.gpus(3)),
+    pytest.param(6, "conadv", "clean | adv | attack", marks=pytest.mark.gpus(6)),
+]
+
+
+def train(folder: Path, ranks: int, environment: dict[str, str], **changes: Any) -> None:
+    words = [*tiny.words(**changes), "--run", str(folder), "--quiet"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    path = f"{Path(tiny.__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
+    command = [sys.executable, *launcher, "-m", "conadv", "train", *words]
+    subprocess.run(command, check=True, env={**os.environ, **environment, "PYTHONPATH": path}, timeout=280)
+
+
+@pytest.mark.parametrize("blocking", ["0", "1"], ids=["", "one kernel at a time"])
+@pytest.mark.parametrize(("ranks", "method", "layout"), CASES)
+def test_a_layout_trains_like_one_gpu(ranks, method, layout, blocking, tmp_path):
+    """CUDA_LAUNCH_BLOCKING makes each rank run its kernels one by one: a wrong order of communication hangs."""
+    changes = {"method": method, "deterministic": "true"}
+    train(tmp_path / "one", 1, {}, **changes)
+    train(tmp_path / "all", ranks, {"CUDA_LAUNCH_BLOCKING": blocking}, layout=layout or "none", **changes)
+    assert tiny.distance(tiny.state(tmp_path / "all"), tiny.state(tmp_path / "one")) < 1e-9
+
+
+@pytest.mark.gpus(2)
+def test_the_layouts_of_this_node_are_measured():
+    command = [sys.executable, "-m", "conadv", "bench", "layout", "--model", "resnet8", "--rounds", "2", "--json"]
+    subprocess.run(command, check=True, timeout=280)
