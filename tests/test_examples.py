@@ -49,11 +49,20 @@ def test_runs_and_learns_on_three_ranks(name, tmp_path):
     assert (tmp_path / "model.pt").exists()
 
 
-def test_demo_writes_its_table_and_picture(tmp_path):
-    words = [sys.executable, str(EXAMPLES / "demo.py"), "--out", str(tmp_path / "out"), "--seeds", "2", "--steps", "3"]
+@pytest.mark.parametrize("cores", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_demo_writes_its_tables_and_picture(cores, tmp_path):
+    if len(os.sched_getaffinity(0)) < cores:
+        pytest.skip("needs 2 cores")
+    out = tmp_path / "out"
+    words = [sys.executable, str(EXAMPLES / "demo.py"), "--out", str(out), "--seeds", "2", "--steps", "3"]
+    few = [] if cores > 1 else ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        [*few, *words, "--profile", "1"], env=environment, capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stderr
-    for method in ("vanilla", "disadv", "conadv", "recycled"):
-        assert method in done.stdout
-    assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    for arm in ("vanilla", "noise", "DisAdv", "ConAdv", "recycled"):
+        assert f"\n{arm} " in done.stdout
+    assert ("speed is left out" in done.stdout) == (cores == 1)
+    assert ("recycled, clean | adv" in (out / "table.txt").read_text()) == (cores == 2)
+    assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")

@@ -19,7 +19,7 @@ def profile_run(folder: Path, method: str, layout: str, ranks: int, fields: Mapp
         ranks: number of processes.
         fields: further fields of the recipe `digits`, by dotted name; `profile` says how many steps to record.
     """
-    values = {"method": method, "layout": layout, "threads": 1, **fields}
+    values = {"method": method, "layout": layout, "threads": 1, "checkpoint.every": 1000, **fields}
     flags = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     words = [*launcher, "-m", "conadv", "train", "digits", "--quiet", "--run-dir", str(folder), *flags]
