@@ -1,7 +1,7 @@
 """The report of a study as one HTML page and as Markdown, from the files that a sweep wrote. Loads no torch.
 
 evidence   the folder, read            conditions     runs that differ only in the seed, and what is compared
-accuracy   training   setup            against_paper  the sections
+accuracy   training   setup            against_paper  theory  cost  the sections
 document   blocks, HTML and Markdown   figures        SVG by matplotlib      templates/  the page and its style sheets
 """
 
@@ -17,10 +17,12 @@ from conadv.trainer.files import write_atomically
 
 from .accuracy import accuracy_section, setting_sections
 from .against_paper import paper_section
+from .cost import cost_section
 from .document import Block, Code, Document, Paragraph, Section, figure_files, render_markdown, render_page
 from .evidence import Evidence, collect
 from .figures import standalone
 from .setup import command_section, failure_section, setup_section, status
+from .theory import read_analyses, sharpness_section, staleness_curves, staleness_section
 from .training import (
     CURVES,
     Curves,
@@ -50,6 +52,8 @@ def write_report(folder: Path, out: Path | None = None) -> dict[str, Any]:
     if page.suffix != ".html":
         raise ValueError(f"a report is written as HTML, not {str(page)!r}: choose a name that ends in .html")
     curves, measured = read_curves(evidence)
+    if measured:
+        curves |= staleness_curves(evidence)
     document = build_document(evidence, curves)
     figures = page.with_name(f"{page.stem}-figures")
     try:
@@ -76,7 +80,8 @@ def build_document(evidence: Evidence, curves: Curves) -> Document:
         sections.append(Section("conclusions", "Conclusions", _paragraphs(evidence.conclusions)))
     if evidence.main:
         sections += [accuracy_section(evidence), *setting_sections(evidence), paper_section(evidence)]
-        sections += [rate_section(evidence), gap_section(evidence), time_section(evidence)]
+        sections += [rate_section(evidence), gap_section(evidence), cost_section(evidence), time_section(evidence)]
+        sections += [staleness_section(curves), sharpness_section(evidence, read_analyses(evidence))]
         sections += [curve_section(curves), picture_section(evidence)]
     sections += [failure_section(evidence), setup_section(evidence), command_section(evidence)]
     return Document(evidence.title, lead, [section for section in sections if section is not None])

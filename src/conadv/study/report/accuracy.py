@@ -9,7 +9,7 @@ from typing import Any
 from conadv.study import paper
 from conadv.study.study_file import slugged
 
-from .conditions import RATE, TOP1, Condition, compared_settings, described, show, varying_within_arms, word
+from .conditions import RATE, TOP1, Condition, Spread, compared_settings, described, show, varying_within_arms, word
 from .document import Block, Figure, Items, Paragraph, Section, Table
 from .evidence import Evidence
 from .figures import Line, dot_plot, line_chart
@@ -22,9 +22,13 @@ _TITLES = {
     "attack.epsilon": ("epsilon", "Accuracy by ε"),
     "delay": ("delay", "Accuracy by delay"),
 }
-_GAIN = "Minus vanilla: difference in points from vanilla with the same data, model, batch and seed."
+_GAIN = (
+    "Minus vanilla: difference in points from vanilla with the same data, model, batch and seed; "
+    "* if p < 0.05 after Holm's correction."
+)
 # Up to this many arms, accuracies and differences share one table.
 _FEW = 2
+_LEVEL = 0.05  # a corrected p-value below it tells an arm from vanilla
 
 Family = Sequence[Condition]
 
@@ -34,10 +38,19 @@ def accuracy_section(evidence: Evidence) -> Section:
     shown = evidence.shown
     columns = [key for key in varying_within_arms(shown) if key != "chunk_size"]
     columns += [RATE] * (len({condition.settings.get(RATE) for condition in shown}) > 1)
-    head = ["arm", *map(word, columns), "n", "test accuracy, %", "minus vanilla, points", "95 % interval"]
+    head = [
+        "arm",
+        *map(word, columns),
+        "n",
+        "test accuracy, %",
+        "minus vanilla, points",
+        "95 % interval",
+        "p, corrected",
+    ]
     caption = (
         "Test accuracy (top-1): mean ± sample standard deviation over n seeds. The difference is taken seed by seed "
-        "from the vanilla runs with the same data, model and batch, with its 95 % interval by Student's t."
+        "from the vanilla runs with the same data, model and batch, with its 95 % interval by Student's t, and the "
+        f"p-value of no difference, corrected by Holm's method for all {evidence.comparisons} comparisons on this page."
     )
     if any(len(condition.runs) == 1 for condition in shown):
         caption += " Where n is 1 there is no spread to give, and nothing can be concluded."
@@ -48,9 +61,11 @@ def accuracy_section(evidence: Evidence) -> Section:
 def _row(evidence: Evidence, condition: Condition, columns: Sequence[str]) -> list[str]:
     top1, gain = condition.metric(TOP1), evidence.gain(condition)
     settings = [show(key, condition.settings[key]) if key in condition.settings else "–" for key in columns]
-    difference = [gain.text(signed=True), gain.interval_text()] if gain else ["–", "–"]
+    p_value = evidence.p_value(condition)
+    corrected = "–" if p_value is None else f"{p_value:.2g}" if p_value >= 0.001 else "< 0.001"
+    difference = [gain.text(signed=True), gain.interval_text(), corrected] if gain else ["–", "–", "–"]
     if evidence.is_baseline(condition):
-        difference = ["baseline", ""]
+        difference = ["baseline", "", ""]
     return [condition.arm, *settings, _n(condition), top1.text() if top1 else "–", *difference]
 
 
@@ -62,24 +77,23 @@ def _n(condition: Condition) -> str:
 
 
 def _verdicts(evidence: Evidence) -> list[Items | Paragraph]:
-    """Which intervals exclude 0, and how often that happens by chance."""
+    """Which differences remain after the correction for their number."""
     verdicts: dict[str, list[str]] = {verdict: [] for verdict in _VERDICTS}
     for condition in evidence.shown:
         if gain := evidence.gain(condition):
-            low, high = gain.interval or (0.0, 0.0)
-            place = 3 if gain.interval is None else 0 if low > 0 else 1 if high < 0 else 2
+            p_value = evidence.p_value(condition)
+            place = 3 if p_value is None else 2 if p_value >= _LEVEL else 0 if gain.mean > 0 else 1
             verdicts[_VERDICTS[place]].append(evidence.name(condition))
     blocks: list[Items | Paragraph] = []
     if pairs := [(verdict, "; ".join(names)) for verdict, names in verdicts.items() if names]:
         blocks.append(Items(pairs))
     compared = sum(len(verdicts[verdict]) for verdict in _VERDICTS[:3])
     if compared > 1:
-        chance = f"{100 * (1 - 0.95**compared):.0f} %"
         blocks.append(
             Paragraph(
-                "By whether the 95 % interval of the difference excludes 0. Each interval is for one comparison: of "
-                f"{compared} independent ones without any effect, at least one would exclude 0 with a probability of "
-                f"{chance}."
+                "By whether the corrected p-value is below 0.05: without any effect, that happens for one or more of "
+                f"the {evidence.comparisons} comparisons with a probability of 5 % at the most. Each interval is for "
+                "one comparison alone."
             )
         )
     return blocks
@@ -140,7 +154,7 @@ def _tables(evidence: Evidence, slug: str, key: str, rows: Sequence[Family], nam
         gain = [evidence.gain(one) if one else None for one in found]
         if any(gain):
             title = f"{name} minus vanilla" if len(rows) > 1 else "minus vanilla"
-            gains.append([title, *(of.text_n(signed=True) if of else "–" for of in gain)])
+            gains.append([title, *(_marked(evidence, one, of) for one, of in zip(found, gain, strict=True))])
     shown = ["no augmentation" if (key, value) == ("data.augment", "none") else show(key, value) for value in values]
     caption = f"Test accuracy in percent by {word(key)}, everything else equal; mean ± sample standard deviation (n)."
     if len(values) > len(rows) and len(rows) <= _FEW:  # one row per value: long rather than wide
@@ -151,6 +165,14 @@ def _tables(evidence: Evidence, slug: str, key: str, rows: Sequence[Family], nam
     if gains:
         tables.append(Table(f"table-{slug}-gain", f"The same as differences, by {word(key)}. {_GAIN}", head, gains))
     return tables
+
+
+def _marked(evidence: Evidence, condition: Condition | None, gain: Spread | None) -> str:
+    """A difference, with a star if it remains after the correction for all comparisons."""
+    if condition is None or gain is None:
+        return "–"
+    p_value = evidence.p_value(condition)
+    return gain.text_n(signed=True) + " *" * (p_value is not None and p_value < _LEVEL)
 
 
 def _values(key: str, rows: Sequence[Family]) -> list[Any]:
@@ -171,19 +193,35 @@ def _figure(slug: str, key: str, rows: Sequence[Family], names: Sequence[str]) -
     is_epsilon = key == "attack.epsilon"
     label = f"{word(key)}, in 255ths" if is_epsilon else word(key)
     ticks = {value: show(key, value).removesuffix("/255" if is_epsilon else "") for value in _values(key, rows)}
-    lines = [accuracy_line(name, key, row) for name, row in zip(names, rows, strict=True)]
+    is_batch = key == "batch_size"
+    lines = [metric_line(name, key, row, TOP1, interval=is_batch) for name, row in zip(names, rows, strict=True)]
     drawings = [line_chart(f"{slug}-ours", f"Test accuracy by {word(key)}", lines, label, "test accuracy, %", ticks)]
-    caption = f"Test accuracy by {word(key)}: means, and one sample standard deviation where there are several seeds."
+    bars = "their 95 % intervals" if is_batch else "one sample standard deviation"
+    caption = f"Test accuracy by {word(key)}: means, and {bars} where there are several seeds."
     if is_epsilon:
         drawings.append(_paper_by_epsilon())
         caption += " First this study, then the paper's ConAdv on ImageNet at three batch sizes (its table 5)."
     return Figure(f"figure-{slug}", caption, drawings)
 
 
-def accuracy_line(name: str, key: str, row: Family) -> Line:
-    """The test accuracy of a family as a line over the setting that it varies."""
-    known = [(condition.settings[key], top1) for condition in row if (top1 := condition.metric(TOP1))]
-    return Line(name, [x for x, _ in known], [top1.mean for _, top1 in known], [top1.deviation for _, top1 in known])
+def metric_line(name: str, key: str, row: Family, metric: str = TOP1, interval: bool = False) -> Line:
+    """A metric of a family over the setting that it varies, with standard deviations or 95 % intervals."""
+    known = [(condition.settings[key], of) for condition in row if (of := condition.metric(metric))]
+    bars = [of.interval[1] - of.mean if interval and of.interval else of.deviation for _, of in known]
+    return Line(name, [x for x, _ in known], [of.mean for _, of in known], bars)
+
+
+def gap_figure(evidence: Evidence) -> list[Figure]:
+    """The generalization gap by batch size, if three batch sizes or more are compared."""
+    rows = compared_settings(evidence.main).get("batch_size", [])
+    if not rows or max(map(len, rows)) <= _FEW:
+        return []
+    names = _family_names(rows, "batch_size")
+    lines = [metric_line(name, "batch_size", row, "gap", interval=True) for name, row in zip(names, rows, strict=True)]
+    ticks = {value: show("batch_size", value) for value in _values("batch_size", rows)}
+    drawing = line_chart("gap-by-batch", "Generalization gap by batch", lines, "batch", "gap, points", ticks)
+    caption = "Generalization gap by batch: means, and their 95 % intervals where there are several seeds."
+    return [Figure("figure-gap", caption, [drawing])]
 
 
 def _paper_by_epsilon() -> str:

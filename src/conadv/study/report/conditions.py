@@ -50,6 +50,15 @@ class Spread:
         half = factor * self.deviation / math.sqrt(self.n)
         return self.mean - half, self.mean + half
 
+    @property
+    def p_value(self) -> float | None:
+        """Of the hypothesis that the mean is 0, two-sided, by Student's t; None for a single number."""
+        if self.deviation is None:
+            return None
+        if self.deviation == 0:
+            return float(self.mean == 0)
+        return t_test(self.mean / self.deviation * math.sqrt(self.n), self.n - 1)
+
     def text(self, digits: int = 1, signed: bool = False) -> str:
         """Such as 37.1 ± 0.4."""
         mean = number(self.mean, digits, signed)
@@ -64,6 +73,29 @@ class Spread:
             return "–"
         low, high = (number(end, digits, signed=True) for end in self.interval)
         return f"{low} to {high}"
+
+
+def t_test(t: float, freedom: int) -> float:
+    """The probability of a value farther from 0 than t, by Student's t with so many degrees of freedom."""
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    odd = freedom % 2
+    term = total = math.cos(angle) if odd else 1.0
+    for k in range(2 + odd, freedom - 1, 2):  # the finite series for whole degrees of freedom
+        term *= (k - 1) / k * math.cos(angle) ** 2
+        total += term
+    total *= math.sin(angle)
+    inside = 2 / math.pi * (angle + (total if freedom > 1 else 0.0)) if odd else total
+    return min(max(1 - inside, 0.0), 1.0)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values corrected for their number, by Holm's method: some are below 0.05 by chance in 5 % of all studies."""
+    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    corrected, least = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(order):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[place]))
+        corrected[place] = least
+    return corrected
 
 
 def spread(numbers: Iterable[float | None]) -> Spread | None:
@@ -197,7 +229,7 @@ def varying_within_arms(several: Sequence[Condition]) -> list[str]:
 def baseline(several: Sequence[Condition], condition: Condition) -> Condition | None:
     """The first vanilla condition with the same data, model and batch, which the condition is compared with."""
     alike = (other for other in several if other.settings["method"] == "vanilla" and other.runs)
-    return next((other for other in alike if _context(other) == _context(condition)), None)
+    return next((other for other in alike if context(other) == context(condition)), None)
 
 
 def labels(several: Sequence[Condition]) -> list[str]:
@@ -238,7 +270,8 @@ def _without(settings: Mapping[str, Any], keys: set[str]) -> Setting:
     return tuple((key, value) for key, value in settings.items() if key not in keys)
 
 
-def _context(condition: Condition) -> Setting:
+def context(condition: Condition) -> Setting:
+    """What a condition and the vanilla one that it is compared with have in common."""
     keys = ("batch_size", "model", "width", "precision")
     return tuple((key, value) for key, value in condition.settings.items() if key in keys or key.startswith("data."))
 

@@ -13,7 +13,7 @@ from conadv.study.results import GALLERY, Result, parse_json, read_results
 from conadv.toml_file import read_toml
 from conadv.trainer.metrics import read_metrics
 
-from .conditions import TOP1, Condition, Spread, baseline, labels, main_conditions, representatives
+from .conditions import TOP1, Condition, Spread, baseline, holm, labels, main_conditions, representatives
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,21 @@ class Evidence:
         """Test accuracy minus vanilla's, in points; None for vanilla itself, or without vanilla."""
         vanilla = baseline(self.main, condition)
         return None if vanilla is None or vanilla is condition else condition.minus(vanilla, TOP1)
+
+    @cached_property
+    def _corrected(self) -> dict[int, float]:
+        gains = [(id(one), gain.p_value) for one in self.main if (gain := self.gain(one))]
+        known = [(key, p_value) for key, p_value in gains if p_value is not None]
+        return dict(zip((key for key, _ in known), holm([p_value for _, p_value in known]), strict=True))
+
+    @property
+    def comparisons(self) -> int:
+        """How many differences from vanilla have a p-value."""
+        return len(self._corrected)
+
+    def p_value(self, condition: Condition) -> float | None:
+        """That the condition is as accurate as vanilla, corrected for all comparisons; None without several seeds."""
+        return self._corrected.get(id(condition))
 
     def step_ratio(self, condition: Condition) -> Spread | None:
         """Time per step relative to vanilla's."""

@@ -103,6 +103,31 @@ def line_chart(
         return _svg(figure, slug, title)
 
 
+@dataclass(frozen=True)
+class Point:
+    """A point of a frontier, and half the length of its interval where it is known."""
+
+    name: str
+    x: float
+    y: float
+    half: float | None
+    dominated: bool
+
+
+def frontier_chart(slug: str, title: str, points: Sequence[Point], x_label: str) -> str:
+    """Draw test accuracy against cost: each point with its name, and a line through those that are not dominated."""
+    with _figure(320) as figure:
+        axes = figure.subplots()
+        best = sorted((point for point in points if not point.dominated), key=lambda point: point.x)
+        axes.plot([point.x for point in best], [point.y for point in best], color=_COLOURS[0], linewidth=1.8)
+        for point in points:
+            colour, face = (_QUIET, _PAPER) if point.dominated else (_COLOURS[0], _COLOURS[0])
+            axes.errorbar(point.x, point.y, point.half, color=colour, marker="o", markersize=6, markerfacecolor=face)
+            axes.annotate(_cut(point.name, 12), (point.x, point.y), (6, 5), textcoords="offset points")
+        axes.set(xlabel=_cut(x_label, 50), ylabel="test accuracy, %")
+        return _svg(figure, slug, title)
+
+
 def dot_plot(slug: str, title: str, rows: Sequence[tuple[str, Sequence[float], Spread]], label: str) -> str:
     """Draw one row per name: the single numbers as hollow dots, their mean and one standard deviation."""
     with _figure(64 + 34 * len(rows)) as figure:

@@ -10,7 +10,7 @@ from typing import Any
 
 from conadv.study.results import Result, is_number, is_text, is_tuning, is_tuning_grid, parse_json
 
-from .accuracy import accuracy_line
+from .accuracy import gap_figure, metric_line
 from .conditions import RATE, TOP1, Condition, Spread, conditions, labels, show
 from .document import Block, Figure, Paragraph, Section, Strong, Table
 from .evidence import Evidence
@@ -78,7 +78,7 @@ def _rate_caption(evidence: Evidence, results: Sequence[Result]) -> str:
 
 
 def _rate_figure(rows: Sequence[tuple[str, list[Condition]]]) -> list[Figure]:
-    lines = [line for name, row in rows if len((line := accuracy_line(name, RATE, row)).x) > 1]
+    lines = [line for name, row in rows if len((line := metric_line(name, RATE, row)).x) > 1]
     drawings: list[str] = []
     for part in [lines[first : first + 6] for first in range(0, len(lines), 6)]:
         slug = f"rates-{len(drawings) + 1}"
@@ -107,7 +107,7 @@ def gap_section(evidence: Evidence) -> Section:
         "Generalization gap: accuracy on the training images, without augmentation, minus that on the test images. "
         "Mean ± sample standard deviation over n seeds."
     )
-    return Section("gap", "Generalization gap", [Table("table-gap", caption, head, rows)])
+    return Section("gap", "Generalization gap", [Table("table-gap", caption, head, rows), *gap_figure(evidence)])
 
 
 def time_section(evidence: Evidence) -> Section:
@@ -161,19 +161,19 @@ def read_curves(evidence: Evidence) -> tuple[Curves, bool]:
     curves: Curves = {"loss": {}, "progress": {}}
     for condition in evidence.shown:
         metrics = [(run, evidence.metrics(run)) for run in condition.runs]
-        curves["loss"][evidence.name(condition)] = _mean([_curve(lines, "clean_loss") for _, lines in metrics])
-        curves["progress"][evidence.name(condition)] = _mean([_accuracies(run, lines) for run, lines in metrics])
+        curves["loss"][evidence.name(condition)] = mean_curve([curve_of(lines, "clean_loss") for _, lines in metrics])
+        curves["progress"][evidence.name(condition)] = mean_curve([_accuracies(run, lines) for run, lines in metrics])
     curves = {kind: {name: curve for name, curve in of.items() if len(curve) > 2} for kind, of in curves.items()}
     return (curves, True) if any(curves.values()) else (_saved_curves(evidence.folder / CURVES), False)
 
 
 def curve_section(curves: Curves) -> Section | None:
     """Loss by epoch, and test accuracy if it was measured during training."""
-    figures = [_curve_figure(kind, what, curves[kind]) for kind, what in _SHOWN.items() if curves.get(kind)]
+    figures = [curve_figure(kind, what, curves[kind]) for kind, what in _SHOWN.items() if curves.get(kind)]
     return Section("curves", "Training curves", figures) if figures else None
 
 
-def _curve_figure(kind: str, what: str, curves: Mapping[str, Curve]) -> Figure:
+def curve_figure(kind: str, what: str, curves: Mapping[str, Curve]) -> Figure:
     """Few enough lines per drawing to tell them apart, each with the first."""
     lines = [Line(name, *zip(*curve, strict=True)) for name, curve in curves.items()]
     step = _MOST_LINES - 1
@@ -188,18 +188,18 @@ def _curve_figure(kind: str, what: str, curves: Mapping[str, Curve]) -> Figure:
     return Figure(f"figure-{kind}", caption, drawings)
 
 
-def _curve(lines: Iterable[Mapping[str, Any]], name: str) -> Curve:
+def curve_of(lines: Iterable[Mapping[str, Any]], name: str) -> Curve:
     pairs = ((line.get("epoch"), line.get(name)) for line in lines)
     return [(epoch, value) for epoch, value in pairs if is_number(epoch) and is_number(value) and epoch >= 0]
 
 
 def _accuracies(run: Result, lines: Sequence[Mapping[str, Any]]) -> Curve:
     """The accuracies during training, and the last one, which only the summary has."""
-    curve, last = _curve(lines, TOP1), run.metric(TOP1)
-    return [*curve, *_curve([{**lines[-1], TOP1: last}], TOP1)] if curve and last is not None else []
+    curve, last = curve_of(lines, TOP1), run.metric(TOP1)
+    return [*curve, *curve_of([{**lines[-1], TOP1: last}], TOP1)] if curve and last is not None else []
 
 
-def _mean(curves: Sequence[Curve]) -> Curve:
+def mean_curve(curves: Sequence[Curve]) -> Curve:
     """The mean of several curves within each of a number of equal parts of the training."""
     last = max((epoch for curve in curves for epoch, _ in curve), default=0.0) or 1.0
     parts: dict[int, Curve] = {}
