@@ -230,26 +230,6 @@ def test_a_killed_rank_of_one_of_two_nodes_is_restarted_on_both(rank, launch, ru
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["none", "auto"])
-def test_a_lost_node_is_gone_on_without_and_the_batch_stays(layout, launch, run, tmp_path):
-    """One to two nodes; the second, with its agent, is lost like a machine, and the first takes all chunks."""
-    fields = {"epochs": 20, "checkpoint.every": 3, "model": "tiny:Slow", "timeout": 10}
-    flags = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
-    flags += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "elastic", "--rdzv-conf"]
-    conf = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3,is_host="
-    nodes = [launch([*flags, conf + host], words(run, **fields, layout=layout)) for host in ("1", "0")]
-    nodes[0].wait_for_step(run, 8)
-    ranks = nodes[0].ranks() | nodes[1].ranks()
-    assert sorted(ranks) == [0, 1]
-    lost = nodes[1].ranks()
-    for pid in (nodes[1].pid, *lost.values()):
-        os.kill(pid, signal.SIGKILL)
-    assert nodes[0].status() == 0, nodes[0].said()
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 40
-    assert tiny.distance(tiny.state(run), undisturbed(tmp_path / "whole", **fields)) <= 1e-12
-
-
-@pytest.mark.slow
 def test_ranks_whose_torchrun_was_killed_save_and_end(launch, run):
     launcher = launch(["--nproc-per-node", "3"], words(run, **ENDLESS))
     launcher.wait_for_step(run, 3)
