@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -222,3 +223,34 @@ def test_the_table_of_differences_has_corrected_p_values(page):
     shown = row[table.head.index("p, corrected")]
     assert "for all 15 comparisons" in table.caption
     assert shown == "< 0.001" or raw <= float(shown) <= 15 * raw * 1.01
+
+
+UNEVEN = """
+title = "A method at the largest batch alone"
+[base]
+recipe = "digits"
+chunk_size = 25
+[[arm]]
+name = "vanilla"
+method = "vanilla"
+[arm.grid]
+batch_size = [25, 100]
+[[arm]]
+name = "ConAdv"
+method = "conadv"
+batch_size = 100
+[grid]
+seed = [0, 1, 2, 3]
+"""
+
+
+def test_beside_the_paper_methods_are_compared_at_the_same_batch(tmp_path):
+    folder = make_study(tmp_path / "study", UNEVEN, outcome)
+    write_report(folder)
+    row = Page((folder / "report.html").read_text(encoding="utf-8")).table("What each method adds").rows[0]
+    gains = [
+        outcome({"method": "conadv", "attack.direction": "sign", "batch_size": 100, "seed": seed})
+        - outcome({"method": "vanilla", "epochs": 120, "batch_size": 100, "seed": seed})
+        for seed in range(4)
+    ]
+    assert row[0] == "ConAdv minus vanilla" and row[4].startswith(f"+{statistics.mean(gains):.1f}")

@@ -29,8 +29,10 @@ Found = Mapping[str, Condition]
 def paper_section(evidence: Evidence) -> Section | None:
     """None if the study has nothing that the paper has."""
     found: dict[str, Condition] = {}
+    largest = max((condition.settings["batch_size"] for condition in evidence.main), default=0)
     for condition in evidence.main:
-        found.setdefault(_paper_name(condition.settings), condition)
+        if condition.settings["batch_size"] == largest:
+            found.setdefault(_paper_name(condition.settings), condition)
     gains = [
         (method, reference, gain)
         for method, reference in _GAINS
@@ -40,7 +42,8 @@ def paper_section(evidence: Evidence) -> Section | None:
         return None
     note = (
         f"Source: {paper.SOURCE}. Data, network and batch differ from ours, so only differences and ratios are "
-        "comparable, and those in sign and order rather than in size."
+        "comparable, and those in sign and order rather than in size. "
+        f"Ours are those of the largest batch of this study, {largest:,}."
     )
     tables = [_gain_table(gains), _gap_table(found), _time_table(evidence, found), _accuracy_table()]
     return Section("paper", "Beside the paper", [Paragraph(note), *tables])
