@@ -99,7 +99,8 @@ def test_every_field_has_a_flag_that_changes_it_alone(key, commands):
     setting = config.settings()[key]
     before = config.flatten(load_recipe("digits"))[key]
     candidates = (
-        setting.choices or {int: ("150", "50", "2"), float: ("1/2", "1/4"), bool: ("true",), str: ("x",)}[setting.kind]
+        setting.choices
+        or {int: ("150", "50", "2"), float: ("1/2", "1/4"), bool: ("true", "false"), str: ("x",)}[setting.kind]
     )
     others = [text for text in candidates if setting.parse(text) != before]
     if not others:

@@ -247,7 +247,7 @@ def test_channels_last_stays_so_to_the_last_layer(name: str) -> None:
         ({"name": "resnet200"}, "'resnet200', the nearest is 'resnet20':"),
         ({"name": "ResNet50"}, "the nearest is 'resnet50'"),
         ({"name": ""}, "no model is called ''"),
-        ({"name": "my.models:cnn"}, "no model is called 'my.models:cnn'"),
+        ({"name": "my.models:cnn"}, "cannot import 'my.models'"),
         ({"classes": 0}, "classes 0"),
         ({"in_channels": 0}, "in_channels 0"),
         ({"width": 0}, "width 0"),
