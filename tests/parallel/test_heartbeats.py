@@ -137,7 +137,7 @@ def test_one_of_thousands_of_ranks_investigates_and_the_others_ask_a_few_times(m
     store.asking = investigator = living[firsts.index(True)]
     layout = Layout.fit(None, ConAdv.duties, RANKS)
     world = World(investigator, RANKS, torch.device("cpu"), ranks[investigator])
-    verdict = watch._Watch(world, layout, ranks[investigator], lambda status: None)._investigate("")
+    verdict = watch._Watch(world, layout, ranks[investigator], lambda status: None, hint="")._investigate("")
     assert verdict == Verdict(1, f"{layout.describe(lost)} stopped answering: the run ends on all {RANKS} ranks", 1)
     ranks[investigator].publish(verdict)
     assert beat_all() == [verdict] * len(living)

@@ -242,7 +242,7 @@ def test_any_text_is_a_layout_or_refused_in_one_line(text):
         ("clean | adv | attack", Recycled.duties, "attack, which the method does not need"),
         ("clean | adv", Vanilla.duties, "adv, which the method does not need"),
         ("clean | clean | adv", Recycled.duties, "clean twice"),
-        ("0 clean | adv", Recycled.duties, "0 ranks for clean"),
+        ("0 clean | adv", Recycled.duties, "0 ranks for 'clean'"),
         ("-1 clean | adv", Recycled.duties, "'-1 clean' is not a duty"),
         ("2clean | adv", Recycled.duties, "'2clean' is not a duty"),
         ("9999999 clean | adv", Recycled.duties, "is not a duty"),
