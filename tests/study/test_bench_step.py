@@ -126,5 +126,5 @@ def test_methods_are_what_their_names_say(name: str) -> None:
 
 @pytest.mark.parametrize("sizes", [{"chunk_size": 0}, {"image_size": -1}, {"model": "my.module:net", "width": 3}])
 def test_sizes_that_make_no_sense(sizes) -> None:
-    with pytest.raises(ValueError, match="from 1 to 10000|drop it"):
+    with pytest.raises(ValueError, match=r"from 1 to 10000|drop it"):
         Workload(**{"model": "resnet8", **sizes})
