@@ -28,11 +28,7 @@ Found = Mapping[str, Condition]
 
 def paper_section(evidence: Evidence) -> Section | None:
     """None if the study has nothing that the paper has."""
-    found: dict[str, Condition] = {}
-    largest = max((condition.settings["batch_size"] for condition in evidence.main), default=0)
-    for condition in evidence.main:
-        if condition.settings["batch_size"] == largest:
-            found.setdefault(_paper_name(condition.settings), condition)
+    batch, found = _at_one_batch(evidence.main)
     gains = [
         (method, reference, gain)
         for method, reference in _GAINS
@@ -43,10 +39,19 @@ def paper_section(evidence: Evidence) -> Section | None:
     note = (
         f"Source: {paper.SOURCE}. Data, network and batch differ from ours, so only differences and ratios are "
         "comparable, and those in sign and order rather than in size. "
-        f"Ours are those of the largest batch of this study, {largest:,}."
+        f"Ours are those of runs with a batch of {batch:,}."
     )
     tables = [_gain_table(gains), _gap_table(found), _time_table(evidence, found), _accuracy_table()]
     return Section("paper", "Beside the paper", [Paragraph(note), *tables])
+
+
+def _at_one_batch(conditions: list[Condition]) -> tuple[int, dict[str, Condition]]:
+    """The batch size at which the study has most of what the paper has, the largest of several, and its conditions."""
+    by_batch: dict[int, dict[str, Condition]] = {}
+    for condition in conditions:
+        at = by_batch.setdefault(condition.settings["batch_size"], {})
+        at.setdefault(_paper_name(condition.settings), condition)
+    return max(by_batch.items(), key=lambda item: (len(item[1].keys() - {""}), item[0]), default=(0, {}))
 
 
 def _paper_name(settings: Mapping[str, Any]) -> str:
