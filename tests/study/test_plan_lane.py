@@ -147,8 +147,8 @@ def test_uneven_lanes_take_the_time_of_steps_played_out(
     place, delay, each, twins, duties, transfer, reduction, update
 ) -> None:
     method, layout = place
-    # Which ranks send turns with the chunks that have twins; the formula takes averages (docs/planning.md).
-    assume(layout != "2 clean | 3 adv" or twins == (1, 1))
+    # Of recycled's ranks, those send whose chunks have twins in a step; the formula takes averages (docs/planning.md).
+    assume(method != "recycled" or twins == (1, 1))
     delay = delay if METHODS[method].delay is None else METHODS[method].delay
     chunks = each * fit_lane(layout, METHODS[method].duties).smallest(twins[1])
     asked = uneven(method, layout, delay, chunks, duties, twins)
