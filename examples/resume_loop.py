@@ -28,7 +28,7 @@ parts["method"] = method  # conadv
 
 first = steps = 0
 if FILE.exists():
-    saved = torch.load(FILE)
+    saved = torch.load(FILE, weights_only=True)
     first, steps = saved["epoch"], saved["steps"]
     for name, part in parts.items():
         part.load_state_dict(saved[name])
