@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: on a busy two-core machine two threads can be fifteen times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-cuda check format slow soak integrations docs clean
+.PHONY: demo test test-cuda test-slurm check format slow soak integrations docs clean
 
 demo: .venv/installed        ## train four ways on the embedded digits: a table and a picture, a few minutes
 	$(BIN)/python examples/demo.py
@@ -14,6 +14,9 @@ test: check                  ## format, lint, types, then every test that is not
 
 test-cuda: .venv/installed   ## on a node with GPUs: NCCL, hidden waits, determinism, layouts
 	$(BIN)/pytest tests/cuda -rs
+
+test-slurm: .venv/installed  ## with slurm-wlm and munge: examples/slurm.sbatch on two nodes, preempted and requeued
+	$(BIN)/pytest -m slow tests/trainer/test_slurm.py -rs
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
