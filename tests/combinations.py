@@ -26,7 +26,7 @@ class Combination:
     library: str = "torch"
     ranks: tuple[int, ...] = (1, 2)
     slow: bool = False
-    """Whether its tests with accumulation are slow ones."""
+    """Whether half of its tests are slow ones: see the test."""
 
     def __str__(self) -> str:
         return self.train.__name__

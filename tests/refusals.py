@@ -139,6 +139,16 @@ def _not_prepared() -> None:
         optimizer.step()
 
 
+def _accumulation_with_a_queue() -> None:
+    method = _conadv(model := split_batchnorm(small_cnn()), handoff=Queue())
+    optimizer = sgd(model)
+    for number, (now, ahead) in enumerate(method.feed(small_batches(3))):
+        method.loss(now, ahead).backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def _another_state() -> None:
     _conadv(delay=2).load_state_dict(_conadv().state_dict())
 
@@ -284,6 +294,13 @@ REFUSALS = (
         "a queue of twins without `method.feed(loader)`",
         lambda: _step(_conadv(handoff=Queue())),
         "no twin is in flight: take the batches from `method.feed(loader)`",
+    ),
+    Refusal(
+        "gradient accumulation with a queue of twins",
+        _accumulation_with_a_queue,
+        "gradients are accumulated, and with handoff=Queue() delay counts batches, not updates of the weights: drop "
+        "handoff=, or multiply delay by the number of accumulated batches",
+        warns=True,
     ),
     Refusal(
         "the state of another method",

@@ -30,6 +30,7 @@ from settings import (
 
 ATTACK = PGD(8 / 255, random_start=0)
 Batch = tuple[Tensor, ...]
+pytestmark = pytest.mark.filterwarnings("ignore:gradients are accumulated")  # many of these steps update nothing
 
 
 def make_model(seed: int = 0) -> nn.Sequential:

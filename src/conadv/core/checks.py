@@ -38,6 +38,9 @@ class Checks:
         self._alone = alone
         self._seen_images = self._seen_loss = self._seen_labels = False
         self._first: tuple[Tensor, Tensor, Tensor] | None = None
+        self._changes: int | None = None
+        self._updated = False
+        self._steps = 0  # before the first update of the weights
         if isinstance(loss, _Loss) and loss.reduction != "mean":
             raise ValueError(f'the loss has reduction="{loss.reduction}": a method needs the mean, reduction="mean"')
         if self._chunked and isinstance(loss, _WeightedLoss) and loss.weight is not None:
@@ -73,7 +76,7 @@ class Checks:
         if not self._seen_loss and isinstance(outputs, Tensor) and isinstance(labels, Tensor):
             self._compare(loss.detach(), outputs.detach(), labels)
 
-    def begin_step(self, step: int, delayed: bool) -> None:
+    def begin_step(self, step: int, delayed: bool, queued: bool) -> None:
         """Look at the surroundings, and in the first steps also at the callers and the other ranks."""
         if not torch.is_grad_enabled():
             raise ValueError(
@@ -88,6 +91,21 @@ class Checks:
             )
         if self._alone and step in _COMPARED:
             self._compare_ranks()
+        if queued and self._alone and not self._updated:
+            self._look_for_accumulation()
+
+    def _look_for_accumulation(self) -> None:
+        """Warn before the step after the first update, if that came after several steps."""
+        now = sum(parameter._version for parameter in self._model.parameters())  # PyTorch counts changes
+        self._updated = self._changes is not None and now != self._changes
+        self._changes = now
+        self._steps += not self._updated
+        if self._updated and self._steps > 1:
+            warnings.warn(
+                "gradients are accumulated, and with handoff=Queue() delay counts batches, not updates of the weights: "
+                "drop handoff=, or multiply delay by the number of accumulated batches",
+                stacklevel=6,
+            )
 
     @torch.no_grad()
     def _compare(self, loss: Tensor, outputs: Tensor, labels: Tensor) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
+from .aging import Aging
 from .attack import Attack, Loss
 from .batch import Batch, count_chunks
 from .feed import Feed
@@ -18,7 +19,6 @@ from .parts import Common, Losses
 from .roles import Role
 from .share import TwinShare
 from .spans import span
-from .stale import StaleWeights
 from .staleness import Staleness
 from .state import State, below, pack, unpack
 from .wrappers import whole
@@ -32,13 +32,15 @@ class ConAdv:
     DisAdv.
 
     In a process of its own it keeps a copy of the weights of the last `delay` steps, and generates the twins of a batch
-    when it learns from them. With `handoff=Queue()`, twins wait in memory instead, and batches come from `feed`.
+    when it learns from them. A step is an update of the weights: with gradient accumulation, all calls between two
+    updates take the same stale weights. With `handoff=Queue()`, twins wait in memory instead, and batches come from
+    `feed`; `delay` then counts calls.
 
     Args:
         model: the network, after `split_batchnorm`.
         loss: from outputs and labels to the mean loss over the images.
         attack: what generates the twins, such as `PGD(4/255)`.
-        delay: age, in steps, of the weights that twins are generated with.
+        delay: age, in updates of the weights, of those that twins are generated with.
         adv_weight: share of the twins in the loss; the clean images have the rest.
         twin_share: the share of a batch's chunks that get twins, such as "1/4", other ones in each step; without
             chunks, of its images. The loss takes the mean over the twins.
@@ -74,7 +76,7 @@ class ConAdv:
         self._learner = Learner(model, loss, common)
         self._learner.require_branches("main", "adv")
         keeps = handoff is None and stale_weights is None
-        self._stale = StaleWeights(model, delay if keeps else 0)
+        self._stale = Aging(model, delay if keeps else 0)
         self._ahead = 0 if keeps or stale_weights is not None else delay  # batches in flight between steps
         self._weights = stale_weights or (self._stale.swapped_in if keeps and delay else nullcontext)
         self.handoff: Handoff = Queue() if handoff is None else handoff
@@ -135,17 +137,18 @@ class ConAdv:
         """
         twins = queue_of(self.handoff).state()
         tensors = {f"twins.{name}": tensor for name, tensor in twins.items()}
-        for number, version in enumerate(self._stale.versions()):
+        stale, versions = self._stale.state()
+        for number, version in enumerate(versions):
             tensors |= {f"stale.{number}.{name}": whole(tensor) for name, tensor in version.items()}
-        about = {**self._identity(), "step": self.step, "attacked": self._attacked}
+        about = {**self._identity(), "step": self.step, "attacked": self._attacked, **stale}
         return pack(about, tensors, own=self._ahead > 0, all_ranks=all_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         about, tensors = unpack(state, self._identity(), own=self._ahead > 0)
         self._learner.step, self._attacked = about["step"], about["attacked"]
         queue_of(self.handoff).restore(below("twins.", tensors), self._learner.device)
-        versions = range(len(self._stale.versions()))
-        self._stale.load([below(f"stale.{number}.", tensors) for number in versions])
+        versions = range(about.get("versions", self.delay - self._ahead))
+        self._stale.load(about, [below(f"stale.{number}.", tensors) for number in versions])
         self._loaded = True
 
     def _identity(self) -> dict[str, Any]:
@@ -155,7 +158,8 @@ class ConAdv:
     def _work(self, now: Any, ahead: Any) -> Iterator[Work]:
         """The parts to learn from, chunk by chunk, after the attack on a chunk of the batch ahead."""
         now, ahead = self._seen(now, ahead)
-        self._learner.begin_step(delayed=self.delay > 0)
+        self._learner.begin_step(delayed=self.delay > 0, queued=self._ahead > 0)
+        self._stale.begin()
         if self._ahead == 0:
             empty(self.handoff)  # a step that failed may have left twins
         clean = self._chunks(now)

@@ -211,13 +211,14 @@ class Learner:
         """Check the range of the first images only: this waits for the device."""
         self._checks.look_at_images(attack, images)
 
-    def begin_step(self, delayed: bool) -> None:
+    def begin_step(self, delayed: bool, queued: bool = False) -> None:
         """Check for misuse that would silently train wrongly, in the first steps.
 
         Args:
             delayed: each call counts as a step, because what it generates is used in a later one.
+            queued: `delay` counts calls, not updates, because twins wait in a queue.
         """
-        self._checks.begin_step(self.step, delayed)
+        self._checks.begin_step(self.step, delayed, queued)
 
     def attack_seed(self, batch_number: int, chunk_number: int) -> int:
         """What is random in an attack is a function of the seed, the batch and the chunk."""

@@ -29,7 +29,8 @@ class Recycled:
 
     The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_{t-1})`, where `x̂_{t-1}` was generated with
     the weights of step t - 1; the first step takes the twins of its own batch. The attack is one step from the image
-    itself, through the main branch: `random_start`, `branch` and `statistics` of the attack do not apply.
+    itself, through the main branch: `random_start`, `branch` and `statistics` of the attack do not apply. A step is a
+    call: with gradient accumulation, the twins are those of the batch before, mostly of the very weights that learn.
 
     Args:
         model: the network, after `split_batchnorm`.

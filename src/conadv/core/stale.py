@@ -33,13 +33,13 @@ class StaleWeights:
             self._copy(self._own(), self._kept[-1])
 
     @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Within, the model has the oldest weights: those of `delay` steps ago."""
-        self._swap()
+    def swapped_in(self, number: int = 0) -> Iterator[None]:
+        """Within, the model has one of the versions: by default the oldest weights, those of `delay` steps ago."""
+        self._swap(self._kept[number])
         try:
             yield
         finally:
-            self._swap()
+            self._swap(self._kept[number])
 
     @torch.no_grad()
     def reset(self) -> None:
@@ -52,8 +52,26 @@ class StaleWeights:
         return list(self._kept)
 
     @torch.no_grad()
+    def extend(self) -> None:
+        """Keep one more version from now on; it begins as the oldest one."""
+        self._kept.appendleft({name: kept.clone() for name, kept in self._kept[0].items()})
+
+    def trained(self) -> list[Tensor]:
+        """The weights of the model that training changes, this rank's part of each."""
+        return [_local(own.detach()) for own in self._own().values() if own.requires_grad]
+
+    def is_newest(self) -> bool:
+        """Whether the weights that training changes are now, in value, those of the newest version."""
+        own, newest = self._own(), self._kept[-1]
+        _follow(newest, own)
+        trained = [name for name, tensor in own.items() if tensor.requires_grad]
+        return all(torch.equal(_local(own[name].detach()), _local(newest[name])) for name in trained)
+
+    @torch.no_grad()
     def load(self, versions: list[dict[str, Tensor]]) -> None:
         """Restore what `versions` returned; tensors that are sharded here may come whole."""
+        while len(self._kept) < len(versions):
+            self.extend()
         for kept, version in zip(self._kept, versions, strict=True):
             self._copy({name: _sharded_like(own, version[name]) for name, own in kept.items()}, kept)
 
@@ -65,12 +83,12 @@ class StaleWeights:
             [_local(target[name]) for name in names], [_local(source[name].detach()) for name in names]
         )
 
-    def _swap(self) -> None:
-        own, oldest = self._own(), self._kept[0]
+    def _swap(self, kept: dict[str, Tensor]) -> None:
+        own = self._own()
         torch.clear_autocast_cache()  # it holds the weights as they were, in 16 bits
-        _follow(oldest, own)
+        _follow(kept, own)
         # A weight that the model uses under two names is swapped once.
-        for mine, old in {id(mine): (mine, oldest[name]) for name, mine in own.items()}.values():
+        for mine, old in {id(mine): (mine, kept[name]) for name, mine in own.items()}.values():
             _swap_storage(mine, old)
 
     def _own(self) -> dict[str, Tensor]:
