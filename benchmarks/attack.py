@@ -17,11 +17,12 @@ from torch import nn
 
 from conadv.core.batch import Chunk
 from conadv.study.bench.alternate import Tell, alternate
-from conadv.study.bench.command import Measurement, run_workload
+from conadv.study.bench.command import Measurement
 from conadv.study.bench.result import Findings, Goal, work_ratio
 from conadv.study.bench.step import Step, method_step, sgd
 from conadv.study.bench.workload import EPSILON, Workload, attack
 from libraries import absence, load
+from scripts import run_workload
 
 
 def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:

@@ -18,19 +18,19 @@ from conadv.core.catalog import METHODS
 from conadv.core.handoff import Twin
 from conadv.core.parts import Losses
 from conadv.core.roles import Role
-from conadv.parallel.collectives import World, own_device
+from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import between_ranks
 from conadv.parallel.layout import Layout
 from conadv.parallel.traffic import Traffic
 from conadv.study.bench.alternate import Candidate, Lap, Tell, alternate, in_turn, progress, silent, time_run
-from conadv.study.bench.command import Measurement, run_workload
-from conadv.study.bench.contender import OVERLAPPED, build_step, of_width, slowest, wire
-from conadv.study.bench.layout import Seconds, pairs, ratio
+from conadv.study.bench.command import Measurement
+from conadv.study.bench.contender import Contender, slowest, wire
+from conadv.study.bench.layout import OVERLAPPED, Seconds, of_width, pairs, ratio, role_alone
 from conadv.study.bench.ranks import one_core, run_ranks
 from conadv.study.bench.result import Findings, wall_time, work_time
-from conadv.study.bench.uneven import Echo
 from conadv.study.bench.workload import Workload
+from scripts import run_workload
 
 _WARMUP = 2
 # Exchanges and hand-offs are short: so many make a lap.
@@ -76,19 +76,13 @@ def lane(method: str) -> Layout:
 def roles_alone(workload: Workload, rounds: int, tell: Tell) -> dict[str, list[list[float]]]:
     """Seconds per step of each rank of a lane, by method: rank by rank, one value per round. In this process."""
     ranks = {method: range(lane(method).world_size) for method in METHODS}
-    runs = {f"{method} {rank}": role_alone(method, rank, workload) for method in METHODS for rank in ranks[method]}
+    runs = {
+        f"{method} {rank}": role_alone(Contender(method, method, METHODS[method].overlapped), rank, workload, steps=1)
+        for method in METHODS
+        for rank in ranks[method]
+    }
     laps = alternate(runs, rounds, warmup=_WARMUP, tell=tell)
     return {method: [list(map(work_time, laps[f"{method} {rank}"])) for rank in ranks[method]] for method in METHODS}
-
-
-def role_alone(method: str, rank: int, workload: Workload) -> Callable[[], None]:
-    """What one rank of a lane does in a step, in a process of its own that exchanges nothing."""
-    layout = lane(method)
-    place = layout.place(rank, layout.lanes)
-    model = workload.build(method)
-    handoff = None if not layout.hands_over else Echo(wire(workload), workload)
-    exchange = Exchange(model, World(0, 1, own_device()), place.share)
-    return build_step(workload, method, model, place, exchange, handoff)
 
 
 def exchange(workload: Workload, rounds: int, world: World) -> dict[str, dict[str, list[float]]]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from conadv.study.bench.alternate import Laps, Tell, alternate
-from conadv.study.bench.command import Measurement, report, run_script
+from conadv.study.bench.command import Measurement, report
 from conadv.study.bench.result import Findings, Goal, Ratio, Result, Spread, Time, compare, wall_time, work_time
 from conadv.task.augment import augmentation
 from conadv.task.augment.geometry import DRAWS, random_box
@@ -32,6 +32,7 @@ from conadv.task.data.encoded import Encoded
 from conadv.task.data.source import Pixels
 from conadv.task.data.write_shards import write_shards
 from libraries import absence, load
+from scripts import run_script
 
 _GOAL = Goal("≥", 1.5)
 # Height and width of the images that are made: ImageNet's usual formats, and the larger ones in their share.

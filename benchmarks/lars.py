@@ -14,10 +14,11 @@ from torch.optim import SGD, Optimizer
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
 from conadv.study.bench.alternate import Tell, alternate
-from conadv.study.bench.command import Measurement, run_workload
+from conadv.study.bench.command import Measurement
 from conadv.study.bench.result import Findings, Goal, work_ratio
 from conadv.study.bench.workload import Workload
 from libraries import absence, load
+from scripts import run_workload
 
 _RATE, _MOMENTUM, _DECAY = 1e-4, 0.9, 5e-4
 

@@ -19,12 +19,13 @@ from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange
 from conadv.parallel.layout import Layout
 from conadv.study.bench.alternate import Tell
-from conadv.study.bench.command import Measurement, run_workload
+from conadv.study.bench.command import Measurement
 from conadv.study.bench.contender import Share, build_step, take_turns
 from conadv.study.bench.layout import ratio
 from conadv.study.bench.ranks import run_ranks
 from conadv.study.bench.result import Findings
 from conadv.study.bench.workload import Workload
+from scripts import run_workload
 
 RANKS = 2
 

@@ -24,11 +24,12 @@ from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, Wire
 from conadv.parallel.layout import Layout
-from conadv.study.bench.command import run_script
-from conadv.study.bench.contender import STEPS, Contender, Share, build_share, contenders, gathered
+from conadv.study.bench.contender import STEPS, Contender, Share, build_share, gathered
+from conadv.study.bench.layout import contenders
 from conadv.study.bench.ranks import run_ranks
 from conadv.study.bench.workload import Workload
 from conadv.study.plan.table import columns
+from scripts import run_script
 
 PARTS = (
     "forward",

@@ -22,11 +22,12 @@ import conadv
 from conadv.core.roles import Role
 from conadv.parallel.collectives import World
 from conadv.study.bench.alternate import Tell, progress, silent
-from conadv.study.bench.command import Measurement, report, run_script
+from conadv.study.bench.command import Measurement, report
 from conadv.study.bench.layout import ratio
 from conadv.study.bench.ranks import run_ranks
 from conadv.study.bench.result import Findings
 from conadv.study.bench.workload import Workload
+from scripts import run_script
 
 RANKS = 3
 DELAYS = (1, 2, 4)

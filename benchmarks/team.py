@@ -11,12 +11,13 @@ import conadv
 from conadv.optim.groups import parameter_groups
 from conadv.parallel.collectives import World
 from conadv.study.bench.alternate import Tell
-from conadv.study.bench.command import Measurement, run_workload
+from conadv.study.bench.command import Measurement
 from conadv.study.bench.contender import Contender, Share, block_steps, build_share, take_turns
 from conadv.study.bench.layout import ratio
 from conadv.study.bench.ranks import run_ranks
 from conadv.study.bench.result import Findings
 from conadv.study.bench.workload import Workload, attack
+from scripts import run_workload
 
 RANKS = 2
 LAYOUT = "clean | adv"
@@ -35,10 +36,7 @@ def on_rank(workload: Workload, rounds: int, world: World) -> dict[str, dict[str
     own = build_share(Contender("train", "recycled", LAYOUT), workload, world, steps)
     with conadv.Team(LAYOUT, batch_size=size, chunk_size=size, timeout=1800) as team:
         shares = {"train": own, "team": team_share(team, workload, steps)}
-        seconds = take_turns(shares, rounds, world)
-        assert own is not None and own.handoff is not None
-        own.handoff.drain()
-    return seconds
+        return take_turns(shares, rounds, world)
 
 
 def team_share(team: conadv.Team, workload: Workload, steps: int) -> Share:

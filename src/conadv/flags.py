@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from conadv.setting import Setting
+from conadv.setting import Setting, descriptions, settings_of
 
 _METAVARS = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 
@@ -54,3 +55,37 @@ def with_flags(command: Callable[..., None], flags: Iterable[inspect.Parameter])
     with_flags.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
     with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
     return with_flags
+
+
+def flags_of(table: type[Any], groups: Mapping[str, str] | None = None) -> Iterator[inspect.Parameter]:
+    """A flag for each field of a dataclass; the text below a field is its help.
+
+    Args:
+        table: the dataclass.
+        groups: titles of groups in the help, by the first field of each.
+    """
+    own: type = table
+    texts, defaults = descriptions(table.__module__), {field.name: field.default for field in fields(table)}
+    titles, group = dict(groups or {}), None
+    for setting in settings_of(own):
+        name = setting.key
+        if name in titles:
+            group = Group(titles[name], sort_key=1 + list(titles).index(name))
+        text, default = texts[f"{table.__name__}.{name}"], _shown(defaults[name])
+        yield flag(setting, text, default, group, switch=setting.kind is bool)
+
+
+def parse_flags(table: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of those flags of a dataclass that were given."""
+    own: type = table
+    settings = {setting.key: setting for setting in settings_of(own)}
+    known = {name: value for name, value in given.items() if value is not None}
+    return {name: value if value is True else settings[name].parse(value) for name, value in known.items()}
+
+
+def _shown(default: Any) -> str | None:
+    """A default as one would write it after the flag."""
+    if default is None or default is False or default == ():
+        return None
+    items = default if isinstance(default, tuple) else (default,)
+    return " ".join(f'"{item}"' if " " in str(item) else str(item) for item in items)

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import composed
-from composed import Echo, compose, role_alone, roles_alone
+from composed import compose, roles_alone
 from conadv.core.catalog import METHODS
 from conadv.core.handoff import Twin
 from conadv.study.bench.alternate import silent
-from conadv.study.bench.contender import wire
+from conadv.study.bench.contender import Contender, wire
+from conadv.study.bench.layout import Echo, role_alone
 from conadv.study.bench.ranks import run_ranks
 from conadv.study.bench.workload import Workload
 from conadv.study.plan import compare_layouts
@@ -70,7 +71,7 @@ def test_the_exchange_is_reported_by_method() -> None:
 @pytest.mark.parametrize("method", list(METHODS))
 def test_each_role_can_work_alone(method: str) -> None:
     for rank in range(METHODS[method].overlapped.count("|") + 1):
-        step = role_alone(method, rank, TINY)
+        step = role_alone(Contender(method, method, METHODS[method].overlapped), rank, TINY, steps=1)
         step()
         step()
 

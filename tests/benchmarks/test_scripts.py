@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "libraries")
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("libraries", "scripts"))
 SMALL = ["--model", "resnet8", "--width", "4", "--chunk-size", "4", "--image-size", "8"]
 
 

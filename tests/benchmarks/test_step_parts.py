@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from composed import role_alone
+from conadv.study.bench.contender import Contender
+from conadv.study.bench.layout import role_alone
 from conadv.study.bench.ranks import run_ranks
 from conadv.study.bench.workload import Workload
 from step_parts import PARTS, main, profile
@@ -41,7 +42,7 @@ def test_it_is_printed_as_a_table(monkeypatch, capsys, rows) -> None:
 
 
 def test_the_parts_of_a_profile_are_the_whole() -> None:
-    step = role_alone("conadv", 1, TINY)
+    step = role_alone(Contender("conadv", "conadv", "clean | adv | attack"), 1, TINY, steps=1)
     seconds = profile(step)
     assert tuple(seconds) == PARTS
     assert min(seconds["forward"], seconds["backward"], seconds["packing"], seconds["optimizer"]) > 0

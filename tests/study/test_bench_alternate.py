@@ -73,5 +73,6 @@ def test_the_real_clock_counts_waiting() -> None:
     assert time_run(lambda: time.sleep(0.01)).wall >= 0.01
 
 
-def test_rotation_of_one() -> None:
-    assert rotated(["A"], 5) == ["A"]
+@pytest.mark.parametrize("items", [[], ["A"]])
+def test_rotation_of_one_or_none(items: list[str]) -> None:
+    assert rotated(items, 5) == items

@@ -9,6 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple, TextIO, TypeVar
 
 import torch
@@ -56,11 +57,10 @@ def progress(label: str, stream: TextIO | None = None) -> Tell:
     return tell
 
 
-def clock(device: torch.device | None = None) -> Lap:
-    """Both clocks, once all work on the device is done; None: the device of this process."""
-    device = device or own_device()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def clock() -> Lap:
+    """Both clocks, once all work on the device of this process is done."""
+    if own_device().type == "cuda":
+        torch.cuda.synchronize(own_device())
     return Lap(time.perf_counter(), time.process_time())
 
 
@@ -87,14 +87,11 @@ def alternate(
         The laps of each candidate, one per round.
     """
 
-    def candidate(run: Callable[[], object]) -> Candidate:
-        def lap() -> Lap:
-            prepare()
-            return time_run(run, clock)
+    def lap(run: Callable[[], object]) -> Lap:
+        prepare()
+        return time_run(run, clock)
 
-        return lap
-
-    return in_turn({name: candidate(run) for name, run in runs.items()}, rounds, warmup=warmup, tell=tell)
+    return in_turn({name: partial(lap, run) for name, run in runs.items()}, rounds, warmup=warmup, tell=tell)
 
 
 def time_run(run: Callable[[], object], clock: Callable[[], Lap] = clock) -> Lap:
@@ -119,7 +116,7 @@ def in_turn(candidates: Mapping[str, Candidate], rounds: int, *, warmup: int = 1
 
 def rotated(items: Sequence[_Item], by: int) -> list[_Item]:
     """The items in their order, starting with another one, so that none is always first."""
-    start = by % len(items)
+    start = by % max(1, len(items))
     return [*items[start:], *items[:start]]
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from typing import Annotated, Any, NamedTuple
 
 import torch
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from conadv.flags import flag, with_flags
+from conadv.flags import flags_of, parse_flags, with_flags
 from conadv.machine import processor, usable_cores
-from conadv.setting import descriptions, did_you_mean, settings_of
+from conadv.setting import did_you_mean
 from conadv.study.plan.table import columns
 from conadv.task.models import check_output
 from conadv.trainer.folder import versions
@@ -31,9 +30,14 @@ from .workload import Workload
 _WHICH = """What to measure; none: both, one after the other.
 step: each method against vanilla, vanilla against the plainest loop, and the passes that conadv plan reads.
 layout: roles on ranks of their own against vanilla on as many."""
-_HEADER = ("benchmark", "ratio of times", "median", "10 %", "90 %", "median within", "n", "by work", "by flops")
-# Comparisons that need other libraries, and measurements for developers.
+_RATIOS = (
+    *("benchmark", "ratio of times", "median", "10 %", "90 %", "median within", "n", "by work", "by flops"),
+    *("goal", ""),
+)
+_LEGEND = "10 %, 90 %: percentiles of the rounds; median within: 95 % confidence, less below 6 rounds"
+_TIMES = ("benchmark", "time", "ms", "10 %", "90 %", "n")
 _MOST_ROUNDS = 10**6
+# Comparisons that need other libraries, and measurements for developers.
 _SCRIPTS = ("attack", "lars", "data", "reduction", "composed", "step_parts", "stragglers", "team")
 
 
@@ -57,9 +61,7 @@ def bench_command(
     **sizes: Any,
 ) -> None:
     """Time candidates in turn, on one core each, and print by which ratio they differ, with the spread."""
-    settings = {setting.key: setting for setting in settings_of(Workload)}
-    given: dict[str, Any] = {name: settings[name].parse(text) for name, text in sizes.items() if text is not None}
-    workload = Workload(**given)
+    workload = Workload(**parse_flags(Workload, sizes))
     known = {
         "step": Measurement(step.measure, workload, rounds or step.ROUNDS),
         "layout": Measurement(layout.measure, workload, rounds or layout.ROUNDS, one_core=False),
@@ -79,37 +81,6 @@ def report(measurements: Mapping[str, Measurement], as_json: bool) -> None:
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         document = _run(measurements)
     print(json.dumps(document, default=str) if as_json else render(document))
-
-
-def run_workload(name: str, measurement: Measurement, text: str | None) -> None:
-    """Run a script that measures a workload: flags for its sizes, and `text` as its help."""
-    sizes: Workload = measurement.sizes
-
-    def main(
-        *,
-        rounds: int = measurement.rounds,
-        model: str = sizes.model,
-        width: int | None = None,
-        chunk_size: int = sizes.chunk_size,
-        image_size: int = sizes.image_size,
-        json: bool = False,
-    ) -> None:
-        chosen = replace(sizes, model=model, width=width, chunk_size=chunk_size, image_size=image_size)
-        report({name: measurement._replace(sizes=chosen, rounds=rounds)}, json)
-
-    main.__doc__ = text
-    run_script(main)
-
-
-def run_script(main: Callable[..., None]) -> None:
-    """Run the command of a script: bad input is one line and exit status 2."""
-    app = App(help_format="plaintext")
-    app.default(main)
-    try:
-        app()
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def _run(measurements: Mapping[str, Measurement]) -> dict[str, Any]:
@@ -143,22 +114,15 @@ def _machine() -> dict[str, Any]:
 
 def render(document: Mapping[str, Any]) -> str:
     """The machine, the sizes, ratios, times and notes."""
-    ratios = [entry for entry in document["results"] if "ratio" in entry]
-    times = [entry for entry in document["results"] if "ratio" not in entry]
-    given = "\n".join(_listed(facts) for facts in (document["machine"], *document["sizes"].values()))
-    parts = [given, _ratios(ratios), _times(times), "\n".join(document["notes"])]
+    given = "\n".join(
+        ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+        for facts in (document["machine"], *document["sizes"].values())
+    )
+    ratios = [_ratio(entry) for entry in document["results"] if "ratio" in entry]
+    times = [_time(entry) for entry in document["results"] if "ratio" not in entry]
+    parts = [given, *([columns([_RATIOS, *ratios]) + f"\n{_LEGEND}"] if ratios else [])]
+    parts += [*([columns([_TIMES, *times])] if times else []), "\n".join(document["notes"])]
     return "\n\n".join(part for part in parts if part)
-
-
-def _listed(facts: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
-
-
-def _ratios(entries: Sequence[Mapping[str, Any]]) -> str:
-    if not entries:
-        return ""
-    legend = "10 %, 90 %: percentiles of the rounds; median within: 95 % confidence, less below 6 rounds"
-    return columns([(*_HEADER, "goal", ""), *map(_ratio, entries)]) + f"\n{legend}"
 
 
 def _ratio(entry: Mapping[str, Any]) -> tuple[str, ...]:
@@ -170,27 +134,11 @@ def _ratio(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return entry["benchmark"], name, *spread, sure, str(entry["n"]), *others, entry.get("goal", ""), met
 
 
-def _times(entries: Sequence[Mapping[str, Any]]) -> str:
-    if not entries:
-        return ""
-    rows = [("benchmark", "time", "ms", "10 %", "90 %", "n")]
-    for entry in entries:
-        a_piece = " per image" if "seconds_per_image" in entry else ""
-        value = entry.get("seconds_per_image", entry.get("seconds"))
-        figures = (f"{1e3 * figure:.4g}" for figure in (value, entry["low"], entry["high"]))
-        rows.append((entry["benchmark"], entry["name"] + a_piece, *figures, str(entry["n"])))
-    return columns(rows)
+def _time(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    per_image = "seconds_per_image" in entry
+    keys = ("seconds_per_image" if per_image else "seconds", "low", "high")
+    numbers = (f"{1e3 * entry[key]:.4g}" for key in keys)
+    return entry["benchmark"], entry["name"] + " per image" * per_image, *numbers, str(entry["n"])
 
 
-# Flags
-
-
-def _flags() -> Iterator[inspect.Parameter]:
-    texts = descriptions(Workload.__module__)
-    defaults = {field.name: field.default for field in fields(Workload)}
-    for setting in settings_of(Workload):
-        default = defaults[setting.key]
-        yield flag(setting, texts[f"Workload.{setting.key}"], None if default is None else str(default))
-
-
-bench = with_flags(bench_command, _flags())
+bench = with_flags(bench_command, flags_of(Workload))

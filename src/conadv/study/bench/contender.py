@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import nn
 
 from conadv.core.catalog import METHODS
 from conadv.core.handoff import Handoff
-from conadv.core.parts import Losses
 from conadv.core.roles import Place, Role
 from conadv.core.share import TwinShare
 from conadv.core.splitbn import update_running_stats
@@ -39,20 +38,9 @@ from .alternate import Candidate, Lap, Laps, in_turn, progress, silent, time_run
 from .result import wall_time, work_time
 from .workload import Workload
 
-OVERLAPPED = {name: method.overlapped for name, method in METHODS.items() if name != "vanilla"}
 STEPS = 3
 """Timed steps per block."""
 _WARMUP = 1
-
-
-class Reduction(Protocol):
-    """What a step needs from the exchange of gradients."""
-
-    def zero_grad(self) -> None:
-        """Begin a step."""
-
-    def finish(self, losses: Losses) -> object:
-        """End it: gradients and pending statistics are those of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +57,10 @@ class Contender:
     share: str = "1"
     """The part of them that has twins."""
 
+    @property
+    def lane(self) -> Layout:
+        return Layout.lane_of(self.layout or "clean", METHODS[self.method].duties)
+
 
 @dataclass(frozen=True)
 class Share:
@@ -76,29 +68,6 @@ class Share:
 
     step: Callable[[], None]
     handoff: RankHandoff | None = None
-
-
-def contenders(size: int) -> list[Contender]:
-    """What is measured on `size` ranks: vanilla, and the methods of which a lane has this width."""
-    methods = [Contender(method, method, OVERLAPPED[method]) for method in of_width(size)]
-    alone = Contender("vanilla-1", "vanilla", ranks="alone")
-    beside = Contender("beside", "vanilla", ranks="beside")
-    return [alone, *([beside, Contender(f"vanilla-{size}", "vanilla")] if size > 1 else []), *methods]
-
-
-def of_width(size: int) -> list[str]:
-    """The methods of which one lane has `size` ranks."""
-    return [method for method, layout in OVERLAPPED.items() if layout.count("|") + 1 == size]
-
-
-def together(workload: Workload, rounds: int, world: World) -> dict[str, dict[str, list[float]]]:
-    """Time every contender on these ranks; see `take_turns`."""
-    shares = {c.name: build_share(c, workload, world, block_steps(rounds)) for c in contenders(world.size)}
-    seconds = take_turns(shares, rounds, world)
-    for share in shares.values():
-        if share is not None and share.handoff is not None:
-            share.handoff.drain()
-    return seconds
 
 
 def block_steps(rounds: int) -> int:
@@ -111,6 +80,9 @@ def take_turns(shares: Mapping[str, Share | None], rounds: int, world: World) ->
     tell = progress(f"layout on {world.size} ranks") if world.is_main else silent
     blocks = {name: _block(share, world) for name, share in shares.items()}
     laps = in_turn(blocks, rounds, warmup=_WARMUP, tell=tell)
+    for share in shares.values():
+        if share is not None and share.handoff is not None:
+            share.handoff.drain()
     return {
         name: {contender: (seconds / STEPS).tolist() for contender, seconds in slowest(laps, world, by).items()}
         for name, by in (("wall", wall_time), ("work", work_time))
@@ -143,7 +115,7 @@ def build_step(
     name: str,
     model: nn.Module,
     place: Place,
-    reduction: Reduction,
+    exchange: Exchange,
     handoff: Handoff | None = None,
     share: str = "1",
 ) -> Callable[[], None]:
@@ -155,17 +127,24 @@ def build_step(
 
     def step() -> None:
         now, ahead = next(pairs)
-        reduction.zero_grad()
+        exchange.zero_grad()
         losses = method(now, ahead)
         if isinstance(handoff, RankHandoff):
-            assert isinstance(reduction, Exchange)
-            reduction.start()
+            exchange.start()
             handoff.end_step()
-        reduction.finish(losses)
+        exchange.finish(losses)
         update_running_stats(model)
         optimizer.step()
 
     return step
+
+
+def repeated(step: Callable[[], None], times: int) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(times):
+            step()
+
+    return run
 
 
 def wire(workload: Workload) -> Wire:
@@ -185,14 +164,9 @@ def _block(share: Share | None, world: World) -> Candidate:
         if share is None:
             return Lap(0.0, 0.0)
         share.step()
-        return time_run(lambda: _take_steps(share))
+        return time_run(repeated(share.step, STEPS))
 
     return run
-
-
-def _take_steps(share: Share) -> None:
-    for _ in range(STEPS):
-        share.step()
 
 
 def gathered(own: torch.Tensor, world: World) -> torch.Tensor:

@@ -1,17 +1,29 @@
-"""What a layout costs: methods with roles on ranks of their own against vanilla, each rank on its own core or GPU."""
+"""What a layout costs: methods with roles on ranks of their own against vanilla, each rank on its own core or GPU.
+
+A lane has one rank per role, or several that share it. Lanes of the second kind for which the machine is too small are
+composed: a step is the longest of the times that the ranks of each role take alone, without any exchange.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from . import uneven
-from .alternate import Tell
-from .contender import OVERLAPPED, of_width
-from .ranks import places, run_ranks
-from .result import Findings, Goal, Ratio, Spread
+from conadv.core.catalog import METHODS
+from conadv.core.handoff import Twin
+from conadv.core.share import TwinShare
+from conadv.parallel.collectives import World, own_device
+from conadv.parallel.gradients import Exchange
+from conadv.parallel.layout import Layout
+from conadv.parallel.wire import Wire
+
+from .alternate import Tell, alternate
+from .contender import Contender, block_steps, build_share, build_step, repeated, take_turns, wire
+from .ranks import one_core, places, run_ranks
+from .result import Findings, Goal, Ratio, Spread, work_time
 from .workload import Workload
 
 ROUNDS = 5
+OVERLAPPED = {name: method.overlapped for name, method in METHODS.items() if name != "vanilla"}
 _GOALS = {
     "recycled/vanilla-2": Goal("≤", 1.03),
     "recycled/vanilla-1": Goal("≤", 1.06),
@@ -21,32 +33,89 @@ _NOTES = (
     "vanilla-N: data-parallel on N ranks; the others: one lane, each rank with the same chunk as one of vanilla's",
     "beside/vanilla-1: what the cores cost each other, without any exchange",
 )
+# Steps of a role per lap: with twins of a quarter of the chunks, a rank may generate some in every fourth step only.
+_STEPS = 4
 Seconds = Mapping[str, Sequence[float]]
 """A step of each contender, one value per round."""
 
 
+def _lane(name: str, method: str, layout: str, share: str = "1") -> Contender:
+    """One lane with the fewest chunks that its ranks can share."""
+    chunks = Layout.lane_of(layout, METHODS[method].duties).smallest(TwinShare.from_number(share).of)
+    return Contender(name, method, layout, chunks=chunks, share=share)
+
+
+LANES = (
+    _lane("recycled-2+1", "recycled", "2 clean | adv", "1/2"),
+    _lane("recycled-4+1", "recycled", "4 clean | adv", "1/4"),
+    _lane("conadv-2+2+1", "conadv", "2 clean | 2 adv | attack"),
+    _lane("conadv-3+3+2", "conadv", "3 clean | 3 adv | 2 attack"),
+)
+
+
 def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
-    """Times of a step on ranks of their own; the ranks show their progress themselves."""
-    ratios: list[Ratio] = []
-    notes = list(_NOTES)
-    for size in sorted({layout.count("|") + 1 for layout in OVERLAPPED.values()}):
-        if size <= places():
-            (found,) = run_ranks(["conadv.study.bench.contender:together"], size, workload, rounds)
-            ratios += measured_ratios(size, found["wall"], found["work"])
-        else:
-            notes.append(
-                f"without {', '.join(of_width(size))}: {size} ranks need as many cores or GPUs, and there are "
-                f"{places()}; python benchmarks/composed.py composes a step from its parts"
-            )
-    shared = uneven.measure(workload, rounds, tell)
-    return Findings([*ratios, *shared.results], [*notes, *shared.notes])
+    """The step of each lane, divided by vanilla's; the ranks show their progress themselves."""
+    sizes = sorted({*map(_width, OVERLAPPED), *(one.lane.world_size for one in LANES)})
+    found = {
+        size: run_ranks(["conadv.study.bench.layout:together"], size, workload, rounds)[0]
+        for size in sizes
+        if size <= places()
+    }
+    ratios = [one for size, by in found.items() for one in measured_ratios(size, by["wall"], by["work"])]
+    composed = [one for one in LANES if one.lane.world_size not in found]
+    with one_core():
+        seconds = compose(composed, workload, rounds, tell)
+    for lane in LANES:
+        laps = seconds if lane in composed else found[lane.lane.world_size]["wall"]
+        spread = Spread.of_ratio(laps[lane.name], laps[f"{lane.name} vanilla"])
+        ratios.append(Ratio(f"{lane.name}/vanilla", spread, composed=lane in composed))
+    missing = [
+        f"without {', '.join(of_width(size))}: {size} ranks need as many cores or GPUs, and there are {places()}; "
+        "python benchmarks/composed.py composes a step from its parts"
+        for size in sizes
+        if size not in found and of_width(size)
+    ]
+    lanes = [f'{one.name}: {one.method} "{one.layout}", twins of {one.share} of the chunks' for one in LANES]
+    how = f"composed on {places()} cores: each role alone, without any exchange"
+    return Findings(ratios, [*_NOTES, *missing, *lanes, how])
+
+
+# On ranks of their own
+
+
+def together(workload: Workload, rounds: int, world: World) -> dict[str, dict[str, list[float]]]:
+    """Time every contender on these ranks; see `take_turns`."""
+    lanes = [one for one in LANES if one.lane.world_size == world.size]
+    everyone = [*contenders(world.size), *lanes, *map(vanilla_of, lanes)]
+    shares = {one.name: build_share(one, workload, world, block_steps(rounds)) for one in everyone}
+    return take_turns(shares, rounds, world)
+
+
+def contenders(size: int) -> list[Contender]:
+    """The methods of which a lane has one rank per role and `size` ranks, and vanilla; empty: there are none."""
+    methods = [Contender(method, method, OVERLAPPED[method]) for method in of_width(size)]
+    vanilla = [
+        Contender("vanilla-1", "vanilla", ranks="alone"),
+        Contender("beside", "vanilla", ranks="beside"),
+        Contender(f"vanilla-{size}", "vanilla"),
+    ]
+    return [*vanilla[: 3 if size > 1 else 1], *methods] if methods else []
+
+
+def of_width(size: int) -> list[str]:
+    """The methods of which one lane has `size` ranks."""
+    return [method for method in OVERLAPPED if _width(method) == size]
+
+
+def _width(method: str) -> int:
+    return OVERLAPPED[method].count("|") + 1
 
 
 def measured_ratios(size: int, wall: Seconds, work: Seconds) -> list[Ratio]:
     """Ratios of contenders that ran on the same ranks."""
     return [
-        ratio(wall, first, second, composed=False, work=spread(work, first, second).median)
-        for first, second in (*pairs(size), *([("beside", "vanilla-1")] if size > 1 else []))
+        ratio(wall, first, second, composed=False, work=Spread.of_ratio(work[first], work[second]).median)
+        for first, second in (*pairs(size), *([("beside", "vanilla-1")] if size > 1 and of_width(size) else []))
     ]
 
 
@@ -54,15 +123,57 @@ def pairs(size: int) -> list[tuple[str, str]]:
     """What is compared on `size` ranks: each method with vanilla on as many and on one, and vanilla with itself."""
     bases = dict.fromkeys((f"vanilla-{size}", "vanilla-1"))
     found = [(method, base) for method in of_width(size) for base in bases]
-    return [*found, (f"vanilla-{size}", "vanilla-1")] if size > 1 else found
+    return [*found, (f"vanilla-{size}", "vanilla-1")] if found and size > 1 else found
 
 
 def ratio(seconds: Seconds, first: str, second: str, composed: bool, work: float | None = None) -> Ratio:
     """The ratio of two contenders, with its goal if it has one."""
-    name = f"{first}/{second}"
-    return Ratio(name, spread(seconds, first, second), _GOALS.get(name), composed=composed, work=work)
+    name, spread = f"{first}/{second}", Spread.of_ratio(seconds[first], seconds[second])
+    return Ratio(name, spread, _GOALS.get(name), composed=composed, work=work)
 
 
-def spread(seconds: Seconds, first: str, second: str) -> Spread:
-    """The ratios of two contenders, round by round."""
-    return Spread.of([above / below for above, below in zip(seconds[first], seconds[second], strict=True)])
+# Composed, in this process
+
+
+def vanilla_of(lane: Contender) -> Contender:
+    """Vanilla on one rank, with the chunks of one rank of the lane that learns from images."""
+    place = lane.lane.place(lane.lane.ranks(0, METHODS["vanilla"].duties)[0], lane.chunks)
+    return Contender(f"{lane.name} vanilla", "vanilla", ranks="alone", chunks=place.chunks or 1)
+
+
+def compose(lanes: Sequence[Contender], workload: Workload, rounds: int, tell: Tell) -> dict[str, list[float]]:
+    """Seconds per step of lanes and their vanilla, round by round, from the time of one rank of each role alone."""
+    everyone = [*lanes, *map(vanilla_of, lanes)]
+    ranks = {one.name: [one.lane.roles.index(role) for role in one.lane.counts] for one in everyone}
+    runs = {f"{one.name} {rank}": role_alone(one, rank, workload) for one in everyone for rank in ranks[one.name]}
+    laps = {name: list(map(work_time, found)) for name, found in alternate(runs, rounds, tell=tell).items()}
+    return {
+        name: [max(seconds) for seconds in zip(*(laps[f"{name} {rank}"] for rank in own), strict=True)]
+        for name, own in ranks.items()
+    }
+
+
+def role_alone(lane: Contender, rank: int, workload: Workload, steps: int = _STEPS) -> Callable[[], None]:
+    """What one rank of a lane does in a few steps, in a process of its own that exchanges nothing."""
+    place = lane.lane.place(rank, lane.chunks)
+    model = workload.build(lane.method)
+    handoff = Echo(wire(workload), workload) if lane.lane.hands_over else None
+    exchange = Exchange(model, World(0, 1, own_device()), place.share)
+    return repeated(build_step(workload, lane.method, model, place, exchange, handoff, lane.share), steps)
+
+
+class Echo:
+    """A hand-off without another side: it packs what it is given, and unpacks a message that it always has."""
+
+    def __init__(self, wire: Wire, workload: Workload) -> None:
+        self._wire = wire
+        self._message = wire.pack(Twin(*workload.pixels()))
+
+    def put(self, twin: Twin) -> None:
+        self._wire.pack(twin)
+
+    def take(self) -> Twin:
+        return self._wire.unpack(self._message)
+
+    def clear(self) -> None:
+        """Nothing is ever in flight."""

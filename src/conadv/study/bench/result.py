@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -37,9 +38,15 @@ class Spread:
         low, median, high = np.percentile(ordered, [10, 50, 90]).tolist()
         return cls(median, low, high, ordered[rank - 1], ordered[-rank], len(ordered))
 
-    def to_json(self) -> dict[str, float]:
-        """All but the median, which each result writes under a name of its own."""
-        return {name: value for name, value in asdict(self).items() if name != "median"}
+    @classmethod
+    def of_ratio(cls, above: Iterable[float], below: Iterable[float]) -> Spread:
+        """The spread of the ratios of two candidates, round by round."""
+        return cls.of([first / second for first, second in zip(above, below, strict=True)])
+
+    def to_json(self, unit: str) -> dict[str, float]:
+        """The numbers, with the median under the name of its unit."""
+        numbers = asdict(self)
+        return {unit: numbers.pop("median"), **numbers}
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class Ratio:
     """Whether a side was composed from parts, each measured alone."""
 
     def to_json(self) -> dict[str, Any]:
-        entry: dict[str, Any] = {"name": self.name, "ratio": self.spread.median, **self.spread.to_json()}
+        entry: dict[str, Any] = {"name": self.name, **self.spread.to_json("ratio")}
         if self.goal is not None:
             entry |= {"goal": str(self.goal), "met": self.goal.is_met(self.spread.median)}
         further = {
@@ -95,7 +102,7 @@ class Time:
     spread: Spread
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, self.unit: self.spread.median, **self.spread.to_json()}
+        return {"name": self.name, **self.spread.to_json(self.unit)}
 
 
 Result = Ratio | Time
@@ -123,8 +130,7 @@ def wall_time(lap: Lap) -> float:
 
 def compare(laps: Laps, first: str, second: str, by: Callable[[Lap], float]) -> Spread:
     """The ratios of two candidates, round by round."""
-    pairs = zip(laps[first], laps[second], strict=True)
-    return Spread.of([by(above) / by(below) for above, below in pairs])
+    return Spread.of_ratio(map(by, laps[first]), map(by, laps[second]))
 
 
 def work_ratio(laps: Laps, first: str, second: str, goal: Goal | None = None, flops: float | None = None) -> Ratio:
@@ -135,10 +141,5 @@ def work_ratio(laps: Laps, first: str, second: str, goal: Goal | None = None, fl
 
 def _sure_rank(n: int) -> int:
     """The largest r such that fewer than r of n values lie below the median with a probability of at most 2.5 %."""
-    probability, rank = 0.0, 0
-    while rank < n:
-        probability += math.comb(n, rank) / 2**n
-        if probability > 0.025:
-            break
-        rank += 1
-    return max(rank, 1)
+    probabilities = accumulate(math.comb(n, below) * 0.5**n for below in range(n))
+    return max(1, sum(probability <= 0.025 for probability in probabilities))
