@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tiny
-from faults.inject import PAUSE, command
+from conadv.core.catalog import METHODS
+from conadv.parallel.layout import Layout
+from faults.forks import FOLDER, TESTS, Server
+from faults.inject import PAUSE
 from faults.scenario import HARMLESS, Fault, Scenario
 from launcher import Torchrun
-from ranks import _CONTEXT, _PRELOAD, environment, store
-
-_CONTEXT.set_forkserver_preload([*_PRELOAD, "faults.inject"])
+from ranks import environment, store
 
 SLACK = 100.0  # seconds beyond what is promised: a busy machine is no failure, waiting for ever is
 MISMATCHES = (["--seed", "7"], ["--optimizer.lr", "3"], ["--attack.epsilon", "1/255"], ["--epochs", "9"])
@@ -32,35 +38,73 @@ STATUSES = {
 }
 
 
+class Interpreter:
+    """A process of its own, with the interface of `multiprocessing.Process`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.kill = process.kill
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.poll()
+
+    def join(self, timeout: float | None = None) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+
+    def close(self) -> None:
+        pass
+
+
+def _with_tests() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
 class Problem(Exception):  # noqa: N818 - of the run under test, not of this program
     """What a run did that it must not do."""
 
 
+@dataclass
 class Attempt:
     """`conadv train` on so many ranks in a folder: from its start, or resumed where the folder holds a run."""
 
-    def __init__(self, folder: Path, size: int, fields: dict[str, Any], number: int = 0, timeout: float = 60) -> None:
-        self.folder, self.size, self.timeout = folder, size, timeout
-        self.output = folder.with_name(f"{folder.name}-{number}.txt")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if (folder / "config.toml").exists():
-            model = str(fields.get("model", "tiny:net"))  # which no folder may name
-            self.words = ["--resume", str(folder), "--model", model, "--timeout", str(timeout)]
+    server: Server
+    folder: Path
+    size: int
+    fields: dict[str, Any]
+    number: int = 0
+    timeout: float = 60
+    is_real: bool = False
+    processes: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.output = self.folder.with_name(f"{self.folder.name}-{self.number}.txt")
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        if (self.folder / "config.toml").exists():
+            model = str(self.fields.get("model", "tiny:net"))  # which no folder may name
+            self.words = ["--resume", FOLDER, "--model", model, "--timeout", str(self.timeout)]
         else:
-            self.words = [*tiny.words(**{**fields, "timeout": timeout}), "--run-dir", str(folder)]
-        self.processes: list[Any] = []
+            self.words = [*tiny.words(**{**self.fields, "timeout": self.timeout}), "--run-dir", FOLDER]
         self._store = store()
 
-    def start(self, fault: Fault | None = None, odd: list[str] | None = None) -> None:
+    def start(self, faults: tuple[Fault, ...] = (), odd: list[str] | None = None) -> None:
         """Start all ranks; `odd` are further words for the victim of the fault."""
         port = self._store.__enter__()
         for rank in range(self.size):
-            own = fault if fault and rank in fault.victims else None
+            own = next((fault for fault in faults if rank in fault.victims), None)
             words = ["train", *self.words, *(odd or [] if own else [])]
-            arguments = (words, environment(rank, self.size, port), str(self.output), None if odd else own)
-            process = _CONTEXT.Process(target=command, args=arguments, daemon=True)
-            process.start()
-            self.processes.append(process)
+            outside = own is None or odd or own.point == "after"
+            self.processes.append(self._start(words, environment(rank, self.size, port), None if outside else own))
+
+    def _start(self, words: list[str], settings: dict[str, str], fault: Fault | None) -> Any:
+        if not self.is_real:
+            return self.server.start(words, self.folder, settings, self.output, fault)
+        words = [str(self.folder) if word == FOLDER else word for word in words]
+        told = json.dumps([words, settings, str(self.output), asdict(fault) if fault else None])
+        return Interpreter(subprocess.Popen([sys.executable, "-m", "faults.inject", told], env=_with_tests()))
 
     def statuses(self, seconds: float, ranks: tuple[int, ...] | None = None) -> list[int | None]:
         """How these ranks ended (all by default); None: not within so many seconds."""
@@ -96,40 +140,66 @@ def ends_well(attempt: Attempt) -> None:
         raise Problem(f"undisturbed ranks ended with {statuses}")
 
 
-def disturb(attempt: Attempt, fault: Fault) -> Counter[str]:
-    """Run it with a fault, and check how it ended; what happened, counted."""
+def disturb(attempt: Attempt, faults: tuple[Fault, ...]) -> Counter[str]:
+    """Run it with its faults, and check how it ended; what happened, counted."""
     try:
-        match fault.kind:
+        match faults[0].kind:
             case "flag mismatch":
-                return _mismatch(attempt, fault)
+                return _mismatch(attempt, faults[0])
             case "two processes":
-                return _two(attempt, fault)
+                return _two(attempt, faults[0])
             case _:
-                return _one(attempt, fault)
+                return _one(attempt, faults)
     finally:
         attempt.close()
 
 
-def _one(attempt: Attempt, fault: Fault) -> Counter[str]:
-    attempt.start(fault)
-    if fault.kind == "pause":
-        _wake(attempt, fault.victims[0])
-    if fault.kind == "SIGSTOP":
-        others = tuple(rank for rank in range(attempt.size) if rank not in fault.victims)
+def _one(attempt: Attempt, faults: tuple[Fault, ...]) -> Counter[str]:
+    first = faults[0]
+    attempt.start(faults)
+    if first.kind == "pause":
+        _wake(attempt, first.victims[0])
+    if first.kind == "SIGSTOP":
+        others = tuple(rank for rank in range(attempt.size) if rank not in first.victims)
         ended = attempt.statuses(attempt.timeout + 15 + SLACK, others)
         if None in ended:
             raise Problem(f"ranks {others} hang beside a stopped one: {ended}")
-        os.kill(attempt.processes[fault.victims[0]].pid, signal.SIGKILL)
+        os.kill(attempt.processes[first.victims[0]].pid, signal.SIGKILL)
+    for fault in faults[1:]:
+        _hunt(attempt, fault)
     statuses = attempt.statuses(attempt.timeout + 15 + SLACK)
     if None in statuses:
         raise Problem(f"ranks hang: {statuses}")
-    _check(attempt, fault, statuses)
-    killed = sum(status == -signal.SIGKILL for status in statuses) if fault.kind == "SIGKILL" else 0
-    happened = Counter({"kills": killed, f"fault: {fault.kind}": int(any(statuses))})
-    if killed:
-        happened[f"killed at: {fault.point}"] += killed
-        happened.update(f"killed: rank {rank} of {attempt.size}" for rank in fault.victims)
-    return +happened
+    _check(attempt, first, statuses)
+    happened = Counter({f"fault: {first.kind}": int(any(statuses))})
+    return +(happened + (_killed(attempt, faults, statuses) if first.kind == "SIGKILL" else Counter()))
+
+
+def _hunt(attempt: Attempt, fault: Fault) -> None:
+    """Kill ranks from outside a while after the first rank has ended."""
+    end = time.monotonic() + attempt.timeout + 15 + SLACK
+    while all(process.exitcode is None for process in attempt.processes) and time.monotonic() < end:
+        time.sleep(0.005)
+    time.sleep(fault.number / 100)
+    for rank in fault.victims:
+        if attempt.processes[rank].exitcode is None:
+            with suppress(ProcessLookupError):
+                os.kill(attempt.processes[rank].pid, signal.SIGKILL)
+
+
+def _killed(attempt: Attempt, faults: tuple[Fault, ...], statuses: list[int | None]) -> Counter[str]:
+    """Who was killed where."""
+    method = attempt.fields["method"]
+    layout = Layout.fit(attempt.fields.get("layout"), METHODS[method].duties, attempt.size)
+    killed = [rank for rank, status in enumerate(statuses) if status == -signal.SIGKILL]
+    happened = Counter({"kills": len(killed), "kills of real interpreters": len(killed) if attempt.is_real else 0})
+    for rank in killed:
+        point = next(fault.point for fault in faults if rank in fault.victims)
+        happened[f"killed at: {point}"] += 1
+        happened[f"killed with: {method}, {layout} on {attempt.size}"] += 1
+        happened["killed as: " + layout.describe(rank).rpartition(", ")[2].rstrip(")")] += 1
+        happened[f"killed: {'resumed' if '--resume' in attempt.words else 'first'} attempt"] += 1
+    return happened
 
 
 def _check(attempt: Attempt, fault: Fault, statuses: list[int | None]) -> None:
@@ -160,7 +230,7 @@ def _wake(attempt: Attempt, victim: int) -> None:
 
 def _mismatch(attempt: Attempt, fault: Fault) -> Counter[str]:
     """One rank with another flag: all refuse, and leave no folder."""
-    attempt.start(fault, odd=MISMATCHES[fault.number % len(MISMATCHES)])
+    attempt.start((fault,), odd=MISMATCHES[fault.number % len(MISMATCHES)])
     statuses = attempt.statuses(attempt.timeout + 15 + SLACK)
     if statuses != [2] * attempt.size or len(attempt.complaints()) != 1:
         raise Problem(f"ranks with different flags ended with {statuses}, saying {attempt.complaints()}")
@@ -171,11 +241,11 @@ def _mismatch(attempt: Attempt, fault: Fault) -> Counter[str]:
 
 def _two(attempt: Attempt, fault: Fault) -> Counter[str]:
     """A second process resumes while the first trains: it is refused, and the first ends well."""
-    attempt.start(fault)
+    attempt.start((fault,))
     end = time.monotonic() + SLACK
     while not (attempt.folder / "config.toml").exists() and time.monotonic() < end:
         time.sleep(0.01)
-    second = Attempt(attempt.folder, attempt.size, {}, 50)
+    second = Attempt(attempt.server, attempt.folder, attempt.size, {}, 50)
     second.start()
     try:
         late = second.statuses(SLACK)
@@ -198,7 +268,7 @@ def _lives(pid: int) -> bool:
 
 def by_torchrun(scenario: Scenario, run: Path, fields: dict[str, Any]) -> Counter[str]:
     """torchrun itself is killed, and its ranks end; or one of its ranks is, and all start again."""
-    (fault,) = scenario.faults
+    ((fault,),) = scenario.attempts
     words = ["train", *tiny.words(**fields), "--run-dir", str(run)]
     flags = ["--nproc-per-node", str(scenario.size), "--max-restarts", "2"]
     launcher = Torchrun(flags, words, run.with_name("run-0.txt"))

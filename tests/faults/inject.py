@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import resource
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +26,12 @@ from conadv.trainer import checkpoint, files
 from faults.scenario import Fault
 
 PAUSE = 0.4  # seconds: shorter than any timeout
+
+
+def main() -> None:
+    """Be one rank in an interpreter of its own, as the JSON on its command line says."""
+    words, settings, output, fault = json.loads(sys.argv[1])
+    command(words, settings, output, fault and Fault(**{**fault, "victims": tuple(fault["victims"])}))
 
 
 def command(words: list[str], settings: dict[str, str], output: str, fault: Fault | None) -> None:
@@ -154,3 +162,7 @@ def _reset() -> None:
                     end.shutdown(socket.SHUT_RDWR)
         except OSError:
             continue
+
+
+if __name__ == "__main__":
+    main()

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-# Ranks and fields of a run. Lanes of equal work: 24 images in 6 chunks.
+# Ranks and fields of a run. Lanes of equal work: 4 images in 2 chunks.
 CONFIGURATIONS: list[tuple[int, dict[str, Any]]] = [
     (1, {"method": "conadv"}),
     (1, {"method": "recycled", "ema": 0.9}),
     (2, {"method": "vanilla"}),
     (2, {"method": "sam"}),
     (2, {"method": "conadv", "delay": 2}),
+    (2, {"method": "conadv", "delay": 0, "layout": "clean | adv+attack"}),
     (2, {"method": "recycled", "layout": "clean | adv"}),
     (2, {"method": "recycled", "layout": "clean+adv"}),
     (2, {"method": "disadv", "layout": "clean | adv+attack"}),
@@ -25,12 +26,14 @@ CONFIGURATIONS: list[tuple[int, dict[str, Any]]] = [
     (3, {"method": "conadv", "delay": 3, "layout": "clean | adv | attack"}),
     (4, {"method": "recycled", "layout": "clean | adv"}),
     (4, {"method": "disadv", "layout": "clean+adv | attack"}),
+    (4, {"method": "conadv", "delay": 2, "layout": "clean | 2 adv | attack"}),
 ]
 STEPS = 8
+REAL_SHARE = 0.05  # of the runs: each rank is an interpreter of its own
 
 # Points of the program, and about how often a run passes them.
-OF_ANY_RANK = {"start": 1, "join": 1, "broadcast": 6, "pass": 60, "sum": 3 * STEPS, "timer": 60}
-OF_SEVERAL = {"send": 40, "receive": 40}
+OF_ANY_RANK = {"start": 1, "join": 1, "broadcast": 6, "pass": 4 * STEPS, "sum": 3 * STEPS, "timer": 60}
+OF_SEVERAL = {"send": 16, "receive": 16}
 OF_RANK_0 = {"write": 2 * STEPS, "fsync": 5 * STEPS, "rename": 2 * STEPS, "remove": 3 * STEPS}
 
 # What the run survives without a restart, what ends it, and what needs more than one process.
@@ -47,7 +50,8 @@ class Fault:
     kind: str
     point: str
     number: int
-    """Which passage of the point, from 1 on; for `timer`, hundredths of a second."""
+    """Which passage of the point, from 1 on; for `timer`, hundredths of a second from the start of the rank, and for
+    `after`, from the end of the first rank."""
     victims: tuple[int, ...]
 
 
@@ -59,7 +63,10 @@ class Scenario:
     kind: str
     size: int
     fields: dict[str, Any]
-    faults: tuple[Fault, ...]
+    attempts: tuple[tuple[Fault, ...], ...]
+    """The faults of each attempt; no two have the same victim."""
+    is_real: bool
+    """Whether each rank is an interpreter of its own, rather than a fork of one that has imported everything."""
 
     @classmethod
     def from_seed(cls, seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
@@ -67,35 +74,49 @@ class Scenario:
         kind = random.choices(kinds, [_WEIGHTS.get(name, 1) for name in kinds])[0]
         usable = [entry for entry in CONFIGURATIONS if entry[0] > 1 or kind not in _OF_SEVERAL_RANKS]
         size, fields = random.choice(usable)
-        return cls(seed, kind, size, fields, tuple(_faults(random, kind, size)))
+        attempts = tuple(_attempts(random, kind, size))
+        return cls(seed, kind, size, fields, attempts, random.random() < REAL_SHARE)
 
 
 _OF_SEVERAL_RANKS = ("SIGSTOP", "delayed message", "lost messages", "reset", "flag mismatch", "agent", "restart")
+_EARLY = {"start": 1, "join": 1, "broadcast": 6, "pass": 6, "sum": 3, "timer": 30}
+_LATER = {"write": 2, "fsync": 6, "rename": 3, "remove": 6}
 
 
-def _faults(random: Random, kind: str, size: int) -> list[Fault]:
+def _attempts(random: Random, kind: str, size: int) -> list[tuple[Fault, ...]]:
     match kind:
+        case "SIGKILL":
+            return [_kills(random, size)]
         case "kill twice":
-            both = random.random() < 0.3
-            return [_at(random, "SIGKILL", size, count=2 if both else 1) for _ in range(random.choice((2, 3, 4)))]
+            return [_kills(random, size) for _ in range(random.choice((2, 3, 4)))]
         case "kill during resume":
-            early = {"start": 1, "join": 1, "broadcast": 6, "pass": 6, "sum": 3, "timer": 30}
-            later = {"write": 2, "fsync": 6, "rename": 3, "remove": 6}
-            return [_at(random, "SIGKILL", size)] + [
-                _at(random, "SIGKILL", size, points=early if random.random() < 0.7 else later) for _ in range(2)
-            ]
+            points = [_EARLY if random.random() < 0.7 else _LATER for _ in range(2)]
+            return [_kills(random, size), *(_kills(random, size, some) for some in points)]
+    return [(_fault(random, kind, size),)]
+
+
+def _kills(random: Random, size: int, points: dict[str, int] | None = None) -> tuple[Fault, ...]:
+    """Some ranks are killed at one point of the program; some of the others while they notice."""
+    first = _at(random, "SIGKILL", size, points, count=random.randint(1, size))
+    others = [rank for rank in range(size) if rank not in first.victims]
+    hunted = tuple(sorted(random.sample(others, random.randint(0, len(others)))))
+    return (first, Fault("SIGKILL", "after", random.randint(0, 200), hunted)) if hunted else (first,)
+
+
+def _fault(random: Random, kind: str, size: int) -> Fault:
+    match kind:
         case "failing fsync" | "failing rename":
             point = kind.split()[1]
-            return [Fault(kind, point, random.randint(1, OF_RANK_0[point]), (0,))]
+            return Fault(kind, point, random.randint(1, OF_RANK_0[point]), (0,))
         case "full disk" | "slow disk":
-            return [_at(random, kind, 1, points={**OF_RANK_0, "pass": 60})]
+            return _at(random, kind, 1, points={**OF_RANK_0, "pass": 4 * STEPS})
         case "delayed message" | "lost messages":
-            return [_at(random, kind, size, points={**OF_SEVERAL, "sum": 3 * STEPS})]
+            return _at(random, kind, size, points={**OF_SEVERAL, "sum": 3 * STEPS})
         case "flag mismatch" | "agent" | "restart":
-            return [Fault(kind, "step", random.randint(1, STEPS - 2), (random.randrange(size),))]
+            return Fault(kind, "step", random.randint(1, STEPS - 2), (random.randrange(size),))
         case "two processes":
-            return [Fault(kind, "pass", random.randint(2, 30), (0,))]
-    return [_at(random, kind, size)]
+            return Fault(kind, "pass", random.randint(2, 12), (0,))
+    return _at(random, kind, size)
 
 
 def _at(random: Random, kind: str, size: int, points: dict[str, int] | None = None, count: int = 1) -> Fault:

@@ -27,9 +27,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import tiny
 from faults.attempts import Attempt, Problem, by_torchrun, disturb, ends_well
+from faults.forks import Server
 from faults.scenario import HARMLESS, KINDS, STEPS, Scenario
 
-FIELDS = {"epochs": STEPS // 2, "checkpoint.every": 1, "checkpoint.keep": 2, "data.memory": 0}
+# 8 images in batches of 4, in 2 chunks: a run takes a few tenths of a second of processor time.
+FIELDS: dict[str, Any] = {"data.name": "synthetic", "data.train_size": 8, "data.image_size": 8, "data.channels": 1}
+FIELDS |= {"batch_size": 4, "chunk_size": 2, "epochs": STEPS // 2, "checkpoint.every": 1, "checkpoint.keep": 2}
 # Metrics that are a function of the recipe alone.
 NUMBERS = ("step", "epoch", "lr", "loss", "clean_loss", "adv_loss", "skipped", "test_top1")
 # Seconds that a rank waits for others: where it must survive on a busy machine, and where it must notice a fault.
@@ -41,7 +44,8 @@ TOKEN = uuid.uuid4().hex
 class References:
     """The undisturbed run of each configuration, made when it is first needed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: Server) -> None:
+        self.server = server
         self._folder = folder
         self._locks: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
@@ -53,7 +57,7 @@ class References:
         with lock:
             folder = self._folder / name
             if not (folder / "summary.json").exists():
-                ends_well(Attempt(folder, scenario.size, {**FIELDS, **scenario.fields}, timeout=PATIENT))
+                ends_well(Attempt(self.server, folder, scenario.size, {**FIELDS, **scenario.fields}, timeout=PATIENT))
         return folder
 
 
@@ -103,10 +107,11 @@ def soak(scenario: Scenario, place: Path, references: References) -> Counter[str
         fields["model"] = "tiny:Slow"  # the same numbers, and time for a kill from outside
         counts += by_torchrun(scenario, run, fields)
     else:
-        for number, fault in enumerate(scenario.faults):
-            timeout = PATIENT if fault.kind in (*HARMLESS, "two processes") else IMPATIENT
-            counts += disturb(Attempt(run, scenario.size, fields, number, timeout), fault)
-    ends_well(Attempt(run, scenario.size, fields, 99, PATIENT))
+        for number, faults in enumerate(scenario.attempts):
+            timeout = PATIENT if scenario.kind in (*HARMLESS, "two processes") else IMPATIENT
+            attempt = Attempt(references.server, run, scenario.size, fields, number, timeout, scenario.is_real)
+            counts += disturb(attempt, faults)
+    ends_well(Attempt(references.server, run, scenario.size, fields, 99, PATIENT))
     _compare(run, whole)
     return counts
 
@@ -167,13 +172,15 @@ def main() -> int:
     tally = Tally(options.seed, options.state)
     end, last_seed = time.monotonic() + 60 * options.minutes, options.seed + options.cases
     with tempfile.TemporaryDirectory(prefix="conadv-soak-") as folder:
-        references = References(Path(folder) / "undisturbed")
+        server = Server()
+        references = References(Path(folder) / "undisturbed", server)
         arguments = (tally, last_seed, end, options.kinds, Path(folder), references)
         threads = [threading.Thread(target=serve, args=arguments) for _ in range(options.jobs)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        server.close()
     tally.next = int(min(tally.next, last_seed))  # each thread may have taken a seed that it did not begin
     if left := left_behind():
         tally.complain(-1, f"processes were left behind: {left}")
