@@ -23,7 +23,8 @@ from faults.scenario import HARMLESS, Fault, Scenario
 from launcher import Torchrun
 from ranks import environment, store
 
-SLACK = 100.0  # seconds beyond what is promised: a busy machine is no failure, waiting for ever is
+# Seconds beyond what is promised: a busy machine is no failure, waiting for ever is. An interpreter imports PyTorch.
+SLACK, SLACK_OF_IMPORTS = 100.0, 600.0
 MISMATCHES = (["--seed", "7"], ["--optimizer.lr", "3"], ["--attack.epsilon", "1/255"], ["--epochs", "9"])
 # Statuses that a kind may end with, beside 0, which is that of a run that ended before its fault.
 STATUSES = {
@@ -90,6 +91,11 @@ class Attempt:
             self.words = [*tiny.words(**{**self.fields, "timeout": self.timeout}), "--run-dir", FOLDER]
         self._store = store()
 
+    @property
+    def patience(self) -> float:
+        """Seconds after which all ranks must have ended."""
+        return self.timeout + 15 + (SLACK_OF_IMPORTS if self.is_real else SLACK)
+
     def start(self, faults: tuple[Fault, ...] = (), odd: list[str] | None = None) -> None:
         """Start all ranks; `odd` are further words for the victim of the fault."""
         port = self._store.__enter__()
@@ -133,7 +139,7 @@ def ends_well(attempt: Attempt) -> None:
     """Run it undisturbed."""
     attempt.start()
     try:
-        statuses = attempt.statuses(200)
+        statuses = attempt.statuses(attempt.patience + 100)
     finally:
         attempt.close()
     if statuses != [0] * attempt.size:
@@ -161,13 +167,13 @@ def _one(attempt: Attempt, faults: tuple[Fault, ...]) -> Counter[str]:
         _wake(attempt, first.victims[0])
     if first.kind == "SIGSTOP":
         others = tuple(rank for rank in range(attempt.size) if rank not in first.victims)
-        ended = attempt.statuses(attempt.timeout + 15 + SLACK, others)
+        ended = attempt.statuses(attempt.patience, others)
         if None in ended:
             raise Problem(f"ranks {others} hang beside a stopped one: {ended}")
         os.kill(attempt.processes[first.victims[0]].pid, signal.SIGKILL)
     for fault in faults[1:]:
         _hunt(attempt, fault)
-    statuses = attempt.statuses(attempt.timeout + 15 + SLACK)
+    statuses = attempt.statuses(attempt.patience)
     if None in statuses:
         raise Problem(f"ranks hang: {statuses}")
     _check(attempt, first, statuses)
@@ -177,7 +183,7 @@ def _one(attempt: Attempt, faults: tuple[Fault, ...]) -> Counter[str]:
 
 def _hunt(attempt: Attempt, fault: Fault) -> None:
     """Kill ranks from outside a while after the first rank has ended."""
-    end = time.monotonic() + attempt.timeout + 15 + SLACK
+    end = time.monotonic() + attempt.patience
     while all(process.exitcode is None for process in attempt.processes) and time.monotonic() < end:
         time.sleep(0.005)
     time.sleep(fault.number / 100)
@@ -231,7 +237,7 @@ def _wake(attempt: Attempt, victim: int) -> None:
 def _mismatch(attempt: Attempt, fault: Fault) -> Counter[str]:
     """One rank with another flag: all refuse, and leave no folder."""
     attempt.start((fault,), odd=MISMATCHES[fault.number % len(MISMATCHES)])
-    statuses = attempt.statuses(attempt.timeout + 15 + SLACK)
+    statuses = attempt.statuses(attempt.patience)
     if statuses != [2] * attempt.size or len(attempt.complaints()) != 1:
         raise Problem(f"ranks with different flags ended with {statuses}, saying {attempt.complaints()}")
     if attempt.folder.exists():
@@ -242,16 +248,16 @@ def _mismatch(attempt: Attempt, fault: Fault) -> Counter[str]:
 def _two(attempt: Attempt, fault: Fault) -> Counter[str]:
     """A second process resumes while the first trains: it is refused, and the first ends well."""
     attempt.start((fault,))
-    end = time.monotonic() + SLACK
+    end = time.monotonic() + attempt.patience
     while not (attempt.folder / "config.toml").exists() and time.monotonic() < end:
         time.sleep(0.01)
     second = Attempt(attempt.server, attempt.folder, attempt.size, {}, 50)
     second.start()
     try:
-        late = second.statuses(SLACK)
+        late = second.statuses(second.patience)
     finally:
         second.close()
-    first = attempt.statuses(SLACK)
+    first = attempt.statuses(attempt.patience)
     refused = late == [2] * attempt.size and any("is in use by" in line for line in second.complaints())
     if first != [0] * attempt.size or not (refused or late == [0] * attempt.size):
         raise Problem(f"two processes on one folder ended with {first} and {late}: {second.said()}")
@@ -273,10 +279,10 @@ def by_torchrun(scenario: Scenario, run: Path, fields: dict[str, Any]) -> Counte
     flags = ["--nproc-per-node", str(scenario.size), "--max-restarts", "2"]
     launcher = Torchrun(flags, words, run.with_name("run-0.txt"))
     try:
-        launcher.wait_for_step(run, fault.number)
+        launcher.wait_for_step(run, fault.number, timeout=SLACK_OF_IMPORTS)
         ranks = launcher.ranks()
         os.kill(launcher.pid if scenario.kind == "agent" else ranks[fault.victims[0]], signal.SIGKILL)
-        status = launcher.status(timeout=60 + SLACK)
+        status = launcher.status(timeout=60 + SLACK_OF_IMPORTS)
         end = time.monotonic() + SLACK
         while any(map(_lives, ranks.values())) and time.monotonic() < end:
             time.sleep(0.1)

@@ -70,7 +70,8 @@ class Server:
         self._started: list[Forked] = []
         self._changed = threading.Condition()
         self._asking = threading.Lock()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def start(
         self, words: Sequence[str], folder: Path, settings: dict[str, str], output: Path, fault: Fault | None
@@ -86,6 +87,8 @@ class Server:
     def close(self) -> None:
         """End the server, which ends all of its ranks."""
         self._socket.shutdown(socket.SHUT_RDWR)
+        self._listener.join()
+        self._socket.close()
         self._process.wait()
 
     def _listen(self) -> None:

@@ -159,6 +159,7 @@ def _reset() -> None:
         try:
             with socket.socket(fileno=os.dup(int(name))) as end:
                 if end.family in (socket.AF_INET, socket.AF_INET6):
+                    end.getpeername()  # an OSError where it only listens: no network breaks that
                     end.shutdown(socket.SHUT_RDWR)
         except OSError:
             continue

@@ -29,7 +29,7 @@ CONFIGURATIONS: list[tuple[int, dict[str, Any]]] = [
     (4, {"method": "conadv", "delay": 2, "layout": "clean | 2 adv | attack"}),
 ]
 STEPS = 8
-REAL_SHARE = 0.05  # of the runs: each rank is an interpreter of its own
+REAL_SHARE = 0.05  # of the runs: each rank of the first attempt is an interpreter of its own
 
 # Points of the program, and about how often a run passes them.
 OF_ANY_RANK = {"start": 1, "join": 1, "broadcast": 6, "pass": 4 * STEPS, "sum": 3 * STEPS, "timer": 60}
@@ -66,7 +66,7 @@ class Scenario:
     attempts: tuple[tuple[Fault, ...], ...]
     """The faults of each attempt; no two have the same victim."""
     is_real: bool
-    """Whether each rank is an interpreter of its own, rather than a fork of one that has imported everything."""
+    """Whether the ranks of the first attempt are interpreters of their own, not forks of one."""
 
     @classmethod
     def from_seed(cls, seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
@@ -88,7 +88,7 @@ def _attempts(random: Random, kind: str, size: int) -> list[tuple[Fault, ...]]:
         case "SIGKILL":
             return [_kills(random, size)]
         case "kill twice":
-            return [_kills(random, size) for _ in range(random.choice((2, 3, 4)))]
+            return [_kills(random, size) for _ in range(random.randint(2, 6))]
         case "kill during resume":
             points = [_EARLY if random.random() < 0.7 else _LATER for _ in range(2)]
             return [_kills(random, size), *(_kills(random, size, some) for some in points)]
@@ -97,7 +97,7 @@ def _attempts(random: Random, kind: str, size: int) -> list[tuple[Fault, ...]]:
 
 def _kills(random: Random, size: int, points: dict[str, int] | None = None) -> tuple[Fault, ...]:
     """Some ranks are killed at one point of the program; some of the others while they notice."""
-    first = _at(random, "SIGKILL", size, points, count=random.randint(1, size))
+    first = _at(random, "SIGKILL", size, points, count=random.choice((1, random.randint(1, size), size)))
     others = [rank for rank in range(size) if rank not in first.victims]
     hunted = tuple(sorted(random.sample(others, random.randint(0, len(others)))))
     return (first, Fault("SIGKILL", "after", random.randint(0, 200), hunted)) if hunted else (first,)

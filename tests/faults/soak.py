@@ -80,13 +80,19 @@ class Tally:
     def add(self, counts: Counter[str]) -> None:
         with self._lock:
             self.counts += counts
+            self._keep()
 
     def complain(self, seed: int, problem: str) -> None:
         with self._lock:
             self.problems[str(seed)] = problem[-3000:]
+            self._keep()
         print(f"replay with --seed {seed} --cases 1:\n{problem}", flush=True)
 
     def keep(self) -> None:
+        with self._lock:
+            self._keep()
+
+    def _keep(self) -> None:
         if self._state:
             content = {"next": self.next, "counts": self.counts, "problems": self.problems}
             self._state.write_text(json.dumps(content, indent=1))
@@ -109,7 +115,9 @@ def soak(scenario: Scenario, place: Path, references: References) -> Counter[str
     else:
         for number, faults in enumerate(scenario.attempts):
             timeout = PATIENT if scenario.kind in (*HARMLESS, "two processes") else IMPATIENT
-            attempt = Attempt(references.server, run, scenario.size, fields, number, timeout, scenario.is_real)
+            attempt = Attempt(
+                references.server, run, scenario.size, fields, number, timeout, scenario.is_real and number == 0
+            )
             counts += disturb(attempt, faults)
     ends_well(Attempt(references.server, run, scenario.size, fields, 99, PATIENT))
     _compare(run, whole)

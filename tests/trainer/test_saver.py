@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from conadv.trainer.checkpoint import Checkpoint, checkpoints
+from conadv.trainer.checkpoint import Checkpoint, checkpoints, write_checkpoint
 from conadv.trainer.saver import Saver
 
 
@@ -36,6 +36,13 @@ def test_what_must_be_on_disk_before_comes_before(tmp_path):
     saver.close()
     assert seen == [[], ["step-00000001"], ["step-00000002"]]
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000003"]
+
+
+def test_what_a_killed_run_did_not_remove_is_removed_by_the_next_even_if_it_saves_nothing(tmp_path):
+    for step in (1, 2, 3):
+        write_checkpoint(tmp_path, step, state())
+    Saver(tmp_path, keep=2).close()
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000003", "step-00000002"]
 
 
 @pytest.mark.parametrize("ask", ["check", "wait", "save"])

@@ -29,8 +29,24 @@ class Store(Protocol):
     def multi_set(self, keys: list[str], values: list[str]) -> None: ...
 
 
+class AbsentError(RuntimeError):
+    """Ranks did not come in time.
+
+    Args:
+        attempt: The attempt that they were waited for in.
+        ranks: Who they are.
+        timeout: How long they were waited for, in seconds.
+    """
+
+    def __init__(self, attempt: int, ranks: list[int], timeout: float) -> None:
+        shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+        which = f"ranks {shown}" if len(ranks) > 1 else f"rank {shown}"
+        super().__init__(f"{which} did not come within {timeout:g} seconds")
+        self.attempt = attempt
+
+
 def agree_on_attempt(store: Store, rank: int, size: int, timeout: float) -> int:
-    """The number of this attempt, counted from 0 in this store; a RuntimeError if not all ranks come in time.
+    """The number of this attempt, counted from 0 in this store; an AbsentError names ranks that do not come in time.
 
     Args:
         store: The launcher's or rank 0's store, which earlier attempts may have used.
@@ -45,6 +61,7 @@ def _follow(store: Store, rank: int) -> int:
     nonce = uuid4().hex
     store.append("conadv/arrivals", f"{rank} {nonce}\n")
     number = int(store.get(_answer_to(nonce)))
+    store.append(_names(number), f" {rank}")
     store.add(_present(number), 1)
     return number
 
@@ -56,7 +73,8 @@ def _lead(store: Store, size: int, timeout: float) -> int:
     end = time.monotonic() + timeout
     while (present := store.add(_present(number), 0)) < size - 1:
         if time.monotonic() > end:
-            raise RuntimeError(f"{1 + present} of {size} came within {timeout:g} seconds")
+            came = {0, *map(int, store.get(_names(number)).split())} if present else {0}
+            raise AbsentError(number, [rank for rank in range(size) if rank not in came], timeout)
         lines = store.get("conadv/arrivals").decode().split("\n")
         new = {line.split()[1] for line in lines if line} - answered
         if new:
@@ -69,6 +87,10 @@ def _lead(store: Store, size: int, timeout: float) -> int:
 
 def _answer_to(nonce: str) -> str:
     return f"conadv/answers/{nonce}"
+
+
+def _names(number: int) -> str:
+    return f"conadv/attempts/{number}/names"
 
 
 def _present(number: int) -> str:

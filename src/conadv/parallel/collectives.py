@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from .attempt import agree_on_attempt
+from .attempt import AbsentError, agree_on_attempt
 from .ending import deadline
 from .heartbeats import Heartbeats
 from .launch import local_rank, rank_0_keeps_store, restarts, world_size
@@ -189,12 +190,14 @@ def _join(backend: str, device: torch.device, timeout: float) -> World:
         while isinstance(kept, dist.PrefixStore):  # type: ignore[attr-defined]
             kept = kept.underlying_store  # some versions put the count of this machine's restarts before all keys
         attempt = agree_on_attempt(kept, rank, size, timeout)
-        store = dist.PrefixStore(f"attempt-{attempt}", kept)  # type: ignore[attr-defined]
-        heartbeats = Heartbeats(store, rank, size)  # type: ignore[arg-type]  # multi_set is missing in its stub
+        store = _store_of(kept, attempt)
+        heartbeats = Heartbeats(store, rank, size)
         if rank == 0:
             heartbeats.open()
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_patience(timeout, polls))
     except RuntimeError as error:
+        if isinstance(error, AbsentError):  # which the ranks that came learn from rank 0's line
+            heartbeats = Heartbeats(_store_of(kept, error.attempt), rank, size)
         with suppress(RuntimeError):
             if heartbeats is not None and not heartbeats.claim_report():
                 raise SystemExit(1) from None
@@ -202,6 +205,11 @@ def _join(backend: str, device: torch.device, timeout: float) -> World:
         advice = "on several machines, name the network device between them in GLOO_SOCKET_IFNAME"
         raise PeerError(f"the {world_size()} ranks could not connect ({reason}): {advice}") from error
     return World(rank, size, device, heartbeats, timeout, polls, attempt=max(attempt, restarts()))
+
+
+def _store_of(kept: Any, attempt: int) -> Any:
+    """The part of a store that is of one attempt; its stub lacks multi_set."""
+    return dist.PrefixStore(f"attempt-{attempt}", kept)  # type: ignore[attr-defined]
 
 
 def _patience(timeout: float, polls: bool) -> timedelta:

@@ -18,6 +18,7 @@ class Saver:
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
         self._keep = keep
+        prune(folder, keep)  # a run that was killed before it could do so has one checkpoint more
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._copying: tuple[Snapshot, Future[None]] | None = None
