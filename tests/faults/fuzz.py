@@ -188,7 +188,9 @@ def main() -> int:
         work(options.what)
         return 0
     tally = Tally(options.seed, options.state)
-    run(options.what, tally, options.seed + options.cases, options.jobs, options.minutes)
+    with tempfile.TemporaryDirectory(prefix="conadv-fuzz-", ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = folder  # of the workers, which may be killed before they remove what they wrote
+        run(options.what, tally, options.seed + options.cases, options.jobs, options.minutes)
     tally.keep()
     tally.show()
     return 1 if tally.failures else 0
