@@ -4,8 +4,8 @@
 
 scenario of a seed ──► start ► fault ► all end? ► --resume ► fault ► ... ► --resume ► same bits, nothing left
 
-A run that does anything else is printed with its seed: `--seed S --cases 1` replays it, with the same `--kinds`. With `--state` the counts are
-kept in a file, and the next call continues behind its last seed.
+A run that does anything else is printed with its seed: `--seed S --cases 1` replays it, with the same `--kinds`. With
+`--state` the counts are kept in a file, and the next call continues behind its last seed.
 """
 
 from __future__ import annotations
