@@ -73,8 +73,11 @@ def _pass_seconds(values: Mapping[str, Any], job: Job) -> float:
     try:
         with torch.no_grad(), half, untouched_randomness(task.device, 0):
             task.model(images)  # the first pass also allocates memory
-            began = time.perf_counter()
-            float(task.model(images).sum())  # waits for the device
-            return time.perf_counter() - began
+            times: list[float] = []
+            while len(times) < 5 and sum(times) < 1:  # the fastest: another process may disturb one of them
+                began = time.perf_counter()
+                float(task.model(images).sum())  # waits for the device
+                times.append(time.perf_counter() - began)
+            return min(times)
     finally:
         task.model.train(training)
