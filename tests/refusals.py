@@ -21,6 +21,8 @@ from conadv import PGD, ConAdv, Queue, Recycled, Sam, split_batchnorm
 from frameworks import ATTACK, loader, prepared, quiet_ranks, sgd
 from settings import small_batches, small_cnn
 
+WEIGHTS = torch.arange(1.0, 6, dtype=torch.float64)
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -58,6 +60,16 @@ def _optimizer_first() -> None:
         _step(method, batch)
         optimizer.step()
         optimizer.zero_grad()
+
+
+def _optimizer_first_and_all_cleared() -> None:
+    model = small_cnn()
+    optimizer = sgd(model)
+    method = _conadv(split_batchnorm(model))
+    for batch in small_batches(4):
+        model.zero_grad()
+        _step(method, batch)
+        optimizer.step()
 
 
 def _lbfgs() -> None:
@@ -176,6 +188,11 @@ REFUSALS = (
         "gradients",
     ),
     Refusal(
+        "the same, where `model.zero_grad()` clears the gradients",
+        _optimizer_first_and_all_cleared,
+        "the adv branch is never updated: make the optimizer after split_batchnorm",
+    ),
+    Refusal(
         "`split_batchnorm` after `DistributedDataParallel` or FSDP",
         _split_late,
         "DistributedDataParallel or FSDP would not exchange the new branches: split the model, then wrap it",
@@ -275,6 +292,18 @@ REFUSALS = (
         lambda: _conadv(loss=nn.CrossEntropyLoss(torch.ones(5).double()), chunk_size=4),
         "a loss with class weights is not the mean of its chunks: pass chunk_size=None, or multiply per-image losses "
         "by their weights and take the plain mean",
+    ),
+    Refusal(
+        "the same in a function, or with a model that returns a dict or an object",
+        lambda: _step(_conadv(loss=lambda outputs, labels: F.cross_entropy(outputs, labels, WEIGHTS), chunk_size=4)),
+        "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): pass "
+        "chunk_size=None",
+    ),
+    Refusal(
+        "`ignore_index` with chunks",
+        lambda: _step(_conadv(chunk_size=4), (small_batches(1)[0][0], torch.full((8,), -100))),
+        "labels that the loss ignores (below 0, or ignore_index) with chunks: each chunk would be averaged over "
+        "another number of images; pass chunk_size=None, or drop these images",
     ),
     Refusal(
         "images in [0, 1], although the attack was given mean and std",

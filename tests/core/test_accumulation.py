@@ -104,6 +104,17 @@ def test_stopped_between_any_two_batches(stop: int) -> None:
     assert_same(model, by_hand([batches[start : start + 2] for start in range(0, 8, 2)], delay=2))
 
 
+def test_a_method_that_accumulated_loads_a_state_from_before() -> None:
+    """It keeps one more version of the weights than that state has."""
+    (model, method), groups = fresh(), grouped([1, 2, 2])
+    start = copy.deepcopy(model.state_dict()), method.state_dict()
+    for _ in range(2):
+        model.load_state_dict(start[0])
+        method.load_state_dict(start[1])
+        train(method, model, groups)
+    assert_same(model, by_hand(groups, delay=2))
+
+
 def fresh() -> tuple[nn.Module, ConAdv]:
     model = bare_model()
     return model, ConAdv(model, F.cross_entropy, ATTACK, delay=2)

@@ -104,6 +104,8 @@ def cut(batch: Batch | Chunked, chunk_size: int | None) -> Iterator[Any]:
 
 def _parts(batch: Batch, count: int) -> Iterator[Batch]:
     size = len(batch.images)
+    if isinstance(batch.labels, Tensor) and batch.labels.dim() > 0 and len(batch.labels) != size:
+        raise ValueError(f"{len(batch.labels)} labels for {size} images, which cannot be cut into chunks together")
 
     def part(values: Any, number: int) -> Any:
         def one(tensor: Tensor) -> Tensor:

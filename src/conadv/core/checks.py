@@ -14,11 +14,14 @@ from torch.nn.modules.loss import _Loss, _WeightedLoss
 
 from .attack import Attack, Loss
 from .branches import split_layers
+from .mean_loss import MeanLoss
 from .splitbn import plain_layers
 from .wrappers import data_parallel, unwrap
 
 # The steps before which ranks compare their weights; with gradient accumulation the first ones change none.
 _COMPARED = (1, 2, 4, 8, 16, 32, 64)
+# The first steps, in which updates of the branches are looked at.
+_UPDATES = 16
 
 
 class Checks:
@@ -36,8 +39,11 @@ class Checks:
         self._loss = loss
         self._chunked = chunk_size is not None
         self._alone = alone
-        self._seen_images = self._seen_loss = self._seen_labels = False
-        self._first: tuple[Tensor, Tensor, Tensor] | None = None
+        self._seen_images = self._seen_labels = False
+        self._mean = MeanLoss(loss, self._chunked)
+        self._branches: tuple[str, ...] = ()
+        self._versions: list[int] = []
+        self._left_out = 0
         self._changes: int | None = None
         self._updated = False
         self._steps = 0  # before the first update of the weights
@@ -62,19 +68,21 @@ class Checks:
         if self._seen_labels and labels.device.type != "cpu":  # looking again would wait for the device
             return
         self._seen_labels = True
-        if bool((labels < 0).any()):
+        ignored = labels < 0
+        if getattr(self._loss, "ignore_index", -1) >= 0:
+            ignored |= labels == self._loss.ignore_index  # type: ignore[attr-defined]
+        if bool(ignored.any()):
             raise ValueError(
-                "labels below 0 (ignore_index) with chunks: each chunk would be averaged over another number of "
-                "images; pass chunk_size=None, or drop these images"
+                "labels that the loss ignores (below 0, or ignore_index) with chunks: each chunk would be averaged "
+                "over another number of images; pass chunk_size=None, or drop these images"
             )
 
-    def look_at_loss(self, loss: Any, outputs: Any, labels: Any) -> None:
-        """Check that the loss is a mean over the images, also over those of two chunks."""
+    def look_at_loss(self, loss: Any, outputs: Any, labels: Any, count: int) -> None:
+        """Check that the loss is a mean over the `count` images, also over those of two chunks."""
         if not isinstance(loss, Tensor) or loss.dim() > 0:
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f'the loss returns {shape}, not one number: use reduction="mean"')
-        if not self._seen_loss and isinstance(outputs, Tensor) and isinstance(labels, Tensor):
-            self._compare(loss.detach(), outputs.detach(), labels)
+        self._mean.look(loss, outputs, labels, count)
 
     def begin_step(self, step: int, delayed: bool, queued: bool) -> None:
         """Look at the surroundings, and in the first steps also at the callers and the other ranks."""
@@ -84,6 +92,9 @@ class Checks:
                 "to evaluate, call the model and the loss themselves"
             )
         _check_cleared(self._model)
+        self._mean.begin_step()
+        if step <= _UPDATES:
+            self._check_updated()
         if step < 2 and delayed and _in_lbfgs():
             raise ValueError(
                 "LBFGS evaluates its closure several times per step, and each would count as a step of this method: "
@@ -107,27 +118,29 @@ class Checks:
                 stacklevel=6,
             )
 
-    @torch.no_grad()
-    def _compare(self, loss: Tensor, outputs: Tensor, labels: Tensor) -> None:
-        if self._first is None:
-            twice = self._loss(torch.cat([outputs, outputs]), torch.cat([labels, labels]))
-            if not _close(twice, loss, outputs.dtype):
-                raise ValueError(
-                    f"the loss of images given twice is {float(twice):.4g}, not {float(loss):.4g} as once: "
-                    'a method needs the mean over the images, reduction="mean"'
-                )
-            self._first = loss, outputs, labels
-            self._seen_loss = not self._chunked
+    def use(self, branches: tuple[str, ...]) -> None:
+        """Expect that all of these branches are trained."""
+        self._branches = branches
+
+    def _check_updated(self) -> None:
+        """Refuse an optimizer that has the main branch alone, where something else clears all gradients."""
+        if "adv" not in self._branches:
             return
-        first, first_outputs, first_labels = self._first
-        if first_outputs.shape == outputs.shape and first_labels.shape == labels.shape:
-            both = self._loss(torch.cat([first_outputs, outputs]), torch.cat([first_labels, labels]))
-            if not _close(both, (first + loss) / 2, outputs.dtype):
-                raise ValueError(
-                    "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): "
-                    "pass chunk_size=None"
-                )
-        self._first, self._seen_loss = None, True
+        versions = self._changes_of_branches()
+        if self._versions and versions:
+            self._left_out += versions[0] != self._versions[0] and versions[1] == self._versions[1]
+        self._versions = versions
+        if self._left_out > 1:
+            raise ValueError("the adv branch is never updated: make the optimizer after split_batchnorm")
+
+    def _changes_of_branches(self) -> list[int]:
+        """How often the weights of the main and of the adv branch were changed, by PyTorch's counters."""
+        for layer in split_layers(self._model):
+            owners = [layer.owner("main"), layer.owner("adv")]
+            weights = [weight for owner in owners for weight in owner.parameters(recurse=False) if weight.requires_grad]
+            if len(weights) == 4:  # the scale and the shift of both
+                return [weights[0]._version, weights[2]._version]
+        return []
 
     def _compare_ranks(self) -> None:
         """Warn if the ranks of a loop have different weights: then nothing synchronizes them."""
@@ -176,14 +189,6 @@ def _check_cleared(model: nn.Module) -> None:
                     f"the {kept[0]} branch kept the gradients of the last step: "
                     "make the optimizer after split_batchnorm, and clear all gradients"
                 )
-
-
-def _close(left: Tensor, right: Tensor, precision: torch.dtype) -> bool:
-    """Equal up to the rounding of numbers of this precision."""
-    if not bool(left.isfinite() & right.isfinite()):
-        return True  # a loss that is not finite is noticed elsewhere
-    rounding = 16 * torch.finfo(precision).eps ** 0.75
-    return bool(torch.isclose(left.double(), right.double(), rtol=rounding, atol=rounding))
 
 
 def _in_lbfgs() -> bool:

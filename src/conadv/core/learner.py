@@ -77,6 +77,7 @@ class Learner:
         """Refuse a model that would silently mix the statistics of clean and adversarial images."""
         self._watched = len(branches) == 1
         check_branches(self.model, branches)
+        self._checks.use(branches)
 
     def batch(self, item: Any) -> Batch | Chunked:
         """What the loader yielded, as a batch."""
@@ -238,7 +239,7 @@ class Learner:
             images = part.images.clone() if part.images.requires_grad else part.images
             outputs = part.call(self.model, images)
             loss = self.loss(outputs, part.labels)
-            self._checks.look_at_loss(loss, outputs, part.labels)
+            self._checks.look_at_loss(loss, outputs, part.labels, len(part.images))
             return loss
 
     def _call(self, chunk: Batch) -> Call:

@@ -72,6 +72,8 @@ class StaleWeights:
         """Restore what `versions` returned; tensors that are sharded here may come whole."""
         while len(self._kept) < len(versions):
             self.extend()
+        while len(self._kept) > len(versions):
+            self._kept.popleft()
         for kept, version in zip(self._kept, versions, strict=True):
             self._copy({name: _sharded_like(own, version[name]) for name, own in kept.items()}, kept)
 

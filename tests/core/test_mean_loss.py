@@ -1,0 +1,113 @@
+"""A loss that is not the mean over the images is refused in the first step, with every method and kind of output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
+from settings import CLASSES, small_batches, small_cnn
+
+WEIGHTS = torch.arange(1.0, CLASSES + 1, dtype=torch.float64)
+ATTACK = PGD(8 / 255)
+METHODS: dict[str, Callable[..., Any]] = {
+    "vanilla": Vanilla,
+    "disadv": lambda model, loss, **options: ConAdv(model, loss, ATTACK, delay=0, **options),
+    "conadv": lambda model, loss, **options: ConAdv(model, loss, ATTACK, **options),
+    "recycled": lambda model, loss, **options: Recycled(model, loss, ATTACK, **options),
+}
+
+
+class Held:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+        self.shared = torch.ones(3)
+
+
+class Named(NamedTuple):
+    logits: Tensor
+    auxiliary: Tensor
+
+
+OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "tensor": (lambda logits: logits, lambda outputs: outputs),
+    "dict": (lambda logits: {"logits": logits}, lambda outputs: outputs["logits"]),
+    "tuple": (lambda logits: Named(logits, logits.mean()), lambda outputs: outputs.logits),
+    "object": (Held, lambda outputs: outputs.logits),
+}
+
+
+class Wrapped(nn.Module):
+    def __init__(self, make: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.net = split_batchnorm(small_cnn())
+        self.make = make
+
+    def forward(self, images: Tensor) -> Any:
+        return self.make(self.net(images))
+
+
+def step(method: str, output: str, options: dict[str, Any], **of_loss: Any) -> None:
+    make, logits = OUTPUTS[output]
+    model = Wrapped(make)
+
+    def loss(outputs: Any, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits(outputs), labels, **of_loss)
+
+    METHODS[method](model, loss, **options)(small_batches(1)[0])
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loss_that_is_no_mean_is_refused(method: str, output: str) -> None:
+    with pytest.raises(ValueError, match="a method needs the mean over the images"):
+        step(method, output, {}, reduction="sum")
+    with pytest.raises(ValueError, match="is not the mean of their losses"):
+        step(method, output, {"chunk_size": 4}, weight=WEIGHTS)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mean_is_taken(method: str, output: str) -> None:
+    step(method, output, {"chunk_size": 4}, label_smoothing=0.1)
+    step(method, output, {}, weight=WEIGHTS)
+
+
+def test_a_batch_that_is_its_only_chunk_may_have_class_weights() -> None:
+    step("conadv", "tensor", {"chunk_size": 8}, weight=WEIGHTS)
+
+
+def test_an_index_that_the_loss_ignores_is_looked_for_in_every_batch() -> None:
+    model = split_batchnorm(small_cnn())
+    method = ConAdv(model, nn.CrossEntropyLoss(ignore_index=2), ATTACK, chunk_size=4)
+    images, labels = small_batches(1)[0]
+    method((images, torch.where(labels == 2, 1, labels)))
+    with pytest.raises(ValueError, match="labels that the loss ignores"):
+        method((images, torch.full_like(labels, 2)))
+
+
+def test_labels_that_cannot_be_cut_are_refused() -> None:
+    images, labels = small_batches(1)[0]
+    with pytest.raises(ValueError, match="4 labels for 8 images"):
+        ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK, chunk_size=4)((images, labels[:4]))
+
+
+@pytest.mark.parametrize("cleared_by", ["model", "zeros"])
+def test_an_optimizer_without_the_branches_is_refused_however_gradients_are_cleared(cleared_by: str) -> None:
+    model = small_cnn()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = ConAdv(split_batchnorm(model), F.cross_entropy, ATTACK)
+
+    def train() -> None:
+        for batch in small_batches(4):
+            model.zero_grad() if cleared_by == "model" else optimizer.zero_grad(set_to_none=False)
+            method(batch)
+            optimizer.step()
+
+    with pytest.raises(ValueError, match="never updated: make the optimizer after split_batchnorm"):
+        train()
