@@ -14,7 +14,7 @@ from torch import Tensor
 
 BITS = 64
 # In how many steps all weights are looked at once; a part of them in each costs next to nothing.
-_TURNS = 8
+TURNS = 8
 
 
 class Checksum:
@@ -27,7 +27,7 @@ class Checksum:
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        turns = min(_TURNS, len(weights))
+        turns = min(TURNS, len(weights))
         self._parts = [weights[turn::turns] for turn in range(turns)]
         self._turn = 0
 

@@ -17,6 +17,7 @@ from conadv.core.share import TwinShare
 from conadv.core.spans import span
 from conadv.core.stale import StaleWeights
 
+from .checksum import TURNS
 from .collectives import World
 from .gradients import Exchange
 from .handoff import RankHandoff, between_ranks
@@ -71,9 +72,11 @@ class Member:
         if not outcome.drifted:
             return
         names = ", ".join(map(self.layout.describe, outcome.drifted))
+        # All weights were equal when they last had their turn, and a checkpoint has those of rank 0.
         text = (
             f"step {step}: the weights of {names} are not those of the other ranks (faulty memory, or machines that "
-            "compute differently): resume from the last checkpoint, on other machines"
+            f"compute differently): remove checkpoints newer than step {max(0, step - TURNS)}, then resume on other "
+            "machines"
         )
         if not outcome.known_to_all:
             raise OwnDriftError(text)
