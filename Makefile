@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: on a busy two-core machine two threads can be fifteen times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-cuda test-slurm check format slow soak integrations docs clean
+.PHONY: demo test test-cuda test-slurm check format slow soak integrations environments docs clean
 
 demo: .venv/installed        ## train four ways on the embedded digits: a table and a picture, a few minutes
 	$(BIN)/python examples/demo.py
@@ -32,7 +32,9 @@ slow: .venv/installed .venv-integrations/installed   ## the tests that take minu
 	.venv-integrations/bin/pytest -m slow tests/integrations
 
 integrations: .venv-integrations/installed   ## the method within Lightning, Accelerate, timm and others
-	.venv-integrations/bin/pytest -n 2 --dist loadfile tests/integrations tests/test_docs.py
+	.venv-integrations/bin/pytest -n 2 --dist loadfile tests/integrations
+
+environments: .venv/installed .venv-integrations/installed   ## both, at the same time with make -j 2
 
 docs: .venv-docs/installed    ## the documentation site, in site/; look at it with: python -m http.server -d site
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict

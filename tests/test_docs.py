@@ -23,8 +23,6 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "doc
 # What is shown and not run: the output of commands, pictures of characters, formulas, part of a job script, and diffs
 # of examples, which tests/integrations compares.
 SHOWN = {"", "text", "math", "diff"}
-# Packages of `make integrations`, whose environment runs this test too.
-OTHERS = ("lightning", "accelerate", "timm", "torchvision", "transformers")
 # Records of what was once typed: their commands and scripts may be gone.
 HISTORY = ("log.md", "CHANGELOG.md")
 # Commands that take at most a second, and need no files.
@@ -105,11 +103,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
     names: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "model": model, "loader": [(images, labels)] * 2}
     for one in blocks():
         if one.page == page and one.language == "python":
-            try:
-                exec(compile("\n" * one.line + one.text, page, "exec"), names)
-            except ModuleNotFoundError as error:
-                if error.name not in OTHERS:
-                    raise
+            exec(compile("\n" * one.line + one.text, page, "exec"), names)
 
 
 @pytest.mark.parametrize("block", of("toml"))

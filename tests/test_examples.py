@@ -31,7 +31,7 @@ def test_runs_and_learns(name, tmp_path):
     assert (tmp_path / "model.pt").exists()
 
 
-@pytest.mark.parametrize("name", ["ddp_loop.py", "roles_loop.py"])
+@pytest.mark.parametrize("name", [pytest.param("ddp_loop.py", marks=pytest.mark.slow), "roles_loop.py"])
 def test_runs_and_learns_on_three_ranks(name, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     words = [

@@ -12,7 +12,6 @@ from conadv.core.handoff import Twin
 from conadv.study.bench.alternate import silent
 from conadv.study.bench.contender import Contender, wire
 from conadv.study.bench.layout import Echo, role_alone
-from conadv.study.bench.ranks import run_ranks
 from conadv.study.bench.workload import Workload
 from conadv.study.plan import compare_layouts
 from study.plans import request
@@ -59,13 +58,6 @@ def test_the_planner_reads_the_names(monkeypatch) -> None:
         *("recycled/vanilla-2", "recycled/vanilla-1", "disadv/vanilla-2", "disadv/vanilla-1", "vanilla-2/vanilla-1"),
         *("conadv/vanilla-3", "conadv/vanilla-1", "vanilla-3/vanilla-1"),
     }
-
-
-def test_the_exchange_is_reported_by_method() -> None:
-    (exchange,) = run_ranks(["composed:exchange"], 2, TINY, 2)
-    assert exchange.keys() == {"vanilla", "recycled", "disadv"}
-    assert all(len(rounds) == 2 and min(rounds) >= 0 for found in exchange.values() for rounds in found.values())
-    assert min(exchange["recycled"]["hand-off"]) > 0
 
 
 @pytest.mark.parametrize("method", list(METHODS))

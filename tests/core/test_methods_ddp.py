@@ -93,10 +93,12 @@ SCENARIOS = (
     Scenario("reentrant", chunks=2, kind=Reentrant, norm=Activated),
 )
 COMPILED = (Scenario("compiled inside", compiled="inside"), Scenario("compiled outside", compiled="outside"))
+# Longer delays and the queue differ in which weights attack, which is not the wrapper's business: two scenarios each.
+DISTINCT = [setting for setting in SETTINGS if setting.name in ("vanilla", "disadv", "conadv", "recycled", "sam")]
 CASES = [
     (setting, scenario)
     for setting in SETTINGS
-    for scenario in SCENARIOS
+    for scenario in (SCENARIOS if setting in DISTINCT else SCENARIOS[:2])
     if not (setting.method == "sam" and scenario.kind is Reentrant)  # which PyTorch refuses
 ]
 CASES += [(setting, scenario) for setting in SETTINGS[1:2] for scenario in COMPILED]
@@ -233,7 +235,7 @@ def test_two_ranks_take_the_step_of_one(ranks: list[dict[str, Any]], setting: Se
             assert torch.equal(states[0][key], states[1][key])
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", DISTINCT, ids=lambda setting: setting.name)
 def test_with_broadcast_buffers_the_statistics_are_those_of_rank_0(
     ranks: list[dict[str, Any]], setting: Setting
 ) -> None:

@@ -42,7 +42,7 @@ def learn(script: Path, folder: Path) -> None:
     assert (folder / "model.pt").exists()
 
 
-@each
+@pytest.mark.parametrize("name", [name for name in LIBRARIES if name != "resume_loop.py"])  # which has its own test
 def test_runs_and_learns(name: str, tmp_path: Path) -> None:
     pytest.importorskip(LIBRARIES[name], reason=f"{LIBRARIES[name]} is not installed: make integrations")
     learn(ROOT / "examples" / name, tmp_path)

@@ -76,8 +76,10 @@ MOVES = [
 ]
 
 
-@pytest.mark.parametrize("stop", [2, 3, 4])
-@pytest.mark.parametrize(("name", "options", "before", "after"), MOVES)
+@pytest.mark.parametrize(
+    ("name", "options", "before", "after", "stop"),
+    [*((*MOVES[0], stop) for stop in (2, 3, 4)), (*MOVES[1], 2), (*MOVES[2], 3), (*MOVES[3], 4)],
+)
 def test_a_team_resumes_in_any_layout(name, options, before, after, stop, pool, tmp_path):
     saved, out = str(tmp_path / "saved"), str(tmp_path / "out")
     pool.run(before[0], teams.train, before[1], name, options, saved, stop)

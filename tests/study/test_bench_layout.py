@@ -115,12 +115,6 @@ def test_every_lane_has_as_many_chunks_per_rank_as_its_vanilla() -> None:
 # --- ranks ---
 
 
-def test_ranks_report_every_contender_round_by_round() -> None:
-    (found,) = run_ranks(["conadv.study.bench.layout:together"], 2, TINY, 2)
-    assert found["wall"].keys() == found["work"].keys() == {"vanilla-1", "beside", "vanilla-2", "recycled", "disadv"}
-    assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in found["wall"].values())
-
-
 def test_a_rank_that_fails_is_reported(capfd) -> None:
     with pytest.raises(ChildProcessError, match="failed"):
         run_ranks(["conadv.study.bench.layout:nonsense"], 1, TINY, 1)

@@ -27,7 +27,7 @@ TIMING = ("seconds", "images_per_second")
 STUDY = """
 [base]
 recipe = "digits"
-max_steps = 40
+max_steps = 20
 checkpoint.every = 5
 [grid]
 method = ["conadv", "recycled"]
@@ -132,7 +132,7 @@ def test_killed_twice_and_started_again_it_gives_what_an_undisturbed_one_gives(s
         assert cli.main([*words, "--quiet", "--run", str(still / "runs" / line["cell"])]) == 0
     assert cli.main(["sweep", str(study), "--out", str(still)]) == 0
     assert lines(out) == lines(still)
-    assert all(line["summary"]["steps"] == 40 for line in lines(out))
+    assert all(line["summary"]["steps"] == 20 for line in lines(out))
 
 
 def test_a_cell_that_fails_is_recorded_and_tried_again_but_ends_nothing(fake_train: Path, tmp_path: Path) -> None:
