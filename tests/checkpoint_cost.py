@@ -25,7 +25,7 @@ from conadv.parallel.collectives import joined, own_device
 from conadv.study.bench.result import Spread
 from conadv.trainer.build import Job, build_job, build_stream, build_task, check_fit
 from conadv.trainer.checkpoint import Checkpoint
-from conadv.trainer.loop import _update
+from conadv.trainer.loop import _apply
 from conadv.trainer.saver import Saver
 from conadv.trainer.state import gather
 
@@ -56,10 +56,10 @@ def main() -> None:
 def take_steps(job: Job) -> Iterator[int]:
     """A training that goes on by one step each time it is asked; it gives the number of steps taken."""
     for number, (now, ahead) in enumerate(job.method.feed(job.batches(0)), 1):
-        outcome = job.member.step(now, ahead)
+        outcome = job.member.step(now, ahead).read()
         job.stale.keep()
         assert outcome.culprits is None
-        _update(job, 0.01)
+        _apply(job, 0.01)
         yield number
 
 

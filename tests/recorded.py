@@ -7,7 +7,7 @@ when its whole group is. That is all that NCCL promises where its kernels do not
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ import tiny
 from conadv.parallel.collectives import World
 from conadv.parallel.member import Member
 from conadv.trainer.build import build_job, build_policy, build_stream, build_task, check_fit
-from conadv.trainer.loop import Progress, run
+from conadv.trainer.ledger import Progress
+from conadv.trainer.loop import run
 from conadv.trainer.profiling import Profile
 from conadv.trainer.record import NullSaver, Sinks
 from conadv.trainer.signals import StopRequest
@@ -86,10 +87,10 @@ def record(size: int, **changes: Any) -> list[list[Call]]:
     return [record_rank(rank, size, changes) for rank in range(size)]
 
 
-def record_rank(rank: int, size: int, changes: dict[str, Any]) -> list[Call]:
-    """The calls of one rank in a whole run."""
+def record_rank(rank: int, size: int, changes: dict[str, Any], device: str = "cpu", late: bool = False) -> list[Call]:
+    """The calls of one rank in a whole run, which may read the outcome of a step one step late."""
     recipe = tiny.recipe(**changes)
-    world = World(rank, size, torch.device("cpu"), timeout=60)
+    world = World(rank, size, torch.device(device), timeout=60)
     task = build_task(recipe, world.device)
     stream = build_stream(recipe, task)
     recording = Recording(rank, size)
@@ -99,7 +100,8 @@ def record_rank(rank: int, size: int, changes: dict[str, Any]) -> list[Call]:
         patch.setattr(Member, "check_weights", lambda *_: None)
         job = build_job(recipe, task, stream, check_fit(recipe, size), world, start=0)
         idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
-        run(job, Progress(), build_policy(recipe, stream), StopRequest(), *idle)
+        policy = build_policy(recipe, stream, world.device)
+        run(job, Progress(), replace(policy, late=policy.late or late), StopRequest(), *idle)
     return recording.calls
 
 

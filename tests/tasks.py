@@ -40,7 +40,8 @@ from conadv.parallel.traffic import Traffic
 from conadv.parallel.wire import Wire
 from conadv.trainer import commands
 from conadv.trainer.build import build_job, build_policy, build_stream, build_task, check_fit
-from conadv.trainer.loop import Progress, run
+from conadv.trainer.ledger import Progress
+from conadv.trainer.loop import run
 from conadv.trainer.profiling import Profile
 from conadv.trainer.record import NullSaver, Sinks
 from conadv.trainer.signals import Interrupted, StopRequest
@@ -56,7 +57,7 @@ def take_steps(changes: dict[str, Any], out: str) -> str:
     with joined(recipe.timeout) as world:
         job = build_job(recipe, task, stream, layout, world, start=0)
         idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
-        run(job, Progress(), build_policy(recipe, stream), StopRequest(), *idle)
+        run(job, Progress(), build_policy(recipe, stream, world.device), StopRequest(), *idle)
         data = safetensors.torch.save(gather(task.model, job.optimizer, StaleWeights(task.model, 0), job.ema))
         if world.is_main:
             Path(out).write_bytes(data)
@@ -324,7 +325,7 @@ def listening_addresses(environment: dict[str, str]) -> list[str]:
         with joined(recipe.timeout) as world:
             job = build_job(recipe, task, build_stream(recipe, task), check_fit(recipe, world.size), world, start=0)
             idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
-            run(job, Progress(), build_policy(recipe, job.stream), StopRequest(), *idle)
+            run(job, Progress(), build_policy(recipe, job.stream, world.device), StopRequest(), *idle)
             return sorted(address for inode, address in _listening().items() if inode not in before)
 
 

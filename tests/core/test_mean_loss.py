@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
+from conadv.core import mean_loss
 from settings import CLASSES, small_batches, small_cnn
 
 WEIGHTS = torch.arange(1.0, CLASSES + 1, dtype=torch.float64)
@@ -111,3 +112,19 @@ def test_an_optimizer_without_the_branches_is_refused_however_gradients_are_clea
 
     with pytest.raises(ValueError, match="never updated: make the optimizer after split_batchnorm"):
         train()
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_labels_are_compared_in_the_first_steps_only(chunks, monkeypatch):
+    """Also where no step has two chunks: each look waits for the device."""
+    looks: list[None] = []
+    same = mean_loss._same
+    monkeypatch.setattr(mean_loss, "_same", lambda *pair: (looks.append(None), same(*pair))[1])
+    check = mean_loss.MeanLoss(F.cross_entropy, chunked=True)
+    for _ in range(20):
+        check.begin_step()
+        for chunk in range(chunks):
+            for _ in ("images", "twins"):
+                outputs, labels = torch.rand(4, 3), torch.full((4,), chunk)
+                check.look(F.cross_entropy(outputs, labels), outputs, labels, 4)
+    assert len(looks) == (8 if chunks == 1 else 3)

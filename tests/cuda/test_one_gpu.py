@@ -28,6 +28,7 @@ from conadv.task.models import build_model
 from conadv.trainer.ema import Ema
 from conadv.trainer.snapshot import Snapshot
 from conadv.trainer.state import gather, live_state
+from conadv.trainer.undo import Undo
 
 CUDA = torch.device("cuda", 0)
 FLOAT32 = {"precision": "float32"}
@@ -74,20 +75,22 @@ def test_no_pass_and_no_update_waits_for_the_device(method):
     step_of = info.build(model, F.cross_entropy, options, seed=0, place=Place(updates_stats=False))
     optimizer = Lars(parameter_groups(model, 5e-4), lr=0.1)
     exchange = Exchange(model, World(0, 1, CUDA), 1.0)
+    undo = Undo(model, optimizer, Ema(model, 0.9))
     batch = torch.rand(8, 3, 32, 32).pin_memory(), torch.randint(10, (8,)).pin_memory()
     for number in range(6):
         torch.cuda.set_sync_debug_mode("error" if number > 2 else "default")
         try:
             exchange.zero_grad()
-            losses = step_of(batch)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert exchange.finish(losses).culprits is None  # reads its sums once
-        torch.cuda.set_sync_debug_mode("error" if number > 2 else "default")
-        try:
+            unread = exchange.end(step_of(batch))
+            if undo.is_ready:
+                undo.keep()
             optimizer.step()
+            if undo.is_ready:
+                undo.undo_unless(unread.finite)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+        undo.is_ready = True
+        assert unread.read().culprits is None
 
 
 def test_losses_are_those_of_the_cpu_to_a_few_digits(tmp_path):

@@ -9,8 +9,9 @@ from torch import nn
 import tasks
 from conadv.core.parts import Losses
 from conadv.core.splitbn import pending_statistics, route, split_batchnorm
+from conadv.parallel.buckets import grouped
 from conadv.parallel.collectives import World
-from conadv.parallel.gradients import Exchange, _grouped
+from conadv.parallel.gradients import Exchange
 
 ALONE = World(0, 1, torch.device("cpu"))
 FINE = Losses(torch.tensor(1.0), torch.tensor(2.0))
@@ -103,7 +104,7 @@ def test_a_bucket_holds_parameters_of_one_type_up_to_its_size():
         (1, torch.float64),
     ]
     parameters = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size, dtype in sizes]
-    groups = _grouped(parameters)
+    groups = grouped(parameters, 2**20)
     assert [[len(parameter) for parameter in group] for group in groups] == [[2**18], [10], [10], [2**20], [1]]
     assert [parameter for group in groups for parameter in group] == parameters
 

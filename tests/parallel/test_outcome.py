@@ -18,6 +18,7 @@ outcomes = st.builds(
     culprits=st.none() | st.dictionaries(ranks, st.sampled_from(CULPRITS)),
     stop=st.integers(0, 64),
     drifted=st.sets(ranks).map(lambda found: tuple(sorted(found))),
+    save=st.booleans(),
 )
 
 
@@ -28,4 +29,4 @@ def test_an_outcome_crosses_as_numbers(dtype, outcome):
     numbers = report.pack(outcome, torch.zeros(1, dtype=dtype))
     assert numbers.dtype == dtype
     assert len(numbers) == report.size
-    assert report.unpack(numbers, outcome.clean_loss, outcome.adv_loss) == outcome
+    assert report.unpack(numbers, outcome.clean_loss, outcome.adv_loss, outcome.save) == outcome

@@ -1,4 +1,4 @@
-"""No pass and no update waits for the device: shown on the meta device, where every value that is read is an error."""
+"""Nothing in a step waits for the device: shown on the meta device, where every value that is read is an error."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import recorded
 from conadv import PGD, split_batchnorm
 from conadv.core import learner
 from conadv.core.catalog import METHODS
@@ -17,6 +18,8 @@ from conadv.core.checks import Checks
 from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
 from conadv.optim.catalog import OPTIMIZERS
+from conadv.parallel.reading import Reading
+from conadv.trainer import loop
 from conadv.trainer.ema import Ema
 from settings import small_cnn
 
@@ -32,8 +35,8 @@ FIELDS = {
 }
 
 
-class ToHost(TorchDispatchMode):
-    """Notes operators that make a tensor on the host of one on the device."""
+class Waits(TorchDispatchMode):
+    """Notes copies that the host waits for: from the device to the host, and blocking ones to the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,16 +44,26 @@ class ToHost(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        given = [value.device.type for value in args if isinstance(value, torch.Tensor)]
-        if "meta" in given and isinstance(result, torch.Tensor) and result.device.type == "cpu":
+        given = {value.device.type for value in args if isinstance(value, torch.Tensor)}
+        made = {result.device.type} if isinstance(result, torch.Tensor) else set()
+        if "meta" in given and made == {"cpu"}:
             self.found.append(str(function))
+        if made == {"meta"} and "cpu" in given and function in _COPIES and not _is_async(args, kwargs or {}):
+            self.found.append(f"blocking {function}")
         return result
+
+
+_COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+
+
+def _is_async(args: Any, kwargs: dict[str, Any]) -> bool:
+    return bool(kwargs.get("non_blocking") or any(value is True for value in args))
 
 
 @pytest.fixture(autouse=True)
 def _without_first_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first steps look for misuse, and wait for it; here it is as in all later steps."""
-    for name in ("look_at_images", "_compare"):
+    for name in ("look_at_images", "look_at_loss"):
         monkeypatch.setattr(Checks, name, lambda *_: None)
     monkeypatch.setattr(learner, "no_mixed_statistics", nullcontext)
 
@@ -65,19 +78,86 @@ def test_a_step_waits_for_no_value(name, optimizer_name):
     optimizer = OPTIMIZERS[optimizer_name].build(model, FIELDS)
     average = Ema(model, 0.9)
     images, labels = torch.rand(8, 2, 6, 6), torch.zeros(8, dtype=torch.int64)
-    with ToHost() as to_host:
+    with Waits() as waits:
         for _ in range(2):
             optimizer.zero_grad()
             method((images, labels))
             update_running_stats(model)
             optimizer.step()
+            # Within a dispatch mode, PyTorch does not count the changes of multi-tensor operations.
+            torch.autograd.graph.increment_version(model.parameters())
             average.update()
-    assert to_host.found == []
+    assert waits.found == []
 
 
 def test_a_value_that_is_read_would_be_noticed():
-    with ToHost() as to_host, pytest.raises(NotImplementedError, match="meta"):
+    with Waits() as waits, pytest.raises(NotImplementedError, match="meta"):
         torch.zeros(2, device="meta").cpu()
     with pytest.raises(RuntimeError, match="meta"):
         torch.zeros((), device="meta").item()
-    assert to_host.found == []
+    assert waits.found == []
+
+
+STEPS = 4
+# Two chunks per step and two steps per epoch: operators of the meta device are slow.
+SMALL = {"precision": "float32", "epochs": 2, "batch_size": 8, "data__train_size": 16, "checkpoint__every": 1000}
+LATE = ["update", *["read", "update"] * (STEPS - 1), "read"]
+WAYS = [{"method": name} for name in METHODS] + [{"method": "conadv", "delay": 3}, {"method": "sam", "delay": 1}]
+LAYOUTS = [("conadv", "clean | adv | attack"), ("disadv", "clean | adv+attack"), ("recycled", "clean | adv")]
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens in a run, in order: updates, and the one value that is read."""
+    happened: list[str] = []
+
+    def numbers(reading: Reading, timeout: float) -> list[float]:
+        assert reading._values.device.type == "meta"
+        happened.append("read")
+        return [1.0] + [0.0] * (len(reading._values) - 1)  # finite, nothing to stop or save
+
+    apply = loop._apply
+    monkeypatch.setattr(Reading, "numbers", numbers)
+    monkeypatch.setattr(loop, "_apply", lambda *arguments: (happened.append("update"), apply(*arguments)))
+    return happened
+
+
+def run_on_meta(rank: int, size: int, **changes: Any) -> list[str]:
+    """Operators of all steps of a run that wait for the device, beside the value that `events` answers for."""
+    waits = Waits()
+
+    def watched_run(*arguments: Any) -> int:
+        with waits:
+            return loop.run(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorded, "run", watched_run)
+        recorded.record_rank(rank, size, {**SMALL, **changes}, "meta")
+    return waits.found
+
+
+@pytest.mark.parametrize("changes", WAYS, ids=str)
+def test_a_run_reads_one_value_per_step_one_step_late(changes, events):
+    assert run_on_meta(0, 1, **changes) == []
+    assert events == LATE
+
+
+@pytest.mark.parametrize(("method", "layout"), LAYOUTS)
+def test_so_does_every_role(method, layout, events):
+    size = len(layout.split("|"))
+    for rank in range(size):
+        events.clear()
+        assert run_on_meta(rank, size, method=method, layout=layout) == []
+        assert events == LATE
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_is_left_out_without_waiting(optimizer, events):
+    assert run_on_meta(0, 1, method="vanilla", optimizer__name=optimizer, nonfinite="skip", ema=0.9) == []
+    # The first step is read at once: the optimizer has nothing to put back yet.
+    assert events == ["read", "update", "update", *["read", "update"] * (STEPS - 2), "read"]
+
+
+def test_before_a_checkpoint_the_step_is_read(events):
+    run_on_meta(0, 1, method="vanilla", checkpoint__every=2)
+    assert events == ["update", "read", "update", "read"] * 2

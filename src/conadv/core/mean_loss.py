@@ -11,6 +11,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from .attack import Loss
 
+# Steps in which chunks are compared, if no step has two of them: each look waits for the device.
+_STEPS = 8
+
 
 class MeanLoss:
     """Compares the loss of images with that of the same images given twice, and of two chunks with both together.
@@ -29,10 +32,12 @@ class MeanLoss:
         self._seen_chunks = not chunked
         self._first: tuple[Tensor, Any, Any] | None = None  # of the first chunk of a step
         self._compared = False
+        self._steps = 0
 
     def begin_step(self) -> None:
         """Forget the chunks of the last step; one step whose chunks were compared is enough."""
-        self._seen_chunks |= self._compared
+        self._seen_chunks |= self._compared or self._steps == _STEPS
+        self._steps += 1
         self._first = None
 
     @torch.no_grad()

@@ -19,6 +19,7 @@ from .attempt import AbsentError, agree_on_attempt
 from .ending import deadline
 from .heartbeats import Heartbeats
 from .launch import local_rank, rank_0_keeps_store, restarts, world_size
+from .reading import Reading, poll
 
 # Seconds beyond the timeout in which what waits should have noticed it by itself.
 GRACE = 2.0
@@ -82,9 +83,22 @@ class World:
         """Block until a work is done, or raise a PeerError after the timeout."""
         with self.waiting():
             if work is not None and self.polls:
-                _poll(work, self.timeout)
+                poll(work.is_completed, self.timeout)
             if work is not None:
                 work.wait()
+
+    def order(self, work: dist.Work | None) -> None:
+        """Let what follows come after a work: on a GPU in the order of its queue, else the host waits."""
+        with self.waiting():
+            if work is not None:
+                work.wait()
+
+    def read(self, reading: Reading) -> list[float]:
+        """Numbers that depend on other processes, once they are on the host, or a PeerError after the timeout."""
+        if self.size == 1:
+            return reading.numbers(math.inf)
+        with self.waiting():
+            return reading.numbers(self.timeout)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum over all processes, in place."""
@@ -230,14 +244,3 @@ def own_device() -> torch.device:
     device = torch.device("cuda", local_rank() if count > 1 else 0)
     torch.cuda.set_device(device)
     return device
-
-
-def _poll(work: dist.Work, timeout: float) -> None:
-    """Poll until a work is done, at growing intervals: the wait of NCCL only orders streams, and returns at once."""
-    end = time.monotonic() + timeout
-    pause = 1e-5
-    while not work.is_completed():
-        if time.monotonic() > end:
-            raise RuntimeError(f"no answer within {timeout:g} seconds")
-        time.sleep(pause)
-        pause = min(2 * pause, 1e-3)

@@ -16,10 +16,9 @@ With a delay of 2 or more, ranks that only attack have no part in 5: its result 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from weakref import WeakMethod
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -28,17 +27,15 @@ from torch import Tensor, nn
 from conadv.core.parts import Losses
 from conadv.core.splitbn import pending_statistics
 
+from .buckets import Bucket, OwnGradients, bucket_bytes, grouped, weakly
 from .checksum import BITS, Checksum, odd_ones
 from .collectives import World
-from .outcome import Outcome, Report, named_culprits
+from .outcome import Outcome, Report, Unread, named_culprits
+from .reading import Reading
 from .recipients import Recipients
 
-# Small enough that the first sum starts early in the backward pass, large enough that few sums are needed.
-_BUCKET_BYTES = 2**20
-# On a GPU a sum takes tens of microseconds to start.
-_CUDA_BUCKET_BYTES = 25 * 2**20
-# How many numbers a rank adds besides gradients and statistics.
-_TOLD = 3
+# How many numbers a rank adds besides gradients and statistics: requests to stop and to save, and two losses.
+_TOLD = 4
 
 
 class Exchange:
@@ -56,12 +53,11 @@ class Exchange:
         self._like = next(model.parameters())
         self._checksum = Checksum(list(model.parameters())) if world.size > 1 else None
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        size = _CUDA_BUCKET_BYTES if world.device.type == "cuda" else _BUCKET_BYTES
         # Alone, nothing is summed, and a model may use other parameters in each step.
-        self._buckets: Sequence[_Bucket | _Own] = (
-            [_Bucket(group, _weakly(self._start_ready)) for group in _grouped(trained[::-1], size)]
+        self._buckets: Sequence[Bucket | OwnGradients] = (
+            [Bucket(group, weakly(self._start_ready)) for group in grouped(trained[::-1], bucket_bytes(world.device))]
             if world.size > 1
-            else [_Own(trained)]
+            else [OwnGradients(trained)]
         )
         self._report = Report(world.size)
         self._sums: list[dist.Work | None] = []
@@ -77,38 +73,44 @@ class Exchange:
         """Start the sums of all gradients: none is added any more in this step."""
         self._start(len(self._buckets))
 
-    def finish(self, losses: Losses, stop: int = 0, asked: Tensor | None = None) -> Outcome:
+    def finish(self, losses: Losses, stop: int = 0) -> Outcome:
+        """End a step, and wait for its outcome; see `end`."""
+        return self.end(losses, stop).read()
+
+    def end(self, losses: Losses, stop: int = 0, asked: Tensor | None = None, save: bool = False) -> Unread:
         """End a step: gradients and pending statistics become their sums over the ranks.
+
+        With GPUs the host waits for nothing here, except where ranks that only attack may lag.
 
         Args:
             losses: of this rank.
             stop: the number of the signal that asked this rank to stop after the step; 0: none did.
             asked: such a number that came with twins, from a rank that only attacks.
+            save: whether this rank asks for a checkpoint.
         """
         self.start()
         if self._recipients.may_lag:
-            return self._follow()
+            return self._known(self._follow(save))
         values = torch.stack([*losses]).to(self._like)
         sick = self._sick(values)
         bits = values[:0] if self._checksum is None else self._checksum.next().to(values)
         stops = torch.full_like(values[:1], stop > 0)
         if asked is not None:
             stops += asked > 0
-        tail = torch.cat([stops, self._share * values, bits, *self._statistics])
+        saves = torch.full_like(values[:1], save)
+        tail = torch.cat([stops, saves, self._share * values, bits, *self._statistics])
         self._complete()
-        self._recipients.all_reduce(tail)
+        self._world.order(self._recipients.start_all_reduce(tail))
         told = self._take_statistics(tail, len(bits))
         # One not-a-number or infinity anywhere makes the sum one too.
-        total = torch.stack([tail.sum(), *(bucket.total().to(tail) for bucket in self._buckets)]).sum()
-        everything, stopping, clean, adv, *ones = torch.cat([total[None], told]).tolist()
-        culprits = None if math.isfinite(everything) else self._culprits(sick)
-        # A bit that all ranks have in common is set on all of them or on none.
-        drifted = self._drifted(bits) if any(0 < count < self._recipients.size for count in ones) else ()
-        signal = self._largest(max(stop, 0 if asked is None else int(asked))) if stopping else 0
-        outcome = Outcome(clean, adv, culprits, signal, drifted)
-        if self._recipients.slack:
-            self._recipients.start_passing(torch.cat([tail, self._report.pack(outcome, tail)]))
-        return outcome
+        finite = torch.stack([tail.sum(), *(bucket.total().to(tail) for bucket in self._buckets)]).sum().isfinite()
+        reading = Reading(torch.cat([finite[None].to(told), told]))
+        unread = Unread(finite, partial(self._read, reading, sick, bits, stop, asked))
+        if not self._recipients.slack:
+            return unread
+        outcome = unread.read()  # ranks that may lag receive it
+        self._recipients.start_passing(torch.cat([tail, self._report.pack(outcome, tail)]))
+        return self._known(outcome)
 
     def drain(self) -> None:
         """Wait until ranks that only attack have received what was sent to them."""
@@ -119,7 +121,20 @@ class Exchange:
         for part in self._statistics:
             part.zero_()
 
-    def _follow(self) -> Outcome:
+    def _read(self, reading: Reading, sick: Tensor, bits: Tensor, stop: int, asked: Tensor | None) -> Outcome:
+        """What the ranks told each other, and where something is wrong, on which of them; every rank asks at once."""
+        finite, stopping, saves, clean, adv, *ones = self._world.read(reading)
+        culprits = None if finite else self._culprits(sick)
+        # A bit that all ranks have in common is set on all of them or on none.
+        drifted = self._drifted(bits) if any(0 < count < self._recipients.size for count in ones) else ()
+        signal = self._largest(max(stop, 0 if asked is None else int(asked))) if stopping else 0
+        return Outcome(clean, adv, culprits, signal, drifted, save=saves > 0)
+
+    def _known(self, outcome: Outcome) -> Unread:
+        finite = torch.full((), outcome.culprits is None, device=self._like.device)
+        return Unread(finite, lambda: outcome)
+
+    def _follow(self, save: bool) -> Outcome:
         """End a step that the learning ranks ended before: gradients, statistics and outcome are theirs."""
         assert self._checksum is not None
         bits = self._checksum.next().to(self._like)
@@ -130,7 +145,7 @@ class Exchange:
             self._world.wait(work)
         tail, report = message.split(sizes)
         told = self._take_statistics(tail, len(bits)).tolist()
-        outcome = self._report.unpack(report, told[1], told[2])
+        outcome = self._report.unpack(report, told[2], told[3], save or told[1] > 0)
         if outcome.drifted or told[_TOLD:] == (bits * self._recipients.size).tolist():
             return outcome
         return replace(outcome, drifted=(self._world.rank,), known_to_all=False)
@@ -178,124 +193,17 @@ class Exchange:
         """Start the sums of the buckets up to `end`."""
         for bucket in self._buckets[self._started : end]:
             bucket.close()
-            self._sums.append(self._recipients.start_sum(bucket.gradients) if isinstance(bucket, _Bucket) else None)
+            self._sums.append(self._recipients.start_sum(bucket.gradients) if isinstance(bucket, Bucket) else None)
         self._started = max(self._started, end)
 
     def _complete(self) -> None:
-        """Wait for the sums; each is passed on as soon as it is there."""
+        """Let what follows come after the sums; each is passed on as soon as it is there."""
         self._recipients.begin_passing()
         passed = []
         for bucket, work in zip(self._buckets, self._sums, strict=True):
-            self._world.wait(work)
-            if isinstance(bucket, _Bucket):
+            self._world.order(work)
+            if isinstance(bucket, Bucket):
                 passed += self._recipients.start_passing(bucket.gradients)
         for work in passed:
-            self._world.wait(work)
+            self._world.order(work)
         self._sums.clear()
-
-
-class _Own:
-    """The gradients of a process that is alone, in the tensors that autograd makes: nothing is copied or added."""
-
-    ready = False
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self._parameters = parameters
-        self.own_total = parameters[0].detach().new_zeros(())
-
-    def restart(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    def close(self) -> None:
-        """An optimizer treats a parameter that had no part in the loss like one whose gradient is zero."""
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        self.own_total = self.total()
-
-    def total(self) -> Tensor:
-        """Not finite where any gradient is not."""
-        largest = torch._foreach_norm([p.grad for p in self._parameters if p.grad is not None], math.inf)
-        return torch.stack([norm.to(self.own_total) for norm in largest]).sum()
-
-
-class _Bucket:
-    """Some parameters whose gradients are views of one flat tensor, and how many are still missing.
-
-    `own_total` is the sum of this rank's gradients, which tells whether they are finite.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter], tell: Callable[[], None]) -> None:
-        self.gradients = torch.zeros(sum(map(Tensor.numel, parameters)), dtype=parameters[0].dtype).to(parameters[0])
-        self.own_total = self.gradients.sum()
-        self._tell = tell
-        self._arrivals = 0
-        self._expected: int | None = None  # arrivals in a step; unknown until the first one is over
-        self._closed = False
-        self._views: list[tuple[nn.Parameter, Tensor]] = []
-        offset = 0
-        for parameter in parameters:
-            self._views.append((parameter, self.gradients.as_strided(parameter.shape, parameter.stride(), offset)))
-            parameter.register_post_accumulate_grad_hook(_weakly(self._arrive))
-            offset += parameter.numel()
-        self.restart()
-
-    @property
-    def ready(self) -> bool:
-        return self._arrivals == self._expected
-
-    def restart(self) -> None:
-        self._arrivals, self._closed = 0, False
-        self.gradients.zero_()
-        for parameter, view in self._views:  # an optimizer may have put None in their place
-            parameter.grad = view
-
-    def close(self) -> None:
-        """No gradient may be added any more."""
-        if self._expected is None:
-            self._expected = self._arrivals
-        self._closed = True
-        self.own_total = self.gradients.sum()
-
-    def total(self) -> Tensor:
-        """Not finite where any gradient is not."""
-        return self.gradients.sum()
-
-    def _arrive(self, parameter: Tensor) -> None:
-        if self._closed:
-            raise RuntimeError(
-                "a gradient came after the sum over the ranks had started: "
-                "the model uses other parameters in this step than in the first one"
-            )
-        self._arrivals += 1
-        if self.ready:
-            self._tell()
-
-
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """A call of the method for as long as its object exists.
-
-    A hook of a parameter that held the exchange would keep it, and its process groups, for as long as the model exists.
-    """
-    reference = WeakMethod(method)
-
-    def call(*arguments: Tensor) -> None:
-        if (living := reference()) is not None:
-            living(*arguments)
-
-    return call
-
-
-def _grouped(parameters: list[nn.Parameter], size: int = _BUCKET_BYTES) -> list[list[nn.Parameter]]:
-    """Consecutive parameters of one type, up to `size` bytes."""
-    groups: list[list[nn.Parameter]] = []
-    room = 0
-    for parameter in parameters:
-        own = parameter.numel() * parameter.element_size()
-        if not groups or own > room or parameter.dtype != groups[-1][0].dtype:
-            groups.append([])
-            room = size
-        groups[-1].append(parameter)
-        room -= own
-    return groups

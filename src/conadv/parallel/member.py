@@ -22,7 +22,7 @@ from .collectives import World
 from .gradients import Exchange
 from .handoff import RankHandoff, between_ranks
 from .layout import Layout
-from .outcome import DriftError, Outcome, OwnDriftError
+from .outcome import DriftError, Outcome, OwnDriftError, Unread
 from .recipients import recipients
 from .traffic import Traffic
 from .wire import Wire
@@ -45,7 +45,7 @@ class Member:
     stale: StaleWeights
     """Those that this rank attacks with or, on rank 0, that a checkpoint holds."""
 
-    def step(self, now: Any, ahead: Any, stop: int = 0) -> Outcome:
+    def step(self, now: Any, ahead: Any, stop: int = 0, save: bool = False) -> Unread:
         """Take a step up to the update: gradients and pending statistics are those of all ranks then.
 
         Before the update, the caller lets `stale` keep the weights.
@@ -54,6 +54,7 @@ class Member:
             now: the batch to learn from, as `method.feed` yields it.
             ahead: the batch to attack.
             stop: the number of the signal that asked this rank to stop; 0: none did.
+            save: whether this rank asks for a checkpoint.
         """
         self.exchange.zero_grad()
         asked = None
@@ -65,7 +66,7 @@ class Member:
             if self.handoff is not None:
                 self.handoff.end_step()
                 asked = self.handoff.asked
-            return self.exchange.finish(losses, stop, asked)
+            return self.exchange.end(losses, stop, asked, save)
 
     def check_weights(self, step: int, outcome: Outcome) -> None:
         """Raise if the weights of some rank are not those of the others."""

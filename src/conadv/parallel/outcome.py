@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,18 @@ class Outcome:
     """The ranks whose weights are not those of the others."""
     known_to_all: bool = True
     """Whether every rank has the same outcome; not where a rank that only attacks, and may lag, has drifted."""
+    save: bool = False
+    """Whether some rank asked for a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """The outcome of a step while it is still on the device."""
+
+    finite: Tensor
+    """Whether every number of the step is finite: bool, without dimensions, on the device."""
+    read: Callable[[], Outcome]
+    """Waits for the numbers. Every rank must call it once, at the same place among its exchanges."""
 
 
 def named_culprits(table: Tensor) -> dict[int, str]:
@@ -50,7 +63,7 @@ def named_culprits(table: Tensor) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class Report:
-    """An outcome as numbers, without its losses.
+    """An outcome as numbers, without what is in the sum over the ranks: losses, and requests for a checkpoint.
 
     Args:
         ranks: how many there are.
@@ -73,8 +86,9 @@ class Report:
         head = torch.tensor([float(outcome.culprits is not None), float(outcome.stop)])
         return torch.cat([head, culprits.flatten(), drifted]).to(like)
 
-    def unpack(self, numbers: Tensor, clean_loss: float, adv_loss: float) -> Outcome:
-        """The outcome that was packed, with the losses of the step."""
+    def unpack(self, numbers: Tensor, clean_loss: float, adv_loss: float, save: bool) -> Outcome:
+        """The outcome that was packed, with the losses of the step, and whether it asks for a checkpoint."""
         head, culprits, drifted = numbers.cpu().split([2, self.ranks * len(CULPRITS), self.ranks])
         found = named_culprits(culprits.view(self.ranks, -1) > 0) if head[0] else None
-        return Outcome(clean_loss, adv_loss, found, int(head[1]), tuple(drifted.nonzero().flatten().tolist()))
+        odd = tuple(drifted.nonzero().flatten().tolist())
+        return Outcome(clean_loss, adv_loss, found, int(head[1]), odd, save=save)

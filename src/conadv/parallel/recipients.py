@@ -62,10 +62,13 @@ class Recipients:
             return None
         return self.world.start_all_reduce(gradients, self.sums)
 
+    def start_all_reduce(self, tensor: Tensor) -> dist.Work | None:
+        """Begin the sum over the ranks that wait for each other at the end of a step, in place."""
+        return self.world.start_all_reduce(tensor, self.sums if self.slack else None) if self.size > 1 else None
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks that wait for each other at the end of a step, in place."""
-        if self.size > 1:
-            self.world.wait(self.world.start_all_reduce(tensor, self.sums if self.slack else None))
+        """That sum, once it is there."""
+        self.world.wait(self.start_all_reduce(tensor))
         return tensor
 
     def begin_passing(self) -> None:

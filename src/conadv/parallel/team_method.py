@@ -82,7 +82,7 @@ class TeamMethod:
             The mean losses over the whole batch, the same on all ranks.
         """
         step = self.step
-        outcome = self._member.step(now, ahead)
+        outcome = self._member.step(now, ahead).read()  # before the caller's update, which we cannot take back
         self._member.check_weights(step, outcome)
         if outcome.culprits is not None:
             self._member.exchange.discard()

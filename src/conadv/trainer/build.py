@@ -61,6 +61,8 @@ class Policy:
     """0: never."""
     nonfinite: Literal["stop", "skip"]
     skip_limit: int
+    late: bool = False
+    """Whether the outcome of a step is read one step late, so that the host does not wait for the device."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def build_policy(recipe: Recipe, stream: Stream) -> Policy:
+def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy:
     return Policy(
         save_steps=recipe.checkpoint.every or stream.steps_per_epoch,
         save_seconds=60 * recipe.checkpoint.minutes,
@@ -249,6 +251,7 @@ def build_policy(recipe: Recipe, stream: Stream) -> Policy:
         diagnose_steps=recipe.diagnose,
         nonfinite=recipe.nonfinite,
         skip_limit=recipe.skip_limit,
+        late=device.type != "cpu",
     )
 
 

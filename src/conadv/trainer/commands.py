@@ -35,7 +35,8 @@ from .files import replace_file
 from .fingerprint import data_facts, software_facts
 from .folder import RunFolder, default_folder, holds, versions, write_summary
 from .kernels import kernels
-from .loop import Progress, position, run
+from .ledger import Progress
+from .loop import position, run
 from .metrics import Metrics
 from .preview import preview
 from .profiling import Profile
@@ -93,7 +94,9 @@ def train(
             with _recording(recipe, job, place.path, progress, quiet, optional) as (sinks, saver):
                 traces = Path(os.fsdecode(from_main(world, lambda: os.fsencode(place.path / "traces"))))
                 profile = Profile(recipe.profile, traces, world.rank)
-                signal_number = run(job, progress, build_policy(recipe, stream), request, sinks, saver, profile)
+                signal_number = run(
+                    job, progress, build_policy(recipe, stream, world.device), request, sinks, saver, profile
+                )
             if progress.step < job.stop:
                 _tell(f"stopped after step {progress.step}; to resume: {_command(recipe, place.path)}")
                 world.barrier()  # a rank that ends earlier would have its launcher end the one that still writes

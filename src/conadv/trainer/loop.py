@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from conadv.core.spans import span
 from conadv.core.splitbn import update_running_stats
-from conadv.parallel.outcome import NotFiniteError, Outcome
 
 from .build import Job, Policy
 from .diagnosis import diagnose
 from .evaluation import evaluate_task
+from .ledger import Ledger, Progress, Step
 from .profiling import Profile
 from .record import Sinks, StateSaver
 from .signals import StopRequest
 from .state import live_state
-
-
-@dataclass
-class Progress:
-    """How far a run has come."""
-
-    step: int = 0
-    seconds: float = 0.0
-    skipped: int = 0
+from .undo import Undo
 
 
 def run(
@@ -41,37 +32,42 @@ def run(
 ) -> int:
     """Take the remaining steps, or stop early after a signal; return the number of that signal, or 0."""
     save = partial(_save, job, progress, saver)
+    undo = Undo(job.task.model, job.optimizer, job.ema)
+    ledger = Ledger(job, progress, policy, sinks, undo)
     first = progress.step
     began = time.monotonic() - progress.seconds
-    stopped_by = 0
     with closing(job.batches(progress.step)) as batches, closing(profile):
         for now, ahead in job.method.feed(batches):
             profile.begin_step()
-            outcome = job.member.step(now, ahead, request.signal or 0)
-            job.member.check_weights(progress.step, outcome)
-            measured = _diagnose(job, progress.step, policy)
+            unread = job.member.step(now, ahead, request.signal or 0, _is_due_by_time(policy, saver))
+            step = Step(progress.step, job.rate(progress.step), unread)
+            ledger.settle()  # the step before, where it is read late
+            if not (policy.late and (undo.is_ready or policy.nonfinite == "stop")):
+                ledger.read(step)
+            step.measured = _diagnose(job, progress.step, policy)
             saver.before_update()
             job.stale.keep()
-            rate = job.rate(progress.step)
-            if outcome.culprits is None:
-                with span("update"):
-                    _update(job, rate)
-            else:
-                _leave_out(job, progress, policy, outcome, rate)
+            with span("update"):
+                _update(job, policy, step, undo)
             progress.step += 1
-            progress.seconds = time.monotonic() - began
+            step.seconds = progress.seconds = time.monotonic() - began
             profile.end_step()
             saver.check()
-            sinks.log(progress.step - 1, _metrics(job, progress, policy, outcome, rate) | measured)
-            stopped_by = outcome.stop
-            if stopped_by:
+            ledger.open(step)
+            saves = ledger.save_asked or progress.step % policy.save_steps == 0
+            evaluates = policy.evaluate_steps > 0 and progress.step % policy.evaluate_steps == 0
+            if not policy.late or saves or evaluates or ledger.stopped_by:
+                ledger.settle(partial(_evaluate, job, evaluates and progress.step < job.stop))
+            if ledger.stopped_by:
                 break
-            if _is_due(progress.step, policy, saver) and progress.step < job.stop:
+            if saves and progress.step < job.stop:
                 save()
+                ledger.save_asked = False
+    ledger.settle()
     job.member.drain()
     if progress.step > first:  # the state that a finished run resumes from is saved already
         save()
-    return stopped_by
+    return ledger.stopped_by
 
 
 def _diagnose(job: Job, step: int, policy: Policy) -> dict[str, float]:
@@ -79,7 +75,29 @@ def _diagnose(job: Job, step: int, policy: Policy) -> dict[str, float]:
     return diagnose(job, step) if policy.diagnose_steps and (step + 1) % policy.diagnose_steps == 0 else {}
 
 
-def _update(job: Job, rate: float) -> None:
+def _evaluate(job: Job, is_due: bool) -> dict[str, float]:
+    return evaluate_task(job.task, job.world, job.ema) if is_due else {}
+
+
+def _update(job: Job, policy: Policy, step: Step, undo: Undo) -> None:
+    """Update the weights; a step whose numbers are not finite reaches neither them nor the statistics, on any rank.
+
+    Where it is read late, the device itself takes the update back or, with --nonfinite stop, the run ends before the
+    next update, and saves nothing in between.
+    """
+    if step.outcome is not None and step.outcome.culprits is not None:
+        job.member.exchange.discard()
+        return
+    takes_back = step.outcome is None and policy.nonfinite == "skip"
+    if takes_back:
+        undo.keep()
+    _apply(job, step.rate)
+    if takes_back:
+        undo.undo_unless(step.unread.finite)
+    undo.is_ready = True
+
+
+def _apply(job: Job, rate: float) -> None:
     for group in job.optimizer.param_groups:
         group["lr"] = rate
     update_running_stats(job.task.model)
@@ -87,47 +105,8 @@ def _update(job: Job, rate: float) -> None:
     job.ema.update()
 
 
-def _leave_out(job: Job, progress: Progress, policy: Policy, outcome: Outcome, rate: float) -> None:
-    """A step whose numbers are not finite reaches neither the weights nor the statistics, on any rank."""
-    job.member.exchange.discard()
-    progress.skipped += 1
-    told = _not_finite(job, progress.step, outcome, rate)
-    if policy.nonfinite == "stop":
-        job.member.drain()
-        raise NotFiniteError(
-            f"{told}: try a lower --optimizer.lr, a longer --schedule.warmup-epochs, or --nonfinite skip"
-        )
-    if progress.skipped > policy.skip_limit:
-        job.member.drain()
-        raise NotFiniteError(f"{told}, after {policy.skip_limit} such steps were left out: try a lower --optimizer.lr")
-
-
-def _not_finite(job: Job, step: int, outcome: Outcome, rate: float) -> str:
-    """What happened where, in words."""
-    epoch, batch = divmod(step, job.stream.steps_per_epoch)
-    what = job.member.not_finite(outcome)
-    return f"step {step}: {what} is not finite (epoch {epoch}, batch {batch}, learning rate {rate:.4g})"
-
-
-def _metrics(job: Job, progress: Progress, policy: Policy, outcome: Outcome, rate: float) -> dict[str, Any]:
-    """The metrics of the step that was just taken, with those of an evaluation if one is due."""
-    weight = job.adv_weight
-    metrics = {
-        "epoch": progress.step / job.stream.steps_per_epoch,
-        "lr": rate,
-        "loss": (1 - weight) * outcome.clean_loss + weight * outcome.adv_loss,
-        "clean_loss": outcome.clean_loss,
-        "adv_loss": outcome.adv_loss,
-        "skipped": outcome.culprits is not None,
-    }
-    if policy.evaluate_steps and progress.step % policy.evaluate_steps == 0 and progress.step < job.stop:
-        metrics |= evaluate_task(job.task, job.world, job.ema)
-    return {**metrics, "seconds": progress.seconds}
-
-
-def _is_due(step: int, policy: Policy, saver: StateSaver) -> bool:
-    by_time = policy.save_seconds and saver.seconds_since_save() >= policy.save_seconds
-    return bool(by_time) or step % policy.save_steps == 0
+def _is_due_by_time(policy: Policy, saver: StateSaver) -> bool:
+    return bool(policy.save_seconds) and saver.seconds_since_save() >= policy.save_seconds
 
 
 def _save(job: Job, progress: Progress, saver: StateSaver) -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from .build import Job
 from .checkpoint import Checkpoint, checkpoints, newest_whole
-from .loop import Progress
+from .ledger import Progress
 from .state import check_tensors, largest_size, restore, stale_versions
 
 

@@ -1,0 +1,122 @@
+"""Outcomes read one step late, as on a GPU: the same weights and the same metrics as where each is read at once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from conadv import cli
+from conadv.trainer import commands
+from conadv.trainer.build import build_policy
+from conadv.trainer.ema import Ema
+from conadv.trainer.undo import Undo
+from recorded import record_rank
+
+
+@pytest.fixture
+def read_late(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Call it, and runs of this process read late."""
+    return lambda: monkeypatch.setattr(
+        commands, "build_policy", lambda *arguments: replace(build_policy(*arguments), late=True)
+    )
+
+
+def train(folder: Path, **changes: Any) -> int:
+    fields = {"checkpoint__every": 2, "checkpoint__keep": 10, **changes}
+    return cli.main(["train", *tiny.words(**fields), "--run", str(folder), "--quiet"])
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in ("seconds", "crc")} for line in metrics]
+
+
+CASES = [
+    {"method": "conadv"},
+    {"method": "recycled", "eval_every": 1},
+    {"method": "conadv", "delay": 2, "diagnose": 2},
+    {"method": "vanilla", "nonfinite": "skip", "ema": 0.9},
+    {"method": "vanilla", "checkpoint__minutes": 1e-9},
+]
+
+
+@pytest.mark.parametrize("changes", CASES, ids=str)
+def test_reading_late_changes_nothing(changes, tmp_path, read_late):
+    assert train(tmp_path / "now", **changes) == 0
+    read_late()
+    assert train(tmp_path / "late", **changes) == 0
+    assert tiny.equal(tiny.state(tmp_path / "late"), tiny.state(tmp_path / "now"))
+    assert lines(tmp_path / "late") == lines(tmp_path / "now")
+
+
+def test_a_run_that_reads_late_resumes_bit_for_bit(tmp_path, read_late):
+    assert train(tmp_path / "whole", method="conadv") == 0
+    read_late()
+    assert train(tmp_path / "part", method="conadv", max_steps=3) == 0
+    words = ["train", "--resume", str(tmp_path / "part"), "--model", "tiny:net", "--max-steps", "none", "--quiet"]
+    assert cli.main(words) == 0
+    assert tiny.equal(tiny.state(tmp_path / "part"), tiny.state(tmp_path / "whole"))
+    assert lines(tmp_path / "part") == lines(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "adamw"])
+@pytest.mark.parametrize(("step", "kind"), [(0, "loss"), (2, "gradient")])
+def test_a_step_that_is_left_out_leaves_the_bits_of_before(step, kind, optimizer, tmp_path, read_late, monkeypatch):
+    for name, value in tiny.fault(kind, 0, 6 * step + 3).items():
+        monkeypatch.setenv(name, value)
+    changes = {"method": "vanilla", "model": "tiny:Faulty", "nonfinite": "skip", "optimizer__name": optimizer}
+    changes |= {"optimizer__lr": 0.01, "ema": 0.5}
+    assert train(tmp_path / "now", **changes) == 0
+    read_late()
+    assert train(tmp_path / "late", **changes) == 0
+    assert [line["skipped"] for line in lines(tmp_path / "late")] == [number == step for number in range(6)]
+    assert lines(tmp_path / "late") == lines(tmp_path / "now")
+    assert tiny.equal(tiny.state(tmp_path / "late"), tiny.state(tmp_path / "now"))
+
+
+@pytest.mark.parametrize("step", [3, 5], ids=["before a checkpoint", "in the last step"])
+def test_a_run_that_ends_for_it_has_saved_no_such_weights(step, tmp_path, read_late, monkeypatch, capsys):
+    read_late()
+    for name, value in tiny.fault("loss", 0, 6 * step + 2).items():
+        monkeypatch.setenv(name, value)
+    assert train(tmp_path / "run", method="vanilla", model="tiny:Faulty", checkpoint__every=step + 1) == 1
+    assert f"error: step {step}: the loss on rank 0" in capsys.readouterr().err
+    assert [line["step"] for line in lines(tmp_path / "run")] == list(range(step))
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_ranks_communicate_in_the_order_of_runs_that_read_at_once():
+    changes = {"method": "conadv", "layout": "clean | adv | attack"}
+    for rank in range(3):
+        assert record_rank(rank, 3, changes, late=True) == record_rank(rank, 3, changes)
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_the_device_puts_back_every_bit(finite):
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten())
+    model = model.to(memory_format=torch.channels_last)
+    model.append(torch.nn.Linear(3, 2).bfloat16())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    ema = Ema(model, 0.9)
+    undo = Undo(model, optimizer, ema)
+    for value in (1.0, float("nan")):
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        if undo.is_ready:
+            undo.keep()
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        model[1].num_batches_tracked += 1
+        optimizer.step()
+        ema.update()
+        undo.is_ready = True
+    undo.undo_unless(torch.tensor(finite))
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before) != finite
+    rest = [*(state["momentum_buffer"] for state in optimizer.state.values()), *ema.tensors().values()]
+    assert all(bool(tensor.isfinite().all()) for tensor in rest) != finite
