@@ -151,7 +151,7 @@ def test_code_to_import_may_be_named_by_a_flag(commands):
         ("train --atack.epsilon 0.1", "Did you mean --attack.epsilon?"),
         ("train --batchsize 64", "Did you mean --batch-size?"),
         ("train --attack.epsilon -1/255", "--attack.epsilon"),
-        ("train --attack.epsilon 4", "from 0 to 1"),
+        ("train --attack.epsilon 4", "from 0 to 1: change --attack.epsilon; did you mean 4/255?"),
         ("train --attack.epsilon nan", "--attack.epsilon"),
         ("train --delay -1", "from 0 to 1000"),
         ("train --delay one", "a whole number"),

@@ -268,7 +268,7 @@ def recipes(*, json: Json = False) -> None:
 
 
 def _app() -> App:
-    """The commands, with a flag for each field where a command takes fields of a recipe."""
+    """The commands in the order of their help, with a flag for each field where a command takes fields of a recipe."""
     app = App(
         name="conadv",
         help="Concurrent adversarial learning: large-batch training that keeps its accuracy.",
@@ -278,25 +278,27 @@ def _app() -> App:
     )
     values = config.flatten(config.Recipe())
     defaults = {key: config.toml_value(value).strip('"') for key, value in values.items()}
-    app.command(with_fields(train, defaults))
-    app.command(with_fields(evaluate, dict.fromkeys(_EVAL_FIELDS, "that of the run")), name="eval")
-    app.command(with_fields(analyze, dict.fromkeys(_EVAL_FIELDS, "that of the run")))
-    app.command(export)
-    app.command(recipes)
-    data = App(name="data", help="Inspect data sets.")
+    app.command(with_fields(train, defaults), sort_key=0)
+    app.command(with_fields(evaluate, dict.fromkeys(_EVAL_FIELDS, "that of the run")), name="eval", sort_key=1)
+    app.command(with_fields(analyze, dict.fromkeys(_EVAL_FIELDS, "that of the run")), sort_key=10)
+    app.command(export, sort_key=2)
+    app.command(recipes, sort_key=3)
+    data = App(name="data", help="Inspect data sets.", sort_key=4)
     data.command(inspect_data, name="inspect")
     app.command(data)
     app.command(
         "conadv.study.plan.command:command",
         name="plan",
+        sort_key=7,
         help="Estimate time and cost on a cluster: ranks by role, time per step, hours, and the cost of each method.",
     )
-    app.command(sweep)
-    app.command(report)
-    app.command(timeline)
+    app.command(sweep, sort_key=5)
+    app.command(report, sort_key=6)
+    app.command(timeline, sort_key=9)
     app.command(
         "conadv.study.bench.command:bench",
         name="bench",
+        sort_key=8,
         help="Time candidates in turn: step (each method) or layout (roles on ranks); ratios with their spread.",
     )
     return app

@@ -13,10 +13,11 @@ from conadv.flags import flag, with_flags
 def with_fields(command: Callable[..., None], defaults: Mapping[str, str]) -> Callable[..., None]:
     """The command, whose `**fields` are now a flag for each of these fields of a recipe, by dotted key."""
     settings = config.settings()
+    whole = len(defaults) == len(settings)
     return with_flags(
         command,
         (
-            flag(settings[key], config.description(key), default, _group(key.rpartition(".")[0]))
+            flag(settings[key], config.description(key), default, _group(key.rpartition(".")[0], whole))
             for key, default in defaults.items()
         ),
     )
@@ -27,11 +28,12 @@ def dotted(fields: Mapping[str, str | list[str]]) -> dict[str, str | list[str]]:
     return {name.replace("__", "."): text for name, text in fields.items()}
 
 
-def _group(table: str) -> Group:
+def _group(table: str, whole: bool) -> Group:
     """Where the help lists the flags of a table: after the command's own, in the order of the recipe."""
     tables = list(config.TABLES)
     if not table:
-        return Group("Recipe", help=_one_line(config.Recipe.__doc__), sort_key=1)
+        text = _one_line(config.Recipe.__doc__) if whole else "What may differ from the recipe of the run."
+        return Group("Recipe", help=text, sort_key=1)
     return Group(f"Recipe: {table}", help=_one_line(config.TABLES[table].__doc__), sort_key=2 + tables.index(table))
 
 

@@ -100,8 +100,13 @@ class Setting:
         form = _number(value) if self.kind is float else value
         if type(form) is not self.kind or not self._allows(form):
             wrong = f"{self.key} is {show(value)} but must be {self.wanted}: change {self.flag}"
-            raise ValueError(wrong + did_you_mean(value, self.choices))
+            raise ValueError(wrong + did_you_mean(value, self.choices) + self._levels(form))
         return cast(Value, form)
+
+    def _levels(self, value: object) -> str:
+        """A hint for a radius that was given in grey levels instead of as a fraction of the pixel range."""
+        in_levels = self.key.endswith("epsilon") and isinstance(value, float) and 1 < value <= 255
+        return f"; did you mean {value:g}/255?" if in_levels else ""
 
     def _check_items(self, value: Any) -> Value:
         items = value if isinstance(value, list | tuple) else (value,)

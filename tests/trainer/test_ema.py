@@ -115,3 +115,8 @@ def test_a_step_that_is_left_out_leaves_the_average_alone(tmp_path, monkeypatch)
     folder = tmp_path / "run" / "checkpoints"
     one, two = (safetensors.torch.load_file(folder / f"step-0000000{step}" / "state.safetensors") for step in (1, 2))
     assert all(torch.equal(one[name], two[name]) for name in one if name.startswith("ema."))
+
+
+def test_a_folder_without_a_run_is_not_exported(tmp_path):
+    with pytest.raises(ValueError, match="is not a run folder"):
+        export(tmp_path, tmp_path / "out.safetensors")

@@ -28,7 +28,19 @@ def test_a_resumed_run_says_what_is_left_and_a_complete_one_nothing(tmp_path, ca
     assert main(["train", "--resume", run, "--model", "tiny:net", "--max-steps", "6"]) == 0
     assert "run     steps 3 to 6 of" in capsys.readouterr().err
     assert main(["train", "--resume", run, "--model", "tiny:net"]) == 0
-    assert "parameters" not in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "parameters" not in told
+    assert f"{run} is complete" in told
+
+
+def test_eval_prints_what_the_run_printed_in_the_same_order(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert main(["train", "digits", *FLAGS, "--run", run]) == 0
+    trained = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert main(["eval", run, "--model", "tiny:net"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        key for key in trained if key != "run"
+    ]
 
 
 def test_the_preview_changes_no_number(tmp_path):

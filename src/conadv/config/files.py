@@ -98,11 +98,17 @@ def override(recipe: Recipe, overrides: Mapping[str, object]) -> Recipe:
     return _build(_combine(flatten(recipe), _typed(overrides)))
 
 
-def recipe_of_run(run: str | Path, overrides: Mapping[str, object] | None = None) -> Recipe:
-    """The recipe in a run folder; `overrides` may change only what does not change the results (`RESUMABLE`)."""
+def check_run_folder(run: str | Path) -> Path:
+    """The recipe file of a run folder; a ValueError if the folder has none."""
     path = Path(run) / "config.toml"
     if not os.access(path, os.R_OK):
         raise ValueError(f"{show(str(run))} is not a run folder (no config.toml): pass one written by conadv train")
+    return path
+
+
+def recipe_of_run(run: str | Path, overrides: Mapping[str, object] | None = None) -> Recipe:
+    """The recipe in a run folder; `overrides` may change only what does not change the results (`RESUMABLE`)."""
+    path = check_run_folder(run)
     recipe = load_recipe(path, overrides)
     before, after = flatten(_build(_read(path))), flatten(recipe)
     changed = [settings()[key].flag for key in after if after[key] != before[key] and key not in RESUMABLE]

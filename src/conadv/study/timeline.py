@@ -50,7 +50,7 @@ def read_timeline(run: Path) -> Timeline:
     """
     files = {int(found[1]): path for path in (run / "traces").glob("*.json") if (found := _rank_of(path))}
     if not files:
-        raise ValueError(f"{run} has no traces: profile some steps with conadv train --profile 5 --run {run}")
+        raise ValueError(f"{run} has no traces: train in a new folder with conadv train --profile 5")
     spans = {rank: _spans(path) for rank, path in sorted(files.items())}
     zero = _typical_start(spans)
     return {

@@ -14,7 +14,7 @@ from typing import Any
 
 import safetensors.torch
 
-from conadv.config import ADDED, RESUMABLE, Recipe, dump_recipe, flatten
+from conadv.config import ADDED, RESUMABLE, Recipe, check_run_folder, dump_recipe, flatten
 from conadv.core.catalog import ATTACKS, METHODS, is_callable
 from conadv.core.pgd import PGD
 from conadv.core.splitbn import plain_state_dict
@@ -48,6 +48,9 @@ from .state import average_weights, fill_state, load_model
 
 # Flags that may differ from machine to machine; whether the data is the same is compared by itself.
 _OF_A_MACHINE = ("threads", "data.path", "data.workers")
+
+# What a checkpoint says of how its run went, in the order in which a run prints it.
+_POSITION = ("layout", "world_size", "steps", "skipped", "seconds", "images_per_second")
 
 
 def train(
@@ -89,6 +92,8 @@ def train(
         world.broadcast_tensors([*task.model.parameters(), *task.model.buffers()])
         job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"] if checkpoint else 0)
         progress = Progress() if checkpoint is None else restore_job(job, checkpoint)
+        if progress.step >= job.stop and not quiet:
+            _tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
         from_main(world, lambda: place.open(progress.step))
         with closing(_optional_sinks(recipe, job, place.path, progress, callbacks)) as optional:
             with _recording(recipe, job, place.path, progress, quiet, optional) as (sinks, saver):
@@ -118,7 +123,8 @@ def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: 
         attack = PGD(epsilon, size, steps, random_start=1.0, branch="main", statistics="running")
     with kernels(task.device, recipe.deterministic, recipe.tf32):
         figures = evaluate_task(task, World(0, 1, task.device), ema, attack)
-    return {**_facts(resolved(recipe, task.data)), **checkpoint.about["position"], **figures}
+    about = {key: checkpoint.about["position"][key] for key in _POSITION if key in checkpoint.about["position"]}
+    return {**_facts(resolved(recipe, task.data)), **about, **figures}
 
 
 def analyze(recipe: Recipe, folder: Path, wanted: Analysis, again: bool, quiet: bool) -> dict[str, Any]:
@@ -159,6 +165,7 @@ def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
 
     If the run keeps a moving average of the weights, that is written, unless `raw` is set.
     """
+    check_run_folder(folder)
     checkpoint = newest_whole(folder / "checkpoints", _tell, _check_plain)
     source = "model" if raw or not average_weights(checkpoint.tensors) else "ema"
     tensors = {name: checkpoint.tensors[f"{source}.{name}"] for name in checkpoint.about["plain"]}
@@ -198,7 +205,11 @@ def _find(recipe: Recipe, task: Task, place: RunFolder) -> bytes:
         _tell(f"{place.path} has no checkpoint yet: starting from its first step")
         return b""
     if checkpoint.about["versions"] != versions():
-        _tell(f"written with {checkpoint.about['versions']}, now {versions()}: numbers may differ in their last digits")
+        before, now = (
+            ", ".join(f"{what} {number}" for what, number in sorted(found.items()))
+            for found in (checkpoint.about["versions"], versions())
+        )
+        _tell(f"written with {before}; now {now}: numbers may differ in their last digits")
     return checkpoint.pack()
 
 

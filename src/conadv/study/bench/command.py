@@ -57,7 +57,9 @@ def bench_command(
     /,
     *,
     rounds: Annotated[int | None, Parameter(help="How often each candidate is timed; none: about a minute.")] = None,
-    json_: Annotated[bool, Parameter(name="--json", help="Print one JSON object.", negative="")] = False,
+    json_: Annotated[
+        bool, Parameter(name="--json", help="Print one JSON object.", negative="", show_default=False)
+    ] = False,
     **sizes: Any,
 ) -> None:
     """Time candidates in turn, on one core each, and print by which ratio they differ, with the spread."""

@@ -23,7 +23,9 @@ _GROUPS = {"batch_size": "What is trained", "device": "The machine", "methods": 
 
 def plan_command(
     *,
-    json_: Annotated[bool, Parameter(name="--json", help="Print one JSON object.", negative="")] = False,
+    json_: Annotated[
+        bool, Parameter(name="--json", help="Print one JSON object.", negative="", show_default=False)
+    ] = False,
     plot: Annotated[Path | None, Parameter(help="Draw it too: a .png, .svg or .pdf.")] = None,
     measured: Annotated[
         Path | None, Parameter(help="Take the times of passes from this output of `conadv bench step --json`.")

@@ -14,7 +14,12 @@ from .document import Block, Figure, Items, Paragraph, Section, Table
 from .evidence import Evidence
 from .figures import Line, dot_plot, line_chart
 
-_VERDICTS = ("More accurate than vanilla", "Less accurate than vanilla", "Not told from vanilla", "On one seed alone")
+_VERDICTS = (
+    "More accurate than vanilla",
+    "Less accurate than vanilla",
+    "Not distinguishable from vanilla",
+    "On one seed alone",
+)
 
 _TITLES = {
     "batch_size": ("batch-size", "Accuracy by batch size"),
@@ -50,7 +55,7 @@ def accuracy_section(evidence: Evidence) -> Section:
     caption = (
         "Test accuracy (top-1): mean ± sample standard deviation over n seeds. The difference is taken seed by seed "
         "from the vanilla runs with the same data, model and batch, with its 95 % interval by Student's t, and the "
-        f"p-value of no difference, corrected by Holm's method for all {evidence.comparisons} comparisons on this page."
+        f"p-value of no difference, corrected by Holm's method (comparisons on this page: {evidence.comparisons})."
     )
     if any(len(condition.runs) == 1 for condition in shown):
         caption += " Where n is 1 there is no spread to give, and nothing can be concluded."
