@@ -15,8 +15,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from conadv.study.profiled import profile_run
-from conadv.study.timeline import Timeline, draw_timeline, read_timeline
+from conadv.study.timeline import Timeline, draw_timeline, profile_run, read_timeline
 from scripts import run_script
 
 # Method, its name, layout, ranks, and chunks in a batch: one for each rank that learns from the images.

@@ -23,8 +23,7 @@ import conadv
 from conadv.config import Recipe, load_recipe, override
 from conadv.core.batch import to_pixels
 from conadv.study.pool import usable_cores
-from conadv.study.profiled import profile_run
-from conadv.study.timeline import Timeline, draw_steps, read_timeline
+from conadv.study.timeline import Timeline, draw_steps, profile_run, read_timeline
 from conadv.trainer.build import build_task
 from conadv.trainer.checkpoint import checkpoints, read_checkpoint
 from conadv.trainer.commands import train

@@ -83,7 +83,7 @@ def test_a_terminal_has_a_bar_below_the_lines(results: list[Result], monkeypatch
     with ProgressBar(0, len(results), False, out, estimates=False) as bar:
         told = SweepProgress(bar, len(results), 2)
         told.begin(results)
-        told.show([("one", 3.0), ("two", 4.0)], 2)
+        told.show([3.0, 4.0], 2)
     assert "2/6" in out.getvalue() and "2 running, 2 waiting, about 2 min left" in out.getvalue()
 
 
@@ -102,9 +102,9 @@ def test_without_a_terminal_a_long_cell_prints_a_line_now_and_then(
 ) -> None:
     out = io.StringIO()
     told = watch(results, out)
-    told.show([("one", 3.0)], 3)
+    told.show([3.0], 3)
     assert len(out.getvalue().splitlines()) == 1
-    watch(results, out, seconds=-1.0).show([("one", 3.0)], 3)
+    watch(results, out, seconds=-1.0).show([3.0], 3)
     assert out.getvalue().splitlines()[-1] == "[2/6]  1 running, 3 waiting, about 4 min left"
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from conadv import cli
 from conadv.study.report.conditions import Spread
-from conadv.study.report.figures import Line, dot_plot, image_grid, line_chart, standalone, style
+from conadv.study.report.figures import Line, dot_plot, image_grid, line_chart, standalone
 from study.studies import make_study
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -151,7 +151,9 @@ def test_every_colour_is_a_variable_that_light_and_dark_define() -> None:
     svg = line_chart("a", "t", [Line(str(number), [0.0, 1.0], [1.0, number]) for number in range(8)], "x", "y")
     assert not re.search(r"#[0-9a-f]{6}", svg)
     used = set(re.findall(r"var\((--\w+)\)", svg))
-    light, dark = style("figure").split("@media")
+    sheet = re.search("<style>(.*?)</style>", standalone(svg), re.DOTALL)
+    assert sheet is not None
+    light, dark = sheet[1].split("@media")
     assert used <= set(re.findall(r"(--\w+):", light)) and used <= set(re.findall(r"(--\w+):", dark))
 
 

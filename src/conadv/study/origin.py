@@ -14,7 +14,7 @@ from typing import Any
 from conadv.machine import processor
 from conadv.trainer.files import write_atomically
 
-from .results import is_scalar, is_text, parse_json
+from .results import is_scalar, is_text, read_saved
 
 FILE = "origin.json"
 _KEYS = {"date", "processor", "cores", "memory_gb", "system", "versions", "commit"}
@@ -33,15 +33,12 @@ def record_origin(folder: Path) -> None:
 
 def read_origins(folder: Path) -> list[dict[str, Any]]:
     """Read origin.json, oldest first; empty if there is no such file, and ValueError if it is damaged."""
-    path = folder / FILE
-    try:
-        origins = parse_json(path.read_text(encoding="utf-8"))
-        if not isinstance(origins, list) or not all(map(_is_origin, origins)):
-            raise ValueError("not a list of origins")
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{str(path)!r} is damaged ({error}): remove it; a report works without it") from None
+    return read_saved(folder / FILE, _checked, [])
+
+
+def _checked(origins: Any) -> list[dict[str, Any]]:
+    if not isinstance(origins, list) or not all(map(_is_origin, origins)):
+        raise ValueError("not a list of origins")
     return origins
 
 

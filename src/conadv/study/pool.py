@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,23 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A process that has ended."""
+class Job:
+    """A process of the pool."""
 
-    key: Any
-    status: int
-    """Exit status; negative: the signal that killed it."""
-    seconds: float
-
-
-@dataclass(frozen=True)
-class _Running:
     key: Any
     process: subprocess.Popen[bytes]
     slot: int
     began: float
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.began
+
+    @property
+    def status(self) -> int | None:
+        """Exit status; negative: the signal that killed it; None: it is running."""
+        return self.process.poll()
 
 
 class Pool:
@@ -42,18 +44,16 @@ class Pool:
 
     def __init__(self, size: int, threads: int, nice: int) -> None:
         cores = usable_cores()
-        self._slots = [_share(cores, slot, threads) for slot in range(size)]
+        self._slots = [
+            {cores[(slot * threads + number) % len(cores)] for number in range(threads)} for slot in range(size)
+        ]
         self._free = list(range(size))
         self._nice = nice
-        self._running: list[_Running] = []
+        self.running: list[Job] = []
 
     @property
     def has_room(self) -> bool:
         return bool(self._free)
-
-    def running(self) -> list[tuple[Any, float]]:
-        """The keys of the running processes, and their seconds so far."""
-        return [(one.key, time.monotonic() - one.began) for one in self._running]
 
     def start(self, key: Any, command: Sequence[str], log: Path, keep_open: int, threads: int) -> None:
         """Start a command with its output in a file. It inherits the file descriptor `keep_open`."""
@@ -71,29 +71,23 @@ class Pool:
                 process_group=0,  # Ctrl-C reaches only the parent, which passes it on
                 preexec_fn=_in_child(self._slots[slot], self._nice, os.getpid()),
             )
-        self._running.append(_Running(key, process, slot, time.monotonic()))
+        self.running.append(Job(key, process, slot, time.monotonic()))
 
-    def wait(self) -> Iterator[Ended]:
-        """Yield the processes that have ended; if none has, sleep a moment and yield nothing."""
-        if all(one.process.poll() is None for one in self._running):
+    def wait(self) -> list[Job]:
+        """Remove and return the processes that have ended; if none has, sleep a moment."""
+        ended = [job for job in self.running if job.status is not None]
+        self.running = [job for job in self.running if job not in ended]
+        self._free += [job.slot for job in ended]
+        if not ended:
             time.sleep(_POLL_SECONDS)
-        for one in list(self._running):
-            status = one.process.poll()
-            if status is not None:
-                self._running.remove(one)
-                self._free.append(one.slot)
-                yield Ended(one.key, status, time.monotonic() - one.began)
+        return ended
 
     def stop(self) -> None:
         """Send SIGTERM to all processes and wait for them."""
-        for one in self._running:
-            one.process.send_signal(signal.SIGTERM)
-        for one in self._running:
-            one.process.wait()
-
-
-def _share(cores: Sequence[int], slot: int, threads: int) -> set[int]:
-    return {cores[(slot * threads + number) % len(cores)] for number in range(threads)}
+        for job in self.running:
+            job.process.send_signal(signal.SIGTERM)
+        for job in self.running:
+            job.process.wait()
 
 
 def _in_child(cores: set[int], nice: int, parent: int) -> Callable[[], None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 from conadv.readable import duration
 from conadv.trainer.progress import ProgressBar
@@ -52,9 +51,9 @@ class SweepProgress:
         left = self._time_left(0.0)
         self._bar.say(f"{self._count} {result.name}: {outcome} ({duration(seconds)}){left}")
 
-    def show(self, running: Sequence[tuple[Any, float]], waiting: int) -> None:
-        """Move the bar. `running`: a key and the seconds so far of each running cell."""
-        left = self._time_left(sum(seconds for _, seconds in running))
+    def show(self, running: Sequence[float], waiting: int) -> None:
+        """Move the bar. `running`: the seconds so far of each running cell."""
+        left = self._time_left(sum(running))
         self._bar.show(self._done, f"{len(running)} running, {waiting} waiting{left}", self._count)
 
     @property

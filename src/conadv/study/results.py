@@ -17,6 +17,8 @@ from .study_file import Cell, flags
 FILE = "results.jsonl"
 GALLERY = "gallery.json"
 _LARGEST_NUMBER = 1e18
+_NOT_NEEDED = "remove it; a report works without it"
+Known = TypeVar("Known")
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,38 @@ def read_results(folder: Path) -> list[Result]:
 
 def parse_json(text: str) -> Any:
     """Parse JSON from a file that may be damaged: NaN, infinity and deep nesting are a ValueError too."""
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not a number in JSON")
+
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=refuse)
     except RecursionError:
         raise ValueError("brackets nested too deeply") from None
+
+
+def read_saved(path: Path, check: Callable[[Any], Known], missing: Known, advice: str = _NOT_NEEDED) -> Known:
+    """Read a JSON file that a report can do without.
+
+    Args:
+        path: the file.
+        check: maps its content to what is returned; any error of it means that the file is damaged.
+        missing: what is returned if there is no such file.
+        advice: the end of the message about a damaged file.
+    """
+    try:
+        return check(parse_json(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return missing
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"{str(path)!r} is damaged ({error}): {advice}") from None
+
+
+def last_error(text: str, otherwise: str = "") -> str:
+    """The last error message in the output of a command, else its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [otherwise])[-1]
 
 
 def is_text(value: object) -> bool:
@@ -97,10 +127,6 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def is_scalar(value: object) -> bool:
     return value is None or isinstance(value, bool) or is_number(value) or is_text(value)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _mapping_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
@@ -148,15 +174,12 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
         # JSON has no infinity and no NaN.
-        return {key: None if _is_odd(value) else value for key, value in summary.items()}
+        odd = {key for key, value in summary.items() if isinstance(value, float) and not math.isfinite(value)}
+        return {key: None if key in odd else value for key, value in summary.items()}
     except FileNotFoundError:
         return None
     except (ValueError, AttributeError, RecursionError):
         raise ValueError(f"{str(path)!r} is damaged: remove the folder {path.parent.name!r} to run it again") from None
-
-
-def _is_odd(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 # Which run represents an arm in pictures.

@@ -114,9 +114,9 @@ def read_study(path: Path, resolve: Resolve) -> Study:
         raise ValueError(f"study {str(path)!r}: {' '.join(str(error).split())}") from None
 
 
-def flags(overrides: Mapping[str, str]) -> list[str]:
+def flags(overrides: Mapping[str, object]) -> list[str]:
     """Overrides as command-line arguments."""
-    return [word for key, text in overrides.items() for word in ("--" + key.replace("_", "-"), text)]
+    return [word for key, value in overrides.items() for word in ("--" + key.replace("_", "-"), str(value))]
 
 
 def short(key: str) -> str:
@@ -152,7 +152,7 @@ def _expand(
             first = found.setdefault(identity, cell)
             if grid.name not in first.grids:
                 found[identity] = replace(first, grids=(*first.grids, grid.name))
-    (slug, times), *_ = Counter(cell.slug for cell in found.values()).most_common(1)
+    ((slug, times),) = Counter(cell.slug for cell in found.values()).most_common(1)
     if times > 1:
         raise ValueError(f"two cells would share the folder {slug}: give their arms names that differ in letters")
     return tuple(found.values())

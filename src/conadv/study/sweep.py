@@ -24,9 +24,9 @@ from conadv.trainer.progress import ProgressBar
 from conadv.trainer.signals import Interrupted
 
 from .origin import record_origin
-from .pool import Ended, Pool
+from .pool import Job, Pool
 from .progress import SweepProgress
-from .results import FILE, Result, read_results, result_of, showcase, write_results
+from .results import FILE, Result, last_error, read_results, result_of, showcase, write_results
 from .study_file import NUMBERLESS, Cell, Resolve, Study, flags
 
 # Checkpoint by time, because an epoch may be a single step. This does not change any result.
@@ -56,7 +56,7 @@ class Sweep:
             self._tidy(cell)
         self._progress.begin(self._write())
         with _noted_signals() as signals:
-            while waiting or self._pool.running():
+            while waiting or self._pool.running:
                 if signals:
                     self._pool.stop()
                     raise Interrupted(signals[0])
@@ -64,7 +64,7 @@ class Sweep:
                     self._start(waiting.popleft())
                 for ended in self._pool.wait():
                     self._finish(ended)
-                self._progress.show(self._pool.running(), len(waiting))
+                self._progress.show([job.seconds for job in self._pool.running], len(waiting))
         return self._write()
 
     def _home(self, cell: Cell) -> Path:
@@ -79,9 +79,9 @@ class Sweep:
         self._progress.started(cell.name)
         self._pool.start(cell, [sys.executable, "-m", "conadv", *words], self._log(cell), self._lock, threads)
 
-    def _finish(self, ended: Ended) -> None:
+    def _finish(self, ended: Job) -> None:
         cell: Cell = ended.key
-        error = _error_line(self._log(cell), ended.status)
+        error = _error_line(self._log(cell), ended.status or 0)
         self._results[cell.slug] = result_of(cell, self._home(cell), error)
         self._tidy(cell)
         self._write()
@@ -162,22 +162,23 @@ def _claimed(folder: Path) -> Iterator[int]:
         lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     except OSError as error:
         raise ValueError(f"cannot write to {str(folder)!r} ({error.strerror}): choose another with --out") from None
+    deadline = time.monotonic() + _PATIENCE
     try:
-        _take(lock, folder)
+        while not _took(lock):
+            if time.monotonic() > deadline:
+                raise ValueError(f"another sweep is running in {str(folder)!r}: wait for it, or stop it")
+            time.sleep(0.1)
         yield lock
     finally:
         os.close(lock)
 
 
-def _take(lock: int, folder: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise ValueError(f"another sweep is running in {str(folder)!r}: wait for it, or stop it") from None
-            time.sleep(0.1)
+def _took(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager
@@ -215,6 +216,4 @@ def _error_line(log: Path, status: int) -> str:
     """The last error message of a failed cell."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or [f"exit status {status}"])[-1]
+    return last_error(log.read_text(encoding="utf-8", errors="replace"), f"exit status {status}")

@@ -1,15 +1,22 @@
-"""The profile of a run as one picture: a row per rank, time to the right, one step marked."""
+"""Profiled runs, and the profile of a run as one picture: a row per rank, time to the right, one step marked."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from conadv.trainer.files import read_bounded, replace_file
+
+from .results import last_error
+from .study_file import flags
 
 # As core/spans.py names them, which needs torch.
 PREFIX, STEP = "conadv: ", "step"
@@ -39,6 +46,25 @@ class Span:
 Timeline = dict[int, list[Span]]
 
 
+def profile_run(folder: Path, method: str, layout: str, ranks: int, fields: Mapping[str, object]) -> None:
+    """Train on some ranks of this machine, with one thread each, and record steps for `conadv timeline`.
+
+    Args:
+        folder: the run folder to write; its traces are in FOLDER/traces.
+        method: as in a recipe.
+        layout: as in a recipe.
+        ranks: number of processes.
+        fields: further fields of the recipe `digits`, by dotted name; `profile` says how many steps to record.
+    """
+    values = {"method": method, "layout": layout, "threads": 1, "checkpoint.every": 1000, **fields}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    words = [*launcher, "-m", "conadv", "train", "digits", "--quiet", "--run-dir", str(folder), *flags(values)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"{method} on {ranks} ranks failed: {last_error(done.stderr)}")
+
+
 def read_timeline(run: Path) -> Timeline:
     """The spans of each rank of a run that was profiled with `conadv train --profile STEPS`.
 
@@ -48,7 +74,8 @@ def read_timeline(run: Path) -> Timeline:
     Returns:
         Spans by rank. Time 0 is the start of a typical step, the one of median length among those recorded.
     """
-    files = {int(found[1]): path for path in (run / "traces").glob("*.json") if (found := _rank_of(path))}
+    paths = (run / "traces").glob("*.json")
+    files = {int(found[1]): path for path in paths if (found := re.fullmatch(r"rank-(\d{1,6})\.json", path.name))}
     if not files:
         raise ValueError(f"{run} has no traces: train in a new folder with conadv train --profile 5")
     spans = {rank: _spans(path) for rank, path in sorted(files.items())}
@@ -90,7 +117,7 @@ def draw_steps(figure: Any, timelines: Sequence[tuple[str, Timeline]]) -> list[f
     """
     from matplotlib.patches import Patch
 
-    lengths = [_drawn_step(timeline).end for _, timeline in timelines]
+    lengths = [_step_end(timeline) for _, timeline in timelines]
     heights = [len(timeline) + 1 for _, timeline in timelines]
     axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for (title, timeline), length, axis in zip(timelines, lengths, axes, strict=True):
@@ -117,8 +144,6 @@ def _draw_ranks(axis: Any, timeline: Timeline, length: float, longest: float) ->
 
 
 def _write(figure: Any, out: Path) -> None:
-    from io import BytesIO
-
     import matplotlib
 
     data = BytesIO()
@@ -130,31 +155,22 @@ def _write(figure: Any, out: Path) -> None:
         raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
 
 
-def _rank_of(path: Path) -> re.Match[str] | None:
-    return re.fullmatch(r"rank-(\d{1,6})\.json", path.name)
-
-
 def _spans(path: Path) -> list[Span]:
     """Our spans of a Chrome trace, on the clock that all processes of a machine share."""
     try:
         document = json.loads(read_bounded(path, _LARGEST_TRACE))
         base = float(document.get("baseTimeNanoseconds", 0)) / 1e6
-        found = [
-            Span(
-                event["name"].removeprefix(PREFIX), base + event["ts"] / 1e3, base + (event["ts"] + event["dur"]) / 1e3
-            )
-            for event in document["traceEvents"]
-            if event.get("cat") == "user_annotation" and str(event.get("name", "")).startswith(PREFIX)
-        ]
+        events = [event for event in document["traceEvents"] if event.get("cat") == "user_annotation"]
+        ours = [event for event in events if str(event.get("name", "")).startswith(PREFIX)]
+        starts = [base + event["ts"] / 1e3 for event in ours]
+        ends = [base + (event["ts"] + event["dur"]) / 1e3 for event in ours]
+        names = [event["name"].removeprefix(PREFIX) for event in ours]
+        found = list(map(Span, names, starts, ends))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ValueError(f"{path} is not a trace that conadv train --profile wrote: profile the run again") from None
-    if not _starts(found):
+    if not any(one.name == STEP for one in found):
         raise ValueError(f"{path} has no whole step in it: profile more steps")
     return found
-
-
-def _starts(spans: list[Span]) -> list[float]:
-    return sorted(one.start for one in spans if one.name == STEP)
 
 
 def _typical_start(spans: Timeline) -> float:
@@ -167,10 +183,7 @@ def _typical_start(spans: Timeline) -> float:
     return begun[by_length[(len(last) - 1) // 2]]
 
 
-def _drawn_step(timeline: Timeline) -> Span:
-    """From time 0 to the end, on the rank that takes longest, of the step that every rank has begun by then."""
-    ends = [
-        max((one.start, one.end) for one in spans if one.name == STEP and one.start <= 0)[1]
-        for spans in timeline.values()
-    ]
-    return Span(STEP, 0.0, max(ends))
+def _step_end(timeline: Timeline) -> float:
+    """The end, on the rank that takes longest, of the step that every rank has begun by time 0."""
+    steps = ([one for one in spans if one.name == STEP and one.start <= 0] for spans in timeline.values())
+    return max(max(own, key=lambda one: one.start).end for own in steps)

@@ -15,24 +15,10 @@ from typing import Any
 
 from conadv.trainer.files import write_atomically
 
-from .accuracy import accuracy_section, setting_sections
-from .against_paper import paper_section
-from .cost import cost_section
+from . import accuracy, against_paper, cost, setup, theory, training
 from .document import Block, Code, Document, Paragraph, Section, figure_files, render_markdown, render_page
 from .evidence import Evidence, collect
 from .figures import standalone
-from .setup import command_section, failure_section, setup_section, status
-from .theory import read_analyses, sharpness_section, staleness_curves, staleness_section
-from .training import (
-    CURVES,
-    Curves,
-    curve_section,
-    gap_section,
-    picture_section,
-    rate_section,
-    read_curves,
-    time_section,
-)
 
 __all__ = ["write_report"]
 
@@ -51,9 +37,9 @@ def write_report(folder: Path, out: Path | None = None) -> dict[str, Any]:
     page = out or folder / "report.html"
     if page.suffix != ".html":
         raise ValueError(f"a report is written as HTML, not {str(page)!r}: choose a name that ends in .html")
-    curves, measured = read_curves(evidence)
+    curves, measured = training.read_curves(evidence)
     if measured:
-        curves |= staleness_curves(evidence)
+        curves |= theory.staleness_curves(evidence)
     document = build_document(evidence, curves)
     figures = page.with_name(f"{page.stem}-figures")
     try:
@@ -67,23 +53,23 @@ def write_report(folder: Path, out: Path | None = None) -> dict[str, Any]:
         raise ValueError(f"cannot write {str(page)!r} ({problem}): choose another file with -o") from None
     if measured:  # so that the report can be written again without the folders of the runs
         with suppress(OSError):
-            write_atomically(folder / CURVES, json.dumps(curves) + "\n")
+            write_atomically(folder / training.CURVES, json.dumps(curves) + "\n")
     done = sum(result.summary is not None for result in evidence.results)
     return {"page": str(page), "markdown": str(page.with_suffix(".md")), "cells": len(evidence.results), "done": done}
 
 
-def build_document(evidence: Evidence, curves: Curves) -> Document:
+def build_document(evidence: Evidence, curves: training.Curves) -> Document:
     """The whole report, without the sections for which the study has no data."""
-    lead: list[Block] = [*_paragraphs(evidence.about), status(evidence)]
+    lead: list[Block] = [*_paragraphs(evidence.about), setup.status(evidence)]
     sections: list[Section | None] = []
     if evidence.conclusions:
         sections.append(Section("conclusions", "Conclusions", _paragraphs(evidence.conclusions)))
     if evidence.main:
-        sections += [accuracy_section(evidence), *setting_sections(evidence), paper_section(evidence)]
-        sections += [rate_section(evidence), gap_section(evidence), cost_section(evidence), time_section(evidence)]
-        sections += [staleness_section(curves), sharpness_section(evidence, read_analyses(evidence))]
-        sections += [curve_section(curves), picture_section(evidence)]
-    sections += [failure_section(evidence), setup_section(evidence), command_section(evidence)]
+        sections += [accuracy.by_method(evidence), *accuracy.by_setting(evidence), against_paper.section(evidence)]
+        sections += [training.rates(evidence), training.gap(evidence), cost.section(evidence), training.time(evidence)]
+        sections += [theory.staleness(curves), theory.sharpness(evidence)]
+        sections += [training.curves(curves), training.pictures(evidence)]
+    sections += [setup.failures(evidence), setup.setup(evidence), setup.commands(evidence)]
     return Document(evidence.title, lead, [section for section in sections if section is not None])
 
 

@@ -38,20 +38,12 @@ _LEVEL = 0.05  # a corrected p-value below it tells an arm from vanilla
 Family = Sequence[Condition]
 
 
-def accuracy_section(evidence: Evidence) -> Section:
+def by_method(evidence: Evidence) -> Section:
     """Every arm: its accuracy, and its difference from vanilla on the same seeds."""
     shown = evidence.shown
     columns = [key for key in varying_within_arms(shown) if key != "chunk_size"]
     columns += [RATE] * (len({condition.settings.get(RATE) for condition in shown}) > 1)
-    head = [
-        "arm",
-        *map(word, columns),
-        "n",
-        "test accuracy, %",
-        "minus vanilla, points",
-        "95 % interval",
-        "p, corrected",
-    ]
+    numbers = ("n", "test accuracy, %", "minus vanilla, points", "95 % interval", "p, corrected")
     caption = (
         "Test accuracy (top-1): mean ± sample standard deviation over n seeds. The difference is taken seed by seed "
         "from the vanilla runs with the same data, model and batch, with its 95 % interval by Student's t, and the "
@@ -59,7 +51,12 @@ def accuracy_section(evidence: Evidence) -> Section:
     )
     if any(len(condition.runs) == 1 for condition in shown):
         caption += " Where n is 1 there is no spread to give, and nothing can be concluded."
-    table = Table("accuracy", caption, head, [_row(evidence, condition, columns) for condition in shown])
+    table = Table(
+        "accuracy",
+        caption,
+        ["arm", *map(word, columns), *numbers],
+        [_row(evidence, condition, columns) for condition in shown],
+    )
     return Section("results", "Accuracy by method", [table, *_verdicts(evidence), _dots(evidence)])
 
 
@@ -115,7 +112,7 @@ def _dots(evidence: Evidence) -> Figure:
 # By setting
 
 
-def setting_sections(evidence: Evidence) -> list[Section]:
+def by_setting(evidence: Evidence) -> list[Section]:
     """One section per setting that the study compares, in the order of the paper, then the others."""
     found = compared_settings(evidence.main)
     keys = [*(key for key in _TITLES if key in found), *(key for key in found if key not in _TITLES)]
@@ -216,17 +213,14 @@ def metric_line(name: str, key: str, row: Family, metric: str = TOP1, interval: 
     return Line(name, [x for x, _ in known], [of.mean for _, of in known], bars)
 
 
-def gap_figure(evidence: Evidence) -> list[Figure]:
-    """The generalization gap by batch size, if three batch sizes or more are compared."""
-    rows = compared_settings(evidence.main).get("batch_size", [])
+def by_batch(evidence: Evidence, metric: str, slug: str, title: str, label: str) -> str | None:
+    """A metric drawn over the batch size; None if fewer than three batch sizes are compared."""
+    key, rows = "batch_size", compared_settings(evidence.main).get("batch_size", [])
     if not rows or max(map(len, rows)) <= _FEW:
-        return []
-    names = _family_names(rows, "batch_size")
-    lines = [metric_line(name, "batch_size", row, "gap", interval=True) for name, row in zip(names, rows, strict=True)]
-    ticks = {value: show("batch_size", value) for value in _values("batch_size", rows)}
-    drawing = line_chart("gap-by-batch", "Generalization gap by batch", lines, "batch", "gap, points", ticks)
-    caption = "Generalization gap by batch: means, and their 95 % intervals where there are several seeds."
-    return [Figure("figure-gap", caption, [drawing])]
+        return None
+    named = zip(_family_names(rows, key), rows, strict=True)
+    lines = [metric_line(name, key, row, metric, interval=True) for name, row in named]
+    return line_chart(slug, title, lines, "batch", label, {value: show(key, value) for value in _values(key, rows)})
 
 
 def _paper_by_epsilon() -> str:

@@ -26,7 +26,7 @@ _GAINS = (
 Found = Mapping[str, Condition]
 
 
-def paper_section(evidence: Evidence) -> Section | None:
+def section(evidence: Evidence) -> Section | None:
     """None if the study has nothing that the paper has."""
     batch, found = _at_one_batch(evidence.main)
     gains = [

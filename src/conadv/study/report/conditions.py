@@ -110,7 +110,7 @@ def number(value: float, digits: int, signed: bool = False) -> str:
     return f"{rounded:{'+' if signed and rounded else ''}.{digits}f}".replace("-", "−")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Condition:
     """Runs that differ only in the seed."""
 
@@ -146,17 +146,14 @@ def conditions(results: Iterable[Result]) -> list[Condition]:
     grouped: dict[tuple[str, Setting], list[Result]] = {}
     for result in results:
         grouped.setdefault((result.arm, tuple(effective(result.values).items())), []).append(result)
-    return [_condition(arm, dict(settings), several) for (arm, settings), several in grouped.items()]
-
-
-def _condition(arm: str, settings: dict[str, Any], results: Sequence[Result]) -> Condition:
-    seeds: dict[int, Result] = {}
-    for result in results:
-        if result.summary is not None:
-            seeds.setdefault(result.values["seed"], result)
-    rest = [result for result in results if result.summary is None]
-    failed = sum(result.error is not None for result in rest)
-    return Condition(arm, settings, tuple(seeds[seed] for seed in sorted(seeds)), failed, len(rest) - failed)
+    found = []
+    for (arm, settings), several in grouped.items():
+        seeds = {one.values["seed"]: one for one in reversed(several) if one.summary is not None}
+        rest = [one for one in several if one.summary is None]
+        failed = sum(one.error is not None for one in rest)
+        runs = tuple(seeds[seed] for seed in sorted(seeds))
+        found.append(Condition(arm, dict(settings), runs, failed, len(rest) - failed))
+    return found
 
 
 def effective(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,17 +171,13 @@ def effective(values: Mapping[str, Any]) -> dict[str, Any]:
 def main_conditions(results: Sequence[Result]) -> list[Condition]:
     """The finished conditions, each at its best learning rate. Tuning counts only if there is nothing else yet."""
     rest = [result for result in results if not is_tuning(result)]
-    best: dict[tuple[str, Setting], Condition] = {}
+    best: dict[tuple[str, Setting], tuple[float, Condition]] = {}
     for condition in conditions(rest if any(result.summary for result in rest) else results):
-        key = (condition.arm, _without(condition.settings, {RATE}))
-        if key not in best or _rank(condition) > _rank(best[key]):
-            best[key] = condition
-    return [condition for condition in best.values() if condition.runs]
-
-
-def _rank(condition: Condition) -> tuple[bool, float]:
-    top1 = condition.metric(TOP1)
-    return top1 is not None, top1.mean if top1 else 0.0
+        key, top1 = (condition.arm, _without(condition.settings, {RATE})), condition.metric(TOP1)
+        mean = top1.mean if top1 else -math.inf
+        if key not in best or mean > best[key][0]:
+            best[key] = mean, condition
+    return [condition for _, condition in best.values() if condition.runs]
 
 
 def compared_settings(several: Sequence[Condition]) -> dict[str, list[list[Condition]]]:
@@ -214,9 +207,9 @@ def _families(several: Sequence[Condition], key: str) -> list[list[Condition]]:
 
 def representatives(several: Sequence[Condition]) -> list[Condition]:
     """The first condition of each arm, and those that are in no family of a compared setting."""
-    elsewhere = {id(one) for rows in compared_settings(several).values() for row in rows for one in row}
-    first = {one.arm: id(one) for one in reversed(several)}
-    return [one for one in several if first[one.arm] == id(one) or id(one) not in elsewhere]
+    elsewhere = {one for rows in compared_settings(several).values() for row in rows for one in row}
+    first = {one.arm: one for one in reversed(several)}
+    return [one for one in several if first[one.arm] is one or one not in elsewhere]
 
 
 def varying_within_arms(several: Sequence[Condition]) -> list[str]:

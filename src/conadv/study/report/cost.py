@@ -58,7 +58,7 @@ def dominating(costs: Sequence[Cost], one: Cost) -> Cost | None:
     return max(better, key=lambda other: (other.top1.mean, -other.work), default=None)
 
 
-def cost_section(evidence: Evidence) -> Section | None:
+def section(evidence: Evidence) -> Section | None:
     """One table and picture for each batch at which work differs between three conditions or more; else None."""
     blocks: list[Block] = []
     for group in _groups(evidence):

@@ -7,9 +7,9 @@ results, so both formats escape every one of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -28,7 +28,6 @@ Text = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Paragraph:
-    kind: ClassVar = "paragraph"
     text: Text
 
 
@@ -36,7 +35,6 @@ class Paragraph:
 class Items:
     """Facts, each with a name."""
 
-    kind: ClassVar = "items"
     pairs: Sequence[tuple[str, str]]
 
 
@@ -44,7 +42,6 @@ class Items:
 class Table:
     """The first column names the row."""
 
-    kind: ClassVar = "table"
     slug: str
     caption: str
     head: Sequence[str]
@@ -55,7 +52,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    kind: ClassVar = "figure"
     slug: str
     caption: str
     drawings: Sequence[str]
@@ -66,7 +62,6 @@ class Figure:
 class Listing:
     """Lines to be copied."""
 
-    kind: ClassVar = "listing"
     text: str
 
 
@@ -88,18 +83,6 @@ class Document:
     sections: Sequence[Section]
 
 
-class Numbers:
-    """Numbers tables and figures, in the order in which they are asked for."""
-
-    def __init__(self) -> None:
-        self._counts = {"Table": 0, "Figure": 0}
-
-    def __call__(self, block: Table | Figure) -> str:
-        kind = type(block).__name__
-        self._counts[kind] += 1
-        return f"{kind} {self._counts[kind]}"
-
-
 def plain(text: str) -> str:
     """Put a text on one line and remove control characters."""
     return _clean(text).strip()
@@ -116,7 +99,16 @@ def _pieces(text: Text) -> Iterator[tuple[str, str]]:
         yield tag, _clean(part)
 
 
-# HTML
+def _numbers() -> Callable[[Block], str]:
+    """A function that numbers tables and figures, in the order in which it is called."""
+    counts: Counter[str] = Counter()
+
+    def number(block: Block) -> str:
+        name = type(block).__name__
+        counts[name] += 1
+        return f"{name} {counts[name]}"
+
+    return number
 
 
 def render_page(document: Document) -> str:
@@ -124,8 +116,14 @@ def render_page(document: Document) -> str:
     environment = Environment(
         loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
-    template = environment.get_template("page.html.jinja")
-    return template.render(document=document, plain=plain, pieces=_pieces, number=Numbers()).lstrip()
+    page = environment.get_template("page.html.jinja")
+    names: dict[str, object] = {
+        "kind": lambda block: type(block).__name__,
+        "number": _numbers(),
+        "plain": plain,
+        "pieces": _pieces,
+    }
+    return page.render(document=document, **names).lstrip()
 
 
 # Markdown
@@ -133,12 +131,10 @@ def render_page(document: Document) -> str:
 
 def render_markdown(document: Document, figures: str) -> str:
     """The report as Markdown; `figures` is the folder of the figures, relative to the text."""
-    number = Numbers()
-    parts = [f"# {_markdown(document.title)}"]
-    parts += [part for block in document.lead for part in _block(block, number, figures)]
+    number = _numbers()
+    parts = [f"# {_markdown(document.title)}", *(_block(block, number, figures) for block in document.lead)]
     for section in document.sections:
-        parts.append(f"## {_markdown(section.title)}")
-        parts += [part for block in section.blocks for part in _block(block, number, figures)]
+        parts += [f"## {_markdown(section.title)}", *(_block(block, number, figures) for block in section.blocks)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -164,28 +160,24 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", escaped)
 
 
-def _block(block: Block, number: Numbers, figures: str) -> Iterator[str]:
+def _block(block: Block, number: Callable[[Block], str], figures: str) -> str:
     match block:
         case Paragraph(text):
-            yield _markdown(text)
+            return _markdown(text)
         case Items(pairs):
-            yield "\n".join(f"- {_markdown(Strong(name))} {_markdown(value)}" for name, value in pairs)
+            return "\n".join(f"- {_markdown(Strong(name))} {_markdown(value)}" for name, value in pairs)
         case Listing(text):
-            fence = "`" * (max([2, *(len(run) for run in re.findall("`+", text))]) + 1)
-            yield f"{fence}\n{text.rstrip()}\n{fence}"
+            fence = "`" * (max([2, *map(len, re.findall("`+", text))]) + 1)
+            return f"{fence}\n{text.rstrip()}\n{fence}"
         case Table():
-            yield f"**{number(block)}.** {_markdown(block.caption)}"
-            yield _table(block)
+            rules = [":--" if place == 0 or place in block.prose else "--:" for place in range(len(block.head))]
+            head, *rows = [[_markdown(cell) for cell in row] for row in (block.head, *block.rows)]
+            table = "\n".join(f"| {' | '.join(row)} |" for row in (head, rules, *rows))
+            return f"**{number(block)}.** {_markdown(block.caption)}\n\n{table}"
         case Figure():
-            caption, names = _markdown(block.caption), [_file(block, place) for place in range(len(block.drawings))]
-            yield "\n".join(f"![{caption}]({quote(figures)}/{name})" for name in names)
-            yield f"**{number(block)}.** {caption}"
-
-
-def _table(table: Table) -> str:
-    rules = [":--" if place == 0 or place in table.prose else "--:" for place in range(len(table.head))]
-    rows = [[_markdown(cell) for cell in row] for row in (table.head, *table.rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], rules, *rows[1:]))
+            caption, folder = _markdown(block.caption), quote(figures)
+            images = [f"![{caption}]({folder}/{_file(block, place)})" for place in range(len(block.drawings))]
+            return "\n".join(images) + f"\n\n**{number(block)}.** {caption}"
 
 
 def _file(figure: Figure, place: int) -> str:

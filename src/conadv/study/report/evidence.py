@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conadv.study.origin import read_origins
-from conadv.study.results import GALLERY, Result, parse_json, read_results
+from conadv.study.results import GALLERY, Result, read_results, read_saved
 from conadv.toml_file import read_toml
 from conadv.trainer.metrics import read_metrics
 
@@ -39,12 +39,12 @@ class Evidence:
         return representatives(self.main)
 
     @cached_property
-    def _names(self) -> dict[int, str]:
-        return {id(one): name for one, name in zip(self.shown, labels(self.shown), strict=True)}
+    def _names(self) -> dict[Condition, str]:
+        return dict(zip(self.shown, labels(self.shown), strict=True))
 
     def name(self, condition: Condition) -> str:
         """The name of a condition, unique among `shown`."""
-        return self._names[id(condition)]
+        return self._names[condition]
 
     def is_baseline(self, condition: Condition) -> bool:
         return baseline(self.main, condition) is condition
@@ -55,10 +55,10 @@ class Evidence:
         return None if vanilla is None or vanilla is condition else condition.minus(vanilla, TOP1)
 
     @cached_property
-    def _corrected(self) -> dict[int, float]:
-        gains = [(id(one), gain.p_value) for one in self.main if (gain := self.gain(one))]
-        known = [(key, p_value) for key, p_value in gains if p_value is not None]
-        return dict(zip((key for key, _ in known), holm([p_value for _, p_value in known]), strict=True))
+    def _corrected(self) -> dict[Condition, float]:
+        gains = {one: gain.p_value for one in self.main if (gain := self.gain(one))}
+        known = {one: p_value for one, p_value in gains.items() if p_value is not None}
+        return dict(zip(known, holm(list(known.values())), strict=True))
 
     @property
     def comparisons(self) -> int:
@@ -67,7 +67,7 @@ class Evidence:
 
     def p_value(self, condition: Condition) -> float | None:
         """That the condition is as accurate as vanilla, corrected for all comparisons; None without several seeds."""
-        return self._corrected.get(id(condition))
+        return self._corrected.get(condition)
 
     def step_ratio(self, condition: Condition) -> Spread | None:
         """Time per step relative to vanilla's."""
@@ -80,10 +80,7 @@ class Evidence:
 
     def gallery(self, run: Result) -> Any:
         """The content of gallery.json, unchecked; None if there is none, ValueError if it is not JSON."""
-        try:
-            return parse_json((self.folder / "runs" / run.cell / GALLERY).read_text("utf-8"))
-        except FileNotFoundError:
-            return None
+        return read_saved(self.folder / "runs" / run.cell / GALLERY, lambda content: content, None)
 
 
 def collect(folder: Path) -> Evidence:

@@ -25,13 +25,9 @@ from .document import plain
 
 _COLOURS = ("#1f4e9c", "#c4501b", "#2f7d4f", "#8a3f9e", "#8a6d00", "#0f7f8c", "#b0305c", "#555555")
 _PAPER, _INK, _QUIET, _RULE = "#fffefb", "#1a1a1a", "#5c5c5c", "#d9d6cd"
-_VARIABLES = {
-    _PAPER: "paper",
-    _INK: "ink",
-    _QUIET: "quiet",
-    _RULE: "rule",
-    **{colour: f"s{number}" for number, colour in enumerate(_COLOURS)},
-}
+_NAMES = {_PAPER: "paper", _INK: "ink", _QUIET: "quiet", _RULE: "rule"}
+_NAMES |= {colour: f"s{number}" for number, colour in enumerate(_COLOURS)}
+_VARIABLES = {colour: f"var(--{name})" for colour, name in _NAMES.items()}
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)), (0, (9, 3)), (0, (1, 3)), "-.")
 _MARKERS = ("o", "s", "^", "D", "x", "o", "s", "^")
 _HOLLOW = 5  # markers from here on are hollow
@@ -178,12 +174,8 @@ def standalone(svg: str) -> str:
     opening, rest = svg.split(">", 1)
     opening = opening.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
     paper = '<rect width="100%" height="100%" fill="var(--paper)"/>'
-    return f"{opening}><style>{style('figure')}</style>{paper}{rest}\n"
-
-
-def style(name: str) -> str:
-    """The text of a style sheet of this package."""
-    return (files(__package__) / "templates" / f"{name}.css").read_text(encoding="utf-8")
+    style = (files(__package__) / "templates" / "figure.css").read_text(encoding="utf-8")
+    return f"{opening}><style>{style}</style>{paper}{rest}\n"
 
 
 def _draw_line(axes: Any, number: int, line: Line) -> None:
@@ -247,12 +239,8 @@ def _attribute(name: str, value: str, slug: str) -> str:
         return f"{slug}-{value}"
     if name == "style":
         value = re.sub(r"'DejaVu Sans'[^;]*", _FONT, value)
-        value = re.sub(r"#[0-9a-f]{6}", lambda found: _variable(found[0]), value)
+        value = re.sub(r"#[0-9a-f]{6}", lambda found: _VARIABLES.get(found[0], found[0]), value)
     return re.sub(r"^#|(?<=url\()#", f"#{slug}-", value)
-
-
-def _variable(colour: str) -> str:
-    return f"var(--{_VARIABLES[colour]})" if colour in _VARIABLES else colour
 
 
 def _pixels(data: str) -> Any:

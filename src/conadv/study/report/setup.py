@@ -31,7 +31,7 @@ def status(evidence: Evidence) -> Items:
     return Items(pairs)
 
 
-def setup_section(evidence: Evidence) -> Section:
+def setup(evidence: Evidence) -> Section:
     """Machines, arms, common settings and the study file."""
     blocks: list[Block] = [Items(_origin(origin)) for origin in evidence.origins]
     if len(blocks) > 1:
@@ -46,7 +46,7 @@ def setup_section(evidence: Evidence) -> Section:
     return Section("setup", "Setup", blocks)
 
 
-def failure_section(evidence: Evidence) -> Section | None:
+def failures(evidence: Evidence) -> Section | None:
     """Cells that failed, and their errors; None if there are none."""
     rows = [[result.name, result.error] for result in evidence.results if result.error is not None]
     caption = "Cells that failed, and their last error message."
@@ -54,7 +54,7 @@ def failure_section(evidence: Evidence) -> Section | None:
     return Section("failures", "Failed cells", [table]) if rows else None
 
 
-def command_section(evidence: Evidence) -> Section:
+def commands(evidence: Evidence) -> Section:
     """Every cell with its accuracy and the command that repeats it."""
     rows = [[result.name, _accuracy(result), Code(result.command)] for result in evidence.results]
     caption = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from conadv.study.results import Result, is_number, parse_json
+from conadv.study.results import Result, is_number, read_saved
 from conadv.trainer.files import write_atomically
 
 from .conditions import Condition, Spread, labels, spread
@@ -50,7 +50,7 @@ def _derived(line: Mapping[str, Any]) -> dict[str, float]:
     return {"fresh_gain": fresh - stale, "gradient_square": norm**2 - (float(variance) if is_number(variance) else 0)}
 
 
-def staleness_section(curves: Curves) -> Section | None:
+def staleness(curves: Curves) -> Section | None:
     """How far stale twins are from fresh ones; None if no run has measured it."""
     if not curves.get("stale_distance"):
         return None
@@ -97,7 +97,7 @@ def read_analyses(evidence: Evidence) -> Analyses:
     runs = [run for condition in evidence.main for run in condition.runs]
     found = {run.cell: numbers for run in runs if (numbers := _numbers(evidence.folder, run))}
     if not found:
-        return _saved(saved)
+        return read_saved(saved, _all_checked, {})
     with suppress(OSError):
         write_atomically(saved, json.dumps(found) + "\n")
     return found
@@ -105,17 +105,15 @@ def read_analyses(evidence: Evidence) -> Analyses:
 
 def _numbers(folder: Path, run: Result) -> Numbers:
     """What was measured at the end of a run; nothing of a checkpoint before it."""
-    path = folder / "runs" / run.cell / _ANALYSIS
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+
+    def branches(content: Any) -> Numbers:
         if content["about"]["step"] != run.metric("steps"):
             return {}
-        branches = dict.fromkeys(name.partition(".")[0] for name in content["parts"])
-        return {branch: _branch(content["parts"], branch) for branch in branches}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ValueError(f"{str(path)!r} is damaged ({error}): remove it, or run conadv analyze --again") from None
+        names = dict.fromkeys(name.partition(".")[0] for name in content["parts"])
+        return {branch: _branch(content["parts"], branch) for branch in names}
+
+    path = folder / "runs" / run.cell / _ANALYSIS
+    return read_saved(path, branches, {}, "remove it, or run conadv analyze --again")
 
 
 def _branch(parts: Mapping[str, Any], branch: str) -> dict[str, float]:
@@ -134,22 +132,16 @@ def _checked(numbers: Mapping[str, Any]) -> dict[str, float]:
     return dict(numbers)
 
 
-def _saved(path: Path) -> Analyses:
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-        return {cell: {name: _checked(of) for name, of in branches.items()} for cell, branches in content.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{str(path)!r} is damaged ({error}): remove it; a report works without it") from None
+def _all_checked(content: Any) -> Analyses:
+    return {cell: {name: _checked(of) for name, of in branches.items()} for cell, branches in content.items()}
 
 
-def sharpness_section(evidence: Evidence, analyses: Analyses) -> Section | None:
+def sharpness(evidence: Evidence) -> Section | None:
     """Sharpness and robust accuracy of the end points, by branch; None if no run was analyzed."""
+    analyses = read_analyses(evidence)
     analyzed = [one for one in evidence.main if any(run.cell in analyses for run in one.runs)]
     if not analyzed:
         return None
-    names = dict(zip(map(id, analyzed), labels(analyzed), strict=True))
     blocks: list[Block] = [
         Paragraph(
             "At the end of the training, on a fixed sample, each BatchNorm branch with its running statistics; the "
@@ -158,35 +150,26 @@ def sharpness_section(evidence: Evidence, analyses: Analyses) -> Section | None:
         )
     ]
     for branch in dict.fromkeys(branch for numbers in analyses.values() for branch in numbers):
-        found = [(names[id(one)], one, _spreads(one, analyses, branch)) for one in analyzed]
-        known = [(name, one, spreads) for name, one, spreads in found if spreads]
-        rows = [
-            [name, str(max(of.n for of in spreads.values())), *(_entry(spreads.get(column)) for column in _COLUMNS)]
-            for name, one, spreads in known
-        ]
-        caption = f"Sharpness of the {branch} branch: mean ± sample standard deviation over n seeds."
-        blocks.append(Table(f"table-sharpness-{branch}", caption, ["arm", "n", *_COLUMNS.values()], rows))
-        dots = [
-            (name, list(_by_seed(one, analyses, branch, "relative")), spreads["relative"])
-            for name, one, spreads in known
-            if "relative" in spreads
-        ]
-        if dots:
-            drawing = dot_plot(f"sharpness-{branch}", f"Sharpness of the {branch} branch", dots, "λ·‖θ‖²")
-            text = f"λ·‖θ‖² of the {branch} branch: each run (hollow), their mean and one sample standard deviation."
-            blocks.append(Figure(f"figure-sharpness-{branch}", text, [drawing]))
+        blocks += _branch_blocks(branch, analyzed, analyses)
     return Section("sharpness", "Sharpness", blocks)
 
 
-def _by_seed(condition: Condition, analyses: Analyses, branch: str, column: str) -> Iterable[float]:
-    numbers = (analyses.get(run.cell, {}).get(branch, {}).get(column) for run in condition.runs)
-    return [value for value in numbers if value is not None]
-
-
-def _spreads(condition: Condition, analyses: Analyses, branch: str) -> dict[str, Spread]:
-    return {
-        column: of for column in _COLUMNS if (of := spread(_by_seed(condition, analyses, branch, column))) is not None
-    }
+def _branch_blocks(branch: str, analyzed: Sequence[Condition], analyses: Analyses) -> list[Block]:
+    rows, dots = [], []
+    for name, one in zip(labels(analyzed), analyzed, strict=True):
+        found = [analyses.get(run.cell, {}).get(branch, {}) for run in one.runs]
+        values = {column: [numbers[column] for numbers in found if column in numbers] for column in _COLUMNS}
+        if n := max(map(len, values.values())):
+            rows.append([name, str(n), *(_entry(spread(values[column])) for column in _COLUMNS)])
+        if of := spread(values["relative"]):
+            dots.append((name, values["relative"], of))
+    caption = f"Sharpness of the {branch} branch: mean ± sample standard deviation over n seeds."
+    blocks: list[Block] = [Table(f"table-sharpness-{branch}", caption, ["arm", "n", *_COLUMNS.values()], rows)]
+    if dots:
+        drawing = dot_plot(f"sharpness-{branch}", f"Sharpness of the {branch} branch", dots, "λ·‖θ‖²")
+        text = f"λ·‖θ‖² of the {branch} branch: each run (hollow), their mean and one sample standard deviation."
+        blocks.append(Figure(f"figure-sharpness-{branch}", text, [drawing]))
+    return blocks
 
 
 def _entry(of: Spread | None) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from conadv.study.results import Result, is_number, is_text, is_tuning, is_tuning_grid, parse_json
+from conadv.study.results import Result, is_number, is_text, is_tuning, is_tuning_grid, read_saved
 
-from .accuracy import gap_figure, metric_line
+from .accuracy import by_batch, metric_line
 from .conditions import RATE, TOP1, Condition, Spread, conditions, labels, show
 from .document import Block, Figure, Paragraph, Section, Strong, Table
 from .evidence import Evidence
@@ -19,15 +18,15 @@ from .figures import Line, image_grid, line_chart
 # Learning rates
 
 
-def rate_section(evidence: Evidence) -> Section | None:
+def rates(evidence: Evidence) -> Section | None:
     """The learning rates that were tried and chosen; None if every arm has only one."""
     results = [one for one in evidence.results if any(map(is_tuning_grid, one.grids))] or list(evidence.results)
     rows = _rate_rows(conditions(results))
     if all(len(row) == 1 for _, row in rows):
         return None
-    rates = sorted({condition.settings[RATE] for _, row in rows for condition in row})
-    head = ["arm", *(f"rate {show(RATE, rate)}" for rate in rates)]
-    body = [[name, *(_rate_entry(row, rate, _chosen(evidence, row)) for rate in rates)] for name, row in rows]
+    tried = sorted({condition.settings[RATE] for _, row in rows for condition in row})
+    head = ["arm", *(f"rate {show(RATE, rate)}" for rate in tried)]
+    body = [[name, *(_rate_entry(row, rate, _chosen(evidence, row)) for rate in tried)] for name, row in rows]
     blocks: list[Block] = [Table("rates", _rate_caption(evidence, results), head, body), *_rate_figure(rows)]
     if edges := [name for name, row in rows if _best_at_edge(row)]:
         before = "The best rate is at the edge of the grid for "
@@ -96,7 +95,7 @@ def _best_at_edge(row: Sequence[Condition]) -> bool:
 # Generalization gap and time
 
 
-def gap_section(evidence: Evidence) -> Section:
+def gap(evidence: Evidence) -> Section:
     """Training and test accuracy, and their difference."""
     head = ["arm", "n", "training accuracy, %", "test accuracy, %", "gap, points"]
     names = ("train_top1", TOP1, "gap")
@@ -107,10 +106,17 @@ def gap_section(evidence: Evidence) -> Section:
         "Generalization gap: accuracy on the training images, without augmentation, minus that on the test images. "
         "Mean ± sample standard deviation over n seeds."
     )
-    return Section("gap", "Generalization gap", [Table("table-gap", caption, head, rows), *gap_figure(evidence)])
+    return Section("gap", "Generalization gap", [Table("table-gap", caption, head, rows), *_gap_figure(evidence)])
 
 
-def time_section(evidence: Evidence) -> Section:
+def _gap_figure(evidence: Evidence) -> list[Figure]:
+    """If three batch sizes or more are compared."""
+    drawing = by_batch(evidence, "gap", "gap-by-batch", "Generalization gap by batch", "gap, points")
+    caption = "Generalization gap by batch: means, and their 95 % intervals where there are several seeds."
+    return [Figure("figure-gap", caption, [drawing])] if drawing else []
+
+
+def time(evidence: Evidence) -> Section:
     """Seconds, time per step and throughput."""
     head = ["arm", "n", "training, s", "a step, ms", "images/s", "time a step, relative to vanilla"]
     caption = (
@@ -158,18 +164,18 @@ def read_curves(evidence: Evidence) -> tuple[Curves, bool]:
 
     If the folders of the runs are gone, they are those that an earlier report saved as curves.json.
     """
-    curves: Curves = {"loss": {}, "progress": {}}
+    found: Curves = {"loss": {}, "progress": {}}
     for condition in evidence.shown:
         metrics = [(run, evidence.metrics(run)) for run in condition.runs]
-        curves["loss"][evidence.name(condition)] = mean_curve([curve_of(lines, "clean_loss") for _, lines in metrics])
-        curves["progress"][evidence.name(condition)] = mean_curve([_accuracies(run, lines) for run, lines in metrics])
-    curves = {kind: {name: curve for name, curve in of.items() if len(curve) > 2} for kind, of in curves.items()}
-    return (curves, True) if any(curves.values()) else (_saved_curves(evidence.folder / CURVES), False)
+        found["loss"][evidence.name(condition)] = mean_curve([curve_of(lines, "clean_loss") for _, lines in metrics])
+        found["progress"][evidence.name(condition)] = mean_curve([_accuracies(run, lines) for run, lines in metrics])
+    found = {kind: {name: curve for name, curve in of.items() if len(curve) > 2} for kind, of in found.items()}
+    return (found, True) if any(found.values()) else (read_saved(evidence.folder / CURVES, _checked, {}), False)
 
 
-def curve_section(curves: Curves) -> Section | None:
+def curves(known: Curves) -> Section | None:
     """Loss by epoch, and test accuracy if it was measured during training."""
-    figures = [curve_figure(kind, what, curves[kind]) for kind, what in _SHOWN.items() if curves.get(kind)]
+    figures = [curve_figure(kind, what, known[kind]) for kind, what in _SHOWN.items() if known.get(kind)]
     return Section("curves", "Training curves", figures) if figures else None
 
 
@@ -208,22 +214,13 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     return [(fmean(x for x, _ in part), fmean(y for _, y in part)) for _, part in sorted(parts.items())]
 
 
-def _saved_curves(path: Path) -> Curves:
-    try:
-        return {kind: _checked(of) for kind, of in parse_json(path.read_text(encoding="utf-8")).items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{str(path)!r} is damaged ({error}): remove it; a report works without it") from None
-
-
-def _checked(curves: Mapping[str, Any]) -> dict[str, Curve]:
-    for name, curve in curves.items():
+def _checked(saved: Any) -> Curves:
+    for name, curve in (pair for of in saved.values() for pair in of.items()):
         if not is_text(name) or not curve or not all(is_number(x) and is_number(y) for x, y in curve):
             raise ValueError("not pairs of numbers")
         if any(later[0] < earlier[0] for earlier, later in pairwise(curve)):
             raise ValueError("epochs out of order")
-    return dict(curves)
+    return dict(saved)
 
 
 # Images and their twins
@@ -232,7 +229,7 @@ _ROWS = (("image", "image", "answer"), ("twin", "twin", "twin_answer"), ("pertur
 _MOST_IMAGES = 6
 
 
-def picture_section(evidence: Evidence) -> Section | None:
+def pictures(evidence: Evidence) -> Section | None:
     """One gallery per arm; None if there are none."""
     drawings: dict[str, str] = {}
     damaged: list[str] = []
