@@ -13,7 +13,7 @@ from conadv.study.bench.alternate import silent
 from conadv.study.bench.contender import Contender, wire
 from conadv.study.bench.layout import Echo, role_alone
 from conadv.study.bench.workload import Workload
-from conadv.study.plan import compare_layouts
+from conadv.study.plan.measured import compare_layouts
 from study.plans import request
 
 TINY = Workload("resnet8", width=4, chunk_size=6, image_size=8)

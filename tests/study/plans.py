@@ -1,6 +1,6 @@
 """What the tests of plans share: requests of plain numbers."""
 
-from conadv.study.plan import PlanRequest
+from conadv.study.plan.request import PlanRequest
 
 FREE = "free"
 BY_HAND = ("vanilla", "disadv", "conadv", "recycled")

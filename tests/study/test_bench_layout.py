@@ -14,7 +14,7 @@ from conadv.study.bench.contender import Contender, build_share
 from conadv.study.bench.layout import LANES, contenders, vanilla_of
 from conadv.study.bench.ranks import places, run_ranks
 from conadv.study.bench.workload import Workload
-from conadv.study.plan import compare_layouts
+from conadv.study.plan.measured import compare_layouts
 from study.plans import request
 
 TINY = Workload("resnet8", width=4, chunk_size=6, image_size=8)

@@ -12,7 +12,7 @@ from conadv.study.bench.alternate import Lap, silent
 from conadv.study.bench.ranks import one_core
 from conadv.study.bench.result import Ratio, Time
 from conadv.study.bench.workload import Workload
-from conadv.study.plan import times_in
+from conadv.study.plan.measured import times_in
 
 TINY = Workload("resnet8", width=4, chunk_size=6, image_size=8)
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conadv.core.catalog import METHODS
-from conadv.study.plan import Plan, PlanRequest, plan
 from conadv.study.plan.devices import MODELS, ModelSize, PassTimes
 from conadv.study.plan.network import Link, Machine, all_reduce_seconds
+from conadv.study.plan.planner import Plan, plan
+from conadv.study.plan.request import PlanRequest
 from conadv.study.plan.row import evaluate
 from study.plans import FREE, link, machine, passes, request
 

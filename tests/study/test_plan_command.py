@@ -12,7 +12,7 @@ import pytest
 
 from conadv import cli
 from conadv.setting import descriptions, settings_of
-from conadv.study.plan import PlanRequest
+from conadv.study.plan.request import PlanRequest
 from examples_of_help import examples
 
 SETTINGS = {setting.key: setting for setting in settings_of(PlanRequest)}

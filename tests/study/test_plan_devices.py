@@ -7,8 +7,9 @@ import pytest
 
 from conadv.core.catalog import METHODS
 from conadv.core.roles import Role
-from conadv.study.plan import PlanRequest, read_measurement, times_in
 from conadv.study.plan.devices import DEVICES, MODELS, Device, ModelSize, PassTimes, duty_seconds
+from conadv.study.plan.measured import read_measurement, times_in
+from conadv.study.plan.request import PlanRequest
 
 UNIT = PassTimes(1.0, 1.0, 1.0)
 

@@ -11,8 +11,8 @@ from typing import Literal
 import pytest
 
 from conadv.study import paper
-from conadv.study.plan import PlanRequest
 from conadv.study.plan.network import all_reduce_seconds
+from conadv.study.plan.request import PlanRequest
 from conadv.study.plan.row import PlanRow, evaluate
 from conadv.study.plan.table import columns
 from study.plans import passes

@@ -9,9 +9,10 @@ import pytest
 
 from conadv import cli
 from conadv.core.catalog import METHODS
-from conadv.study.plan import PlanRequest, render_search, search
 from conadv.study.plan.lane import fit_lane
-from conadv.study.plan.search import lanes_of, pareto
+from conadv.study.plan.request import PlanRequest
+from conadv.study.plan.search import lanes_of, pareto, search
+from conadv.study.plan.table import render_search
 
 SMALL = {"batch_size": 64 * 24, "nodes": 2, "devices_per_node": 4, "data_size": 10_000, "search": True, "lane_ranks": 4}
 FREE = {"inside": "free", "between": "free", "jitter": 0.0, "forward": 1e-3, "input_backward": 1e-3}

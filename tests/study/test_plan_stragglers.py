@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.study.plan.stragglers import Stragglers
+from conadv.study.plan.devices import Stragglers
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7, 64, 3072])

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from conadv.core.catalog import METHODS
-from conadv.study.plan import Plan, PlanRequest, plan, plot, render
-from conadv.study.plan.table import columns
+from conadv.study.plan.planner import Plan, plan
+from conadv.study.plan.plot import plot
+from conadv.study.plan.request import PlanRequest
+from conadv.study.plan.table import columns, render
 from study.plans import FREE, link, machine, model, passes
 
 LINK = link(1e-5, 1e9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,7 @@ def plan_command(
     request = PlanRequest(**(given | parse_flags(PlanRequest, inputs)))
     if compare is not None:
         rows = compare_layouts(request, read_measurement(compare))
-        print(json.dumps({"rows": [row.to_json() for row in rows]}) if json_ else render_comparison(rows))
+        print(json.dumps({"rows": [asdict(row) for row in rows]}) if json_ else render_comparison(rows))
         return
     if request.search:
         found = search(request)

@@ -1,4 +1,4 @@
-"""How long a device takes for the passes of a network, and for the duties of a method that they add up to.
+"""How long a device takes for passes and duties, how much longer the slowest of many, and devices and models by name.
 
 The numbers of the tables stand in docs/planning.md too, with their sources; a measurement of your own is better.
 """
@@ -6,9 +6,16 @@ The numbers of the tables stand in docs/planning.md too, with their sources; a m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from conadv.core.catalog import MethodInfo
 from conadv.core.roles import Role
+
+# Roles of a layout at the most.
+_ROLES = 3
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,31 @@ def duty_seconds(
         once = times.passes(count, images, to_pixels=duty is method.maker)
         seconds[duty] = once * (attack_steps if attacks else 1)
     return seconds
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """Each rank's work takes its nominal time × (1 + jitter × e), e exponential with mean 1, drawn anew each step.
+
+    A step lasts as long as its slowest rank, so more ranks mean longer waits.
+    """
+
+    jitter: float
+    samples: int = 1000
+    seed: int = 0
+
+    @cached_property
+    def draws(self) -> NDArray[np.float64]:
+        """Uniform numbers in (0, 1]: streams × samples."""
+        return 1.0 - np.random.default_rng(self.seed).random((_ROLES, self.samples))
+
+    def slowest(self, ranks: int, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The factor of the slowest of `ranks`, one per simulated step.
+
+        The maximum of n draws with distribution function F is distributed as F⁻¹(u^(1/n)): one uniform number per
+        step instead of n exponential ones, and the same number for every n, so that more ranks are never faster.
+        """
+        return 1.0 + self.jitter * -np.log(-np.expm1(np.log(uniform) / ranks))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,21 +148,23 @@ class Lane:
         linear in i on both sides, so the first or the last is the worst.
         """
         if not self._is_even:
-            assert self.route is not None
-            return max_lag(self, self.route, transfer)
+            return self._longest_lag(transfer)
         first, maker, taker = self._pace()
         rest = self.chunks - 1
         last = first + max(rest * maker + transfer, self.chunks * transfer)
         return max(first + transfer, last - rest * taker)
 
+    @cached_property
+    def has_twins(self) -> NDArray[np.bool_]:
+        """By chunk: the last of every few have twins, which is the worst case for the rank that takes them."""
+        some, of = self.twins
+        return np.asarray(np.arange(self.chunks) % of >= of - some)
+
     @property
     def _sent_by_one(self) -> float:
-        """Messages per step of the rank that sends most of them, if the last of every few chunks have twins."""
+        """Messages per step of the rank that sends most of them."""
         assert self.route is not None
-        some, of = self.twins
-        makers = self.ranks[self.route[0]]
-        has_twins = np.arange(self.chunks) % of >= of - some
-        return float(max(map(np.sum, np.array_split(has_twins, makers))))
+        return float(max(map(np.sum, np.array_split(self.has_twins, self.ranks[self.route[0]]))))
 
     def _searched_transfer(self, step: float, reduction: float, update: float) -> float:
         low, high = 0.0, step
@@ -179,37 +182,23 @@ class Lane:
         first = self.duties[Role.ATTACK] if self.maker is Role.ATTACK else maker
         return first, maker, taker
 
+    def _longest_lag(self, transfer: float) -> float:
+        """The same, chunk by chunk."""
+        assert self.route is not None
+        (makers, seconds, starts), (_, _, takes) = map(self._played, self.route)
+        ready = starts + (self.duties[Role.ATTACK] if self.maker is Role.ATTACK else seconds)
+        lag = -np.inf
+        for own in makers:
+            sent = own[self.has_twins[own]]
+            order = np.arange(len(sent))
+            arrivals = (order + 1) * transfer + np.maximum.accumulate(ready[sent] - order * transfer)
+            lag = max(lag, *(arrivals - takes[sent])) if len(sent) else lag
+        return float(lag)
 
-def max_lag(lane: Lane, route: tuple[int, int], transfer: float) -> float:
-    """How much later the latest twin arrives than it would be taken, chunk by chunk.
-
-    Of every few chunks the last ones have twins, which is the worst case for the rank that takes them.
-
-    Args:
-        lane: its chunks and ranks.
-        route: the roles that make twins and that learn from them.
-        transfer: seconds that the twin of a chunk spends on the network.
-    """
-    some, of = lane.twins
-    has = np.arange(lane.chunks) % of >= of - some
-    maker, taker = (_Played(lane, number, has) for number in route)
-    lag = -np.inf
-    for own in maker.chunks:
-        sent = own[has[own]]
-        order = np.arange(len(sent))
-        ready = maker.starts[sent] + (lane.duties[Role.ATTACK] if lane.maker is Role.ATTACK else maker.seconds[sent])
-        arrivals = (order + 1) * transfer + np.maximum.accumulate(ready - order * transfer)
-        lag = max(lag, *(arrivals - taker.starts[sent])) if len(sent) else lag
-    return float(lag)
-
-
-class _Played:
-    """When the ranks of a role begin with each chunk, if they never wait, and how long it takes them."""
-
-    def __init__(self, lane: Lane, number: int, has_twins: NDArray[np.bool_]) -> None:
-        role = lane.roles[number]
-        always = lane.duties[Role.CLEAN] if Role.CLEAN in role else 0.0
-        twin = sum(lane.duties[duty] for duty in role if duty is not Role.CLEAN)
-        self.seconds = always + twin * has_twins
-        self.chunks = np.split(np.arange(lane.chunks), lane.ranks[number])
-        self.starts = np.concatenate([np.cumsum(self.seconds[own]) - self.seconds[own] for own in self.chunks])
+    def _played(self, number: int) -> tuple[list[NDArray[Any]], NDArray[Any], NDArray[Any]]:
+        """The chunks of each rank of a role, how long each takes, and when it begins if the rank never waits."""
+        role = self.roles[number]
+        always = self.duties[Role.CLEAN] if Role.CLEAN in role else 0.0
+        seconds = always + sum(self.duties[duty] for duty in role if duty is not Role.CLEAN) * self.has_twins
+        chunks = np.split(np.arange(self.chunks), self.ranks[number])
+        return chunks, seconds, np.concatenate([np.cumsum(seconds[own]) - seconds[own] for own in chunks])

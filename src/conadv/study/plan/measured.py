@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,9 @@ from .request import PlanRequest
 from .row import evaluate
 from .table import columns
 
-# The results that a plan reads and the key under which each has its value.
-_UNITS = {
-    "forward": "seconds_per_image",
-    "input_backward": "seconds_per_image",
-    "weight_backward": "seconds_per_image",
-    "pixel_backward": "seconds_per_image",
-    "overhead": "seconds",
-    "update": "seconds",
-}
 _NEEDED = ("forward", "input_backward", "weight_backward")
+# The results that a plan reads and the key under which each has its value.
+_UNITS = dict.fromkeys((*_NEEDED, "pixel_backward"), "seconds_per_image") | {"overhead": "seconds", "update": "seconds"}
 _TERM = rf"({'|'.join(METHODS)})(?:-([0-9]{{1,6}}))?"
 _NAME = re.compile(f"{_TERM}/{_TERM}")
 
@@ -58,8 +51,7 @@ def times_in(document: Mapping[str, Any]) -> dict[str, float]:
                 f'the result "{name}" needs a number "{unit}": measure again with conadv bench step --json'
             )
         found[str(name)] = value
-    missing = [name for name in _NEEDED if name not in found]
-    if missing:
+    if missing := [name for name in _NEEDED if name not in found]:
         flags = ", ".join("--" + name.replace("_", "-") for name in missing)
         raise ValueError(f"the measurement has no {', '.join(missing)}: run conadv bench step --json, or give {flags}")
     return found
@@ -75,18 +67,9 @@ class Comparison:
     low: float
     high: float
     n: int
-
-    @property
-    def deviation(self) -> float:
-        """Percent of the measured ratio."""
-        return 100 * (self.predicted / self.measured - 1)
-
-    @property
-    def within_spread(self) -> bool:
-        return self.low <= self.predicted <= self.high
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"deviation": self.deviation, "within_spread": self.within_spread}
+    deviation: float
+    """Of the predicted from the measured ratio, in percent."""
+    within_spread: bool
 
 
 def compare_layouts(request: PlanRequest, document: Mapping[str, Any]) -> tuple[Comparison, ...]:
@@ -137,6 +120,7 @@ def _comparison(entry: Mapping[str, Any], predicted: float) -> Comparison:
         ratio, low, high = (float(entry[key]) for key in ("ratio", "low", "high"))
         if not (0 < ratio < math.inf and math.isfinite(low) and math.isfinite(high)):
             raise ValueError
-        return Comparison(entry["name"], predicted, ratio, low, high, int(entry["n"]))
+        off, within = 100 * (predicted / ratio - 1), low <= predicted <= high
+        return Comparison(entry["name"], predicted, ratio, low, high, int(entry["n"]), off, within)
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ValueError(f'the result "{entry["name"]}" needs numbers ratio (above 0), low, high and n') from None

@@ -55,8 +55,10 @@ class Plan:
 
 def plan(request: PlanRequest) -> Plan:
     """How each method would run on the machine; a layout that does not fit it is left out, with the reason."""
-    left_out = tuple(_left_out(request))
-    if len(left_out) == sum(1 for _ in _combinations(request)):
+    combinations = list(_combinations(request))
+    reasons = [(method, str(lane), _obstacle(request, method, lane)) for method, lane in combinations]
+    left_out = tuple(LeftOut(method, lane, reason) for method, lane, reason in reasons if reason is not None)
+    if len(left_out) == len(combinations):
         raise ValueError(f"no layout fits: {left_out[0].layout} {left_out[0].reason}; add devices or a layout")
     rows = _rows(request, request.batch_size)
     by_batch = tuple(row for size in request.batches() for row in _rows(request, size) if row.best)
@@ -84,41 +86,28 @@ def _combinations(request: PlanRequest) -> Iterator[tuple[str, Layout]]:
                 yield method, lane
 
 
-def _left_out(request: PlanRequest) -> Iterator[LeftOut]:
-    for method, lane in _combinations(request):
-        reason = _obstacle(request, method, lane)
-        if reason is not None:
-            yield LeftOut(method, str(lane), reason)
-
-
 def _obstacle(request: PlanRequest, method: str, lane: Layout) -> str | None:
     width, devices = lane.world_size, request.machine.devices
     if width > devices:
         return f"needs {width} devices, and the machine has {devices}"
-    fewest = _fewest(request, lane)
-    if (request.batch_size // request.chunk_size) % fewest:
+    fewest = _fewest(lane, request.share)
+    if request.batch_size // request.chunk_size % fewest:
         return f"shares a multiple of {fewest} chunks among its ranks, which the batch does not have"
     if METHODS[method].maker not in (None, Role.ATTACK) and request.attack_steps > 1:
         return f"takes one step of attack, and {request.attack_steps} were asked for"
     return None
 
 
-def _fewest(request: PlanRequest, lane: Layout) -> int:
+def _fewest(lane: Layout, share: Fraction) -> int:
     """Chunks per lane that its ranks can share."""
-    return lane.smallest(request.share.denominator if Role.ADV in lane.duties else 1)
-
-
-def _divides(request: PlanRequest, lane: Layout, batch_size: int) -> bool:
-    return batch_size // request.chunk_size % _fewest(request, lane) == 0
+    return lane.smallest(share.denominator if Role.ADV in lane.duties else 1)
 
 
 def _rows(request: PlanRequest, batch_size: int) -> tuple[PlanRow, ...]:
-    vanilla = _fastest(request, "vanilla", "clean", batch_size)
-    rows = [
-        _fastest(request, method, str(lane), batch_size)
-        for method, lane in _combinations(request)
-        if _obstacle(request, method, lane) is None and _divides(request, lane, batch_size)
-    ]
+    vanilla = _fastest(request, "vanilla", Layout.lane_of("clean", METHODS["vanilla"].duties), batch_size)
+    assert vanilla is not None
+    possible = (pair for pair in _combinations(request) if _obstacle(request, *pair) is None)
+    rows = [row for pair in possible if (row := _fastest(request, *pair, batch_size))]
     best: dict[str, PlanRow] = {}
     for row in rows:
         best[row.method] = min(best.get(row.method, row), row, key=preference)
@@ -133,18 +122,17 @@ def _rows(request: PlanRequest, batch_size: int) -> tuple[PlanRow, ...]:
     )
 
 
-def _fastest(request: PlanRequest, method: str, layout: str, batch_size: int) -> PlanRow:
-    """The number of lanes, of those that share the chunks equally, with the shortest step."""
-    lane = fit_lane(layout, METHODS[method].duties)
-    assert lane is not None
-    rows = (evaluate(request, method, layout, count, batch_size) for count in fitting_lanes(request, lane, batch_size))
-    return min(rows, key=preference)
+def _fastest(request: PlanRequest, method: str, lane: Layout, batch_size: int) -> PlanRow | None:
+    """The number of lanes, of those that share the chunks equally, with the shortest step; None: they cannot."""
+    counts = fitting_lanes(request, lane, batch_size)
+    return min(
+        (evaluate(request, method, str(lane), count, batch_size) for count in counts), key=preference, default=None
+    )
 
 
 def fitting_lanes(request: PlanRequest, lane: Layout, batch_size: int, share: Fraction | None = None) -> list[int]:
     """How many lanes the machine can have, whose ranks share the chunks of a batch equally."""
-    chunks, of = batch_size // request.chunk_size, (share or request.share).denominator
-    fewest = lane.smallest(of if Role.ADV in lane.duties else 1)
+    chunks, fewest = batch_size // request.chunk_size, _fewest(lane, share or request.share)
     most = request.machine.devices // lane.world_size
     return [count for count in _divisors(chunks // fewest) if count <= most] if chunks % fewest == 0 else []
 

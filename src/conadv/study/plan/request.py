@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 from conadv.core.catalog import METHODS
 from conadv.setting import BelowOne, OneOf, PositiveShare, Seed, Share, normalise, show, within
 
-from .devices import DEVICES, MODELS, ModelSize, PassTimes
+from .devices import DEVICES, MODELS, ModelSize, PassTimes, Stragglers
 from .lane import fit_lane
 from .network import Algorithm, Link, Machine, parse_link
-from .stragglers import Stragglers
 
 Wire = Literal["bytes", "floats"]
 _WIRE_BYTES: dict[Wire, int] = {"bytes": 1, "floats": 4}
