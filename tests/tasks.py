@@ -9,6 +9,8 @@ import os
 import pickle
 import resource
 import signal
+import sys
+import time
 from contextlib import nullcontext, redirect_stderr
 from hashlib import sha256
 from pathlib import Path
@@ -30,7 +32,7 @@ from conadv.core.recycled import Recycled
 from conadv.core.roles import Place, Role
 from conadv.core.splitbn import pending_statistics, split_batchnorm
 from conadv.core.stale import StaleWeights
-from conadv.parallel.agreement import AgreedError, check_agreement, from_main
+from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.parallel.collectives import joined, own_device
 from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, between_ranks
@@ -212,6 +214,54 @@ def ask_main(problem: str) -> str | bytes:
             return from_main(world, work)
         except AgreedError as error:
             return str(error)
+
+
+def ask_main_for_long(seconds: float, timeout: float) -> bytes:
+    """What a rank gets of work on rank 0 that takes longer than any rank waits for another."""
+
+    def work() -> bytes:
+        time.sleep(seconds)
+        return b"found"
+
+    with joined(timeout) as world:
+        return from_main_patiently(world, work)
+
+
+def fail_on(rank: int) -> str:
+    """What a rank is told when one of them finds something wrong, or what it made."""
+
+    def work() -> str:
+        if own_rank() == rank:
+            raise ValueError("too few images")
+        return "made"
+
+    with joined(30) as world:
+        try:
+            return on_all(world, work)
+        except AgreedError as error:
+            return str(error)
+
+
+def count_looks(path: str) -> tuple[int, int, int, str]:
+    """How often a rank lists folders and opens files below a path to build its part of a run; a digest of labels."""
+    looks = {"os.scandir": 0, "os.listdir": 0, "open": 0}
+    counting = [True]
+
+    def notice(event: str, arguments: tuple[Any, ...]) -> None:
+        if counting and event in looks and str(arguments[0]).startswith(path):
+            looks[event] += 1
+
+    recipe = tiny.recipe(data__name="none", data__path=path, data__train_size="none", data__memory=0)
+    with joined(30) as world:
+        sys.addaudithook(notice)  # for as long as the process lives, so that the list tells it to stop
+        try:
+            task, _ = commands._build(recipe, world)
+            facts = commands._common(recipe, task)
+        finally:
+            counting.clear()
+        check_agreement(world, facts)
+    labels = task.data.train.labels.tobytes() + task.data.test.labels.tobytes()
+    return looks["os.scandir"], looks["os.listdir"], looks["open"], sha256(labels).hexdigest()
 
 
 def _three_layers() -> nn.Sequential:

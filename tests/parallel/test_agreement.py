@@ -51,6 +51,16 @@ def test_what_rank_0_finds_wrong_all_ranks_raise(pool):
     assert pool.run(3, tasks.ask_main, "") == [b"found"] * 3
 
 
+def test_ranks_wait_for_long_work_on_rank_0_and_not_for_a_lost_one(pool):
+    """Four times as long as the timeout: each wait is short."""
+    assert pool.run(2, tasks.ask_main_for_long, 4.0, 1.0) == [b"found"] * 2
+
+
+@pytest.mark.parametrize(("rank", "line"), [(0, "too few images"), (2, "rank 2: too few images"), (9, "made")])
+def test_what_any_rank_finds_wrong_all_ranks_raise(rank, line, pool):
+    assert pool.run(3, tasks.fail_on, rank) == [line] * 3
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -6,12 +6,18 @@ rank 0 broadcasts its facts ──► every rank compares its own ──► one 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from .collectives import World
 
+T = TypeVar("T")
+
+# Seconds between two meetings of the ranks while rank 0 works.
+_MEETING = 2.0
 # Facts by group, each in words: "rank 1 WORDS key value, rank 0 value: ADVICE".
 Facts = Mapping[str, Mapping[str, Any]]
 _WORDING = {
@@ -53,6 +59,48 @@ def from_main(world: World, work: Callable[[], bytes | None]) -> bytes:
     if answer[:1] == b"-":
         raise AgreedError(answer[1:].decode())
     return answer[1:]
+
+
+def from_main_patiently(world: World, work: Callable[[], bytes]) -> bytes:
+    """Like `from_main`, for work that may take longer than the timeout of the ranks that wait for it.
+
+    Rank 0 works in a thread, while all ranks meet every few seconds: one that is lost meanwhile is noticed.
+    """
+    if world.size == 1:
+        return work()
+    future: Future[bytes] = Future()
+    if world.is_main:
+        threading.Thread(target=_fulfil, args=(future, work), name="work", daemon=True).start()
+    pause = min(_MEETING, world.timeout / 4)
+    while world.all_reduce_max(world.is_main and not _ends_within(pause, future)):
+        pass
+    return from_main(world, future.result)
+
+
+def on_all(world: World, work: Callable[[], T]) -> T:
+    """What `work` returns on each rank; a ValueError on any of them is an AgreedError on all."""
+    if world.size == 1:
+        return work()
+    results, problem = [], ""
+    try:
+        results.append(work())
+    except ValueError as error:
+        problem = (f"rank {world.rank}: " if world.rank else "") + str(error)
+    highest = world.all_reduce_max(0 if results else world.size - world.rank)
+    if highest:  # the lowest rank that has one says what it is
+        raise AgreedError(world.broadcast(problem.encode(), world.size - highest).decode())
+    return results[0]
+
+
+def _fulfil(future: Future[bytes], work: Callable[[], bytes]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _ends_within(seconds: float, future: Future[bytes]) -> bool:
+    return bool(wait([future], seconds).done)
 
 
 def _difference(own: Facts, theirs: Facts, rank: int) -> str:

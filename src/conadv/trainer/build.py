@@ -34,7 +34,7 @@ from conadv.parallel.member import Member, build_member
 from conadv.parallel.wire import Wire
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.augment.mixup import Mix
-from conadv.task.data import DataSet, Stream, keep, open_data
+from conadv.task.data import DataSet, Share, Stream, keep, open_data
 from conadv.task.models import build_model, check_output, fastest_memory
 
 from .ema import Ema
@@ -127,17 +127,18 @@ class Job:
             yield from repeat(None, stop - start)
 
 
-def build_task(recipe: Recipe, device: torch.device, trains: bool = False) -> Task:
+def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data: DataSet | None = None) -> Task:
     """The network, the data and the loss.
 
     Args:
         recipe: What to train or evaluate.
         device: Where the network is.
         trains: Check that what training keeps of a chunk fits into memory, too.
+        data: The data, if it is open already.
     """
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
-    data = _open(recipe)
+    data = data or open_task_data(recipe)
     recipe = resolved(recipe, data)
     augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
     data = keep(data, augment.fit, recipe.data.memory, train=augment.looks_at_fit)
@@ -255,7 +256,8 @@ def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy
     )
 
 
-def _open(recipe: Recipe) -> DataSet:
+def open_task_data(recipe: Recipe, share: Share | None = None) -> DataSet:
+    """The data of a recipe; `share` lets one process list the files for all."""
     data = recipe.data
     return open_data(
         data.name or "path",
@@ -265,6 +267,7 @@ def _open(recipe: Recipe) -> DataSet:
         channels=data.channels,
         classes=data.classes,
         damaged=data.damaged,
+        share=share,
     )
 
 

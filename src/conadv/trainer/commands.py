@@ -18,16 +18,28 @@ from conadv.config import ADDED, RESUMABLE, Recipe, check_run_folder, dump_recip
 from conadv.core.catalog import ATTACKS, METHODS, is_callable
 from conadv.core.pgd import PGD
 from conadv.core.splitbn import plain_state_dict
-from conadv.parallel.agreement import AgreedError, check_agreement, from_main
+from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.parallel.collectives import World, joined, own_device
 from conadv.parallel.launch import own_rank, world_size
 from conadv.parallel.outcome import DriftError, NotFiniteError
 from conadv.parallel.watch import watched
 from conadv.sinks import SINKS, check_sinks
+from conadv.task.data import DataSet, Stream
 
 from .analysis import FILE, Analysis
 from .analysis import analyze as run_analysis
-from .build import Job, Task, build_job, build_optimizer, build_policy, build_stream, build_task, check_fit, resolved
+from .build import (
+    Job,
+    Task,
+    build_job,
+    build_optimizer,
+    build_policy,
+    build_stream,
+    build_task,
+    check_fit,
+    open_task_data,
+    resolved,
+)
 from .checkpoint import Checkpoint, newest_whole
 from .ema import Ema
 from .evaluation import evaluate_task
@@ -73,45 +85,58 @@ def train(
     """
     check_sinks(recipe.log or ())
     layout = check_fit(recipe, world_size())
-    task = build_task(recipe, own_device(), trains=True)
-    stream = build_stream(recipe, task)
     agreed = (AgreedError, Interrupted, NotFiniteError, DriftError)
     with (
-        kernels(task.device, recipe.deterministic, recipe.tf32),
         joined(recipe.timeout) as world,
-        listening(owns_process) as request,
-        following_launcher(request),
         _run_folder(recipe, folder, resume, world) as place,
         watched(world, layout, agreed, place.close),
     ):
-        check_agreement(world, _common(recipe, task))
-        # Only rank 0 reads the folder, so that all ranks resume from the same checkpoint.
-        packed = from_main(world, lambda: _find(recipe, task, place))
-        checkpoint = Checkpoint.unpack(packed) if packed else None
-        # Made from the same seed, but machines may differ in the last digits.
-        world.broadcast_tensors([*task.model.parameters(), *task.model.buffers()])
-        job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"] if checkpoint else 0)
-        progress = Progress() if checkpoint is None else restore_job(job, checkpoint)
-        if progress.step >= job.stop and not quiet:
-            _tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
-        from_main(world, lambda: place.open(progress.step))
-        with closing(_optional_sinks(recipe, job, place.path, progress, callbacks)) as optional:
-            with _recording(recipe, job, place.path, progress, quiet, optional) as (sinks, saver):
-                traces = Path(os.fsdecode(from_main(world, lambda: os.fsencode(place.path / "traces"))))
-                profile = Profile(recipe.profile, traces, world.rank)
-                signal_number = run(
-                    job, progress, build_policy(recipe, stream, world.device), request, sinks, saver, profile
-                )
-            if progress.step < job.stop:
-                _tell(f"stopped after step {progress.step}; to resume: {_command(recipe, place.path)}")
-                world.barrier()  # a rank that ends earlier would have its launcher end the one that still writes
-                raise Interrupted(signal_number)
-            evaluation = evaluate_task(task, world, job.ema)
-            optional.log(progress.step, evaluation)
-        summary = {**_facts(resolved(recipe, task.data)), **position(job, progress), **evaluation}
-        if world.is_main:
-            write_summary(place.path, summary)
+        check_agreement(world, {"flags": _shared_flags(recipe)})  # first: what follows depends on them
+        task, stream = _build(recipe, world)
+        with (
+            kernels(task.device, recipe.deterministic, recipe.tf32),
+            listening(owns_process) as request,
+            following_launcher(request),
+        ):
+            check_agreement(world, _common(recipe, task))
+            # Only rank 0 reads the folder, so that all ranks resume from the same checkpoint.
+            packed = from_main(world, lambda: _find(recipe, task, place))
+            checkpoint = Checkpoint.unpack(packed) if packed else None
+            # Made from the same seed, but machines may differ in the last digits.
+            world.broadcast_tensors([*task.model.parameters(), *task.model.buffers()])
+            job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"] if checkpoint else 0)
+            progress = Progress() if checkpoint is None else restore_job(job, checkpoint)
+            if progress.step >= job.stop and not quiet:
+                _tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
+            from_main(world, lambda: place.open(progress.step))
+            with closing(_optional_sinks(recipe, job, place.path, progress, callbacks)) as optional:
+                with _recording(recipe, job, place.path, progress, quiet, optional) as (sinks, saver):
+                    traces = Path(os.fsdecode(from_main(world, lambda: os.fsencode(place.path / "traces"))))
+                    profile = Profile(recipe.profile, traces, world.rank)
+                    policy = build_policy(recipe, stream, world.device)
+                    signal_number = run(job, progress, policy, request, sinks, saver, profile)
+                if progress.step < job.stop:
+                    _tell(f"stopped after step {progress.step}; to resume: {_command(recipe, place.path)}")
+                    world.barrier()  # a rank that ends earlier would have its launcher end the one that still writes
+                    raise Interrupted(signal_number)
+                evaluation = evaluate_task(task, world, job.ema)
+                optional.log(progress.step, evaluation)
+            summary = {**_facts(resolved(recipe, task.data)), **position(job, progress), **evaluation}
+            if world.is_main:
+                write_summary(place.path, summary)
     return {**summary, "run": str(place.path)} if world.is_main else {}
+
+
+def _build(recipe: Recipe, world: World) -> tuple[Task, Stream]:
+    """The network and the data, whose files rank 0 lists for all; what is wrong on any rank, all ranks say."""
+    share = None if world.size == 1 else partial(from_main_patiently, world)
+
+    def build(data: DataSet) -> tuple[Task, Stream]:
+        task = build_task(recipe, world.device, trains=True, data=data)
+        return task, build_stream(recipe, task)
+
+    data = open_task_data(recipe, share)
+    return on_all(world, lambda: build(data))
 
 
 def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: int) -> dict[str, Any]:
@@ -213,10 +238,13 @@ def _find(recipe: Recipe, task: Task, place: RunFolder) -> bytes:
     return checkpoint.pack()
 
 
+def _shared_flags(recipe: Recipe) -> dict[str, Any]:
+    return {key: value for key, value in flatten(recipe).items() if key not in _OF_A_MACHINE}
+
+
 def _common(recipe: Recipe, task: Task) -> dict[str, dict[str, Any]]:
-    """What all ranks must have in common."""
+    """What all ranks must have in common besides flags."""
     return {
-        "flags": {key: value for key, value in flatten(recipe).items() if key not in _OF_A_MACHINE},
         "data": data_facts(task.data, recipe.data.path),
         "software": software_facts(versions(), task.model),
     }

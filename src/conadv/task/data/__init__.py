@@ -2,8 +2,8 @@
 
 from conadv.task.data.fit import Fit
 from conadv.task.data.kept import keep
-from conadv.task.data.open import open_data
+from conadv.task.data.open import Share, open_data
 from conadv.task.data.source import Arrays, DataSet, Source
 from conadv.task.data.stream import Stream, evaluation_batches
 
-__all__ = ["Arrays", "DataSet", "Fit", "Source", "Stream", "evaluation_batches", "keep", "open_data"]
+__all__ = ["Arrays", "DataSet", "Fit", "Share", "Source", "Stream", "evaluation_batches", "keep", "open_data"]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from conadv.task.data.bounds import MAX_CLASSES
 from conadv.task.data.decode import open_picture
 from conadv.task.data.source import DamagedError, Picture, Pixels, checked_labels, number_names
+from conadv.task.data.stored import Stored
 
 # Of more wrong labels than this, the data set as a whole is wrong and is not listed image by image.
 _MAX_WRONG = 100_000
@@ -29,7 +30,7 @@ class Encoded:
     ) -> None:
         if channels not in (1, 3):
             raise ValueError(f"channels {channels}: choose 1 (grey) or 3 (RGB)")
-        self._names, self._read, self.channels = names, read, channels
+        self._names, self.read, self.channels = names, read, channels
         self.labels = checked_labels(labels, classes)
         self.classes = classes
 
@@ -42,7 +43,7 @@ class Encoded:
     def encoded(self, index: int) -> bytes:
         """The bytes of the file that the image is."""
         try:
-            return self._read(index)
+            return self.read(index)
         except OSError as error:
             raise DamagedError(self.name(index), error.strerror or str(error)) from error
 
@@ -54,13 +55,9 @@ class Encoded:
 
     def take(self, indices: Sequence[int]) -> Encoded:
         kept = list(indices)
-        return Encoded(
-            [self._names[index] for index in kept],
-            self.labels[kept],
-            self.classes,
-            lambda index: self._read(kept[index]),
-            self.channels,
-        )
+        read = self.read.take(kept) if isinstance(self.read, Stored) else lambda index: self.read(kept[index])
+        names = [self._names[index] for index in kept]
+        return Encoded(names, self.labels[kept], self.classes, read, self.channels)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from conadv.task.data.bounds import MAX_CLASSES, MAX_ENCODED
+from conadv.task.data.bounds import MAX_CLASSES
 from conadv.task.data.decode import EXTENSIONS
 from conadv.task.data.encoded import Listing
-from conadv.task.data.regular import read_whole
 from conadv.task.data.source import DamagedError
+from conadv.task.data.stored import Stored
 
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("val", "valid", "validation", "test")
@@ -50,9 +50,7 @@ def list_folder(folder: Path, classes: tuple[str, ...], may_lack: bool) -> Listi
         labels += [label] * len(members)
         if not members and not may_lack:
             problems.append(DamagedError(str(folder / name), "a class without images"))
-    return Listing(
-        paths, np.array(labels, np.int64), lambda index: read_whole(paths[index], MAX_ENCODED), tuple(problems)
-    )
+    return Listing(paths, np.array(labels, np.int64), Stored(paths), tuple(problems))
 
 
 def _subfolders(folder: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from conadv.task.data.embedded import digits, synthetic
 from conadv.task.data.encoded import Listing, numbered_classes
 from conadv.task.data.folder import folder_classes, list_folder, split_folders
 from conadv.task.data.idx import find_idx, open_idx
+from conadv.task.data.index import pack_index, unpack_index
 from conadv.task.data.numpy_files import open_arrays
 from conadv.task.data.parquet import list_tables, table_classes
 from conadv.task.data.regular import plain_errors
@@ -28,6 +30,9 @@ KNOWN = (
     "archives or their folders, NumPy arrays (train_images.npy and so on)"
 )
 
+# Runs a function in one process, and returns its bytes in all of them.
+Share = Callable[[Callable[[], bytes]], bytes]
+
 
 def open_data(
     name: str,
@@ -37,6 +42,7 @@ def open_data(
     channels: int = 3,
     classes: int = 10,
     damaged: Literal["stop", "skip"] = "stop",
+    share: Share | None = None,
 ) -> DataSet:
     """The data set called `name`: "digits", "synthetic", or "path" for your own at `path`.
 
@@ -44,6 +50,9 @@ def open_data(
     synthetic data and for encoded images, which are converted to it (arrays keep theirs). Images that cannot be used
     end this with an error that names them, or are left out (`DataSet.skipped`): to find them all, "skip" decodes
     every image once and remembers the outcome for as long as the files do not change.
+
+    Where several processes open the same data, `share` runs a function in one of them and gives its bytes to all: that
+    one lists the files, and the others get the index. Data that is read into memory as a whole, each reads by itself.
     """
     match name:
         case "digits":
@@ -52,11 +61,31 @@ def open_data(
             side = image_size or 32
             return synthetic((side, side, channels), classes, train_size or 50_000)
         case "path" if path is not None:
-            with plain_errors(path):
-                found = find_data(Path(path), channels)
-                data = found.checked() if damaged == "stop" else found.healthy()
-                return data if train_size is None else _part(data, train_size)
+            listed = partial(_listed, Path(path), channels, damaged)
+            data = listed() if share is None else _shared(Path(path), channels, listed, share)
+            return data if train_size is None else _part(data, train_size)
     raise ValueError(f"data {name!r}: choose digits, synthetic, or path with path=")
+
+
+def _listed(path: Path, channels: int, damaged: Literal["stop", "skip"]) -> DataSet:
+    """The data set at a path, as its files are listed by this process."""
+    with plain_errors(path):
+        found = find_data(path, channels)
+        return found.checked() if damaged == "stop" else found.healthy()
+
+
+def _shared(path: Path, channels: int, listed: Callable[[], DataSet], share: Share) -> DataSet:
+    """The data set as one process lists it for all."""
+    own: list[DataSet] = []
+
+    def index() -> bytes:
+        own.append(listed())
+        return pack_index(own[0], path)
+
+    packed = share(index)
+    if own:
+        return own[0]
+    return unpack_index(packed, path, channels) if packed else listed()
 
 
 @dataclass(frozen=True)

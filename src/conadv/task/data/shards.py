@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from conadv.task.data.bounds import MAX_ENCODED
 from conadv.task.data.cache import Table, cached, pack_strings, stamp_of, unpack_strings
 from conadv.task.data.decode import EXTENSIONS
 from conadv.task.data.encoded import Listing
-from conadv.task.data.regular import open_regular, read_bounded
+from conadv.task.data.regular import open_regular
 from conadv.task.data.source import DamagedError
+from conadv.task.data.stored import Parts, Stored
 from conadv.task.data.tar import Member, TarError, tar_members
 
 _LONGEST_END = 2**20  # bytes; archives are padded to whole records, usually of 10 kB
@@ -31,26 +31,12 @@ def list_shards(shards: Sequence[Path]) -> Listing:
     offsets, sizes, labels = (
         np.concatenate([table[column].astype(np.int64) for _, table in parts]) for column in ("offset", "size", "label")
     )
-
-    def read(index: int) -> bytes:
-        return read_part(shards[shard_of[index]], int(offsets[index]), int(sizes[index]))
-
     return Listing(
         names=[name for shard, table in parts for name in _names(shard, table, "key", len(table["label"]))],
         labels=labels,
-        read=read,
+        read=Stored(list(map(str, shards)), Parts(shard_of, offsets, sizes)),
         problems=tuple(problem for shard, table in parts for problem in _problems(shard, table)),
     )
-
-
-def read_part(path: Path, offset: int, size: int) -> bytes:
-    """`size` bytes of a file; the file is not kept open, as there may be more shards than file handles."""
-    with open_regular(path) as file:
-        file.seek(offset)
-        data = read_bounded(file, size, MAX_ENCODED)
-    if len(data) < size:
-        raise OSError(f"{path.name} ends in the middle of it")
-    return data
 
 
 @dataclass

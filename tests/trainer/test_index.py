@@ -1,0 +1,68 @@
+"""Rank 0 lists the data for all: what the others look at does not grow with the data, and they see the same."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tasks
+import tiny
+from task.data.samples import jpeg_set, write_folder, write_shards_by_hand
+
+WRITERS = {"folder": write_folder, "shards": write_shards_by_hand}
+
+
+def write(kind: str, root: Path, images: int) -> str:
+    """So many training images in two classes; 8 pixels, which the small net takes."""
+    samples = jpeg_set(images, height=8, width=8)
+    return str(WRITERS[kind](root, samples, samples[::4]))
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_only_rank_0_walks_the_data(kind, pool, tmp_path, monkeypatch):
+    seen = {count: pool.run(3, tasks.count_looks, write(kind, tmp_path / str(count), count)) for count in (48, 192)}
+    for leading, *others in seen.values():
+        scans, lists, _, labels = leading
+        assert scans + lists > 0
+        for scans, lists, _, theirs in others:
+            assert (scans, lists) == (0, 0)
+            assert theirs == labels
+    # Sampled pixels and the shape of an image: as many files for any number of images.
+    assert [opens for _, _, opens, _ in seen[48][1:]] == [opens for _, _, opens, _ in seen[192][1:]]
+
+
+def words(data: Path) -> list[str]:
+    fields = {"data.name": "none", "data.train_size": "none", "data.augment": "none", "data.path": data}
+    return tiny.words(**fields)
+
+
+def test_data_that_rank_0_cannot_use_is_one_line_on_all_ranks(start, tmp_path):
+    root = write_folder(tmp_path / "data", jpeg_set(24, height=8, width=8), jpeg_set(4, height=8, width=8))
+    (root / "train" / "empty").mkdir()
+    run = start(words(root), 2)
+    assert run.statuses() == [2, 2], run.said()
+    (line,) = run.complaints()
+    assert line.startswith(f"error: {root / 'train' / 'empty'}: a class without images; ")
+    assert not run.folder.exists()
+
+
+def test_a_rank_with_other_pixels_is_named(start, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    write("folder", here, 24)
+    shutil.copytree(here, there)
+    other = jpeg_set(25, height=8, width=8)[-1][0]
+    (there / "train" / "class0" / "0000.JPEG").write_bytes(other)
+    run = start(words(here), 2, odd=words(there))
+    assert run.statuses() == [2, 2], run.said()
+    (line,) = run.complaints()
+    assert line.startswith("error: rank 1 sees training pixels ")
+
+
+def test_a_rank_without_the_data_is_named(start, tmp_path):
+    write("folder", tmp_path / "here", 24)
+    run = start(words(tmp_path / "here"), 2, odd=words(tmp_path / "nowhere"))
+    assert run.statuses() == [2, 2], run.said()
+    (line,) = run.complaints()
+    assert line.startswith("error: rank 1: ") and str(tmp_path / "nowhere") in line, line
