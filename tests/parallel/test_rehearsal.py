@@ -1,24 +1,41 @@
-"""A run on 4,608 ranks, rehearsed: what a rank does at its start and in each step is what it does on 6."""
+"""A run on 4,608 ranks, rehearsed: what a rank does at its start and in each step is what it does on 6.
+
+Each rank takes all of `conadv train`, with PyTorch's `fake` backend and a store that counts (fake_ranks.py).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import tiny
+from conadv.core.catalog import METHODS
+from conadv.core.roles import Role
+from conadv.parallel import watch
 from conadv.parallel.attempt import agree_on_attempt
+from conadv.parallel.collectives import World
 from conadv.parallel.heartbeats import Heartbeats
-from recorded import Call, record_rank
+from conadv.parallel.layout import Layout
+from conadv.parallel.member import Member, build_member
+from conadv.parallel.traffic import Message
+from conadv.parallel.wire import Wire
+from fake_ranks import CountingStore, Rehearsal, rehearse
 
 ROLES = "clean | adv | attack"
-CHUNK = 4  # images; one chunk per lane
+CHUNK = 64  # images; one chunk per lane
+LARGE = 4608  # ranks, of a batch of 98,304
+HEARTBEAT = "compare_set"  # as many as the run takes time
+
+Rehearsals = dict[tuple[int, int], Rehearsal]
 
 
-def calls_of(rank: int, size: int) -> list[tuple[str, int, int]]:
-    """Kind, group and size of each call of a rank in three steps."""
+def fields(size: int) -> dict[str, Any]:
     batch = size // 3 * CHUNK
-    changes = {
+    return {
         "method": "conadv",
         "layout": ROLES,
         "batch_size": batch,
@@ -30,60 +47,93 @@ def calls_of(rank: int, size: int) -> list[tuple[str, int, int]]:
         "schedule__warmup_epochs": "0%",
         "checkpoint__every": 1,
     }
-    return [_about(call) for call in record_rank(rank, size, changes)]
 
 
-def _about(call: Call) -> tuple[str, int, int]:
-    return call.kind, call.group, call.size
+@pytest.fixture(scope="module")
+def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> Rehearsals:
+    """By size and rank: of the small run a lane, of the large one its first and its last."""
+    folder, found = tmp_path_factory.mktemp("rehearsals"), {}
+    for size, ranks in ((6, range(3)), (LARGE, (*range(3), *range(LARGE - 3, LARGE)))):
+        payloads = None
+        for rank in ranks:
+            found[size, rank] = rehearse(rank, size, folder / f"{size}-{rank}", fields(size), payloads)
+            payloads = payloads or found[size, rank].payloads
+    return found
 
 
 @pytest.mark.parametrize("role", range(3), ids=ROLES.split(" | "))
-def test_messages_and_sums_do_not_grow_with_the_ranks(role):
-    expected = calls_of(role, 6)
-    assert expected
-    assert calls_of(role, 4608) == expected
-    assert calls_of(4608 - 3 + role, 4608) == expected
+def test_messages_and_sums_do_not_grow_with_the_ranks(role: int, rehearsals: Rehearsals) -> None:
+    """From the agreement at the start to the sums of the evaluation: kind, group and size of each call."""
+    expected = rehearsals[6, role].calls
+    assert {"allreduce_", "broadcast_"} <= {kind for kind, _, _ in expected}
+    assert {"send"} <= {kind for kind, _, _ in expected} or role == 1
+    for rank in (role, LARGE - 3 + role):
+        assert without_lengths(rehearsals[LARGE, rank].calls) == without_lengths(expected)
+        assert rehearsals[LARGE, rank].groups == rehearsals[6, role].groups
 
 
-class CountingStore:
-    """A store in this process that counts requests."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-        self.requests: Counter[str] = Counter()
-
-    def add(self, key: str, amount: int) -> int:
-        self.requests["add"] += 1
-        self.values[key] = str(int(self.values.get(key, "0")) + amount)
-        return int(self.values[key])
-
-    def append(self, key: str, value: str) -> None:
-        self.requests["append"] += 1
-        self.values[key] = self.values.get(key, "") + value
-
-    def get(self, key: str) -> bytes:
-        self.requests["get"] += 1
-        if key.startswith("conadv/answers/"):  # the answer of rank 0, which would be waited for
-            return b"0"
-        return self.values[key].encode()
-
-    def multi_set(self, keys: list[str], values: list[str]) -> None:
-        self.requests["multi_set"] += 1
-        self.values.update(zip(keys, values, strict=True))
-
-    def multi_get(self, keys: list[str]) -> Sequence[bytes]:
-        self.requests["multi_get"] += 1
-        return [self.values[key].encode() for key in keys]
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        self.requests["compare_set"] += 1
-        if self.values[key] == expected:
-            self.values[key] = desired
-        return self.values[key].encode()
+def without_lengths(calls: list[tuple[str, int, int]]) -> list[tuple[str, int, int | None]]:
+    """Texts that are broadcast at the start name numbers, which have more digits in the large run."""
+    return [(kind, group, None if kind == "broadcast_" else size) for kind, group, size in calls]
 
 
-@pytest.mark.parametrize("size", [6, 4608])
-def test_a_rank_asks_the_store_three_times_to_start_and_once_per_heartbeat(size):
+def test_what_is_broadcast_at_the_start_does_not_grow_with_the_ranks(rehearsals: Rehearsals) -> None:
+    small, large = ([len(text) for text in rehearsals[size, 0].payloads] for size in (6, LARGE))
+    assert len(small) == len(large)
+    assert all(abs(one - other) <= 16 for one, other in zip(small, large, strict=True)), (small, large)
+
+
+def test_requests_to_the_store_do_not_grow_with_the_ranks(rehearsals: Rehearsals) -> None:
+    for (_, rank), rehearsal in rehearsals.items():
+        assert rank == 0 or asked(rehearsal) == {"append": 1, "get": 1, "add": 1}
+    assert asked(rehearsals[LARGE, 0]) == asked(rehearsals[6, 0])
+    assert asked(rehearsals[LARGE, 0]).total() <= 6
+
+
+def asked(rehearsal: Rehearsal) -> Counter[str]:
+    return Counter({kind: count for kind, count in rehearsal.requests.items() if kind != HEARTBEAT})
+
+
+def build(rank: int, layout: Layout, model: torch.nn.Module) -> Member:
+    """The place, groups and routes of a rank; nothing is computed."""
+    world = World(rank, layout.world_size, torch.device("cpu"), timeout=60)
+    wire = Wire(CHUNK, (1, 8, 8), torch.float32, as_bytes=True)
+    options = {"delay": 1, "seed": 0, "twin_share": 1, "keeps_stale": rank == 0}
+    chunks = layout.world_size // 3
+    return build_member(world, layout, model, lambda *_: None, chunks=chunks, wire=wire, **options)  # type: ignore
+
+
+def routes(member: Member) -> tuple[list[Message], list[Message]]:
+    assert member.handoff is not None
+    traffic = member.handoff._traffic
+    return traffic.sent(0, 0, False), traffic.received(0, 0, False)
+
+
+@pytest.mark.slow
+def test_each_of_4608_ranks_builds_its_place_groups_and_routes() -> None:
+    layout = Layout.fit(ROLES, METHODS["conadv"].duties, LARGE)
+    model = tiny.net(10, 1)
+    sent, received, chunks, passed_on, groups = set(), set(), Counter(), Counter(), set()
+    for rank in range(LARGE):
+        dist.init_process_group("fake", store=CountingStore(), rank=rank, world_size=LARGE)
+        try:
+            member = build(rank, layout, model)
+            for found, messages in zip((sent, received), routes(member), strict=True):
+                found.update(messages)
+            chunks.update((duty, chunk) for duty in member.place.role for chunk in layout.chunks(rank, LARGE // 3))
+            passed_on.update(member.exchange._recipients.targets)
+            groups.add(len(dist.distributed_c10d._world.pg_map))
+        finally:
+            dist.destroy_process_group()
+    assert sent == received
+    assert len(sent) == LARGE // 3
+    assert chunks == {(duty, chunk): 1 for duty in (Role.CLEAN, Role.ADV, Role.ATTACK) for chunk in range(LARGE // 3)}
+    assert passed_on == dict.fromkeys(range(2, LARGE, 3), 1)
+    assert len(groups) == 1
+
+
+@pytest.mark.parametrize("size", [6, LARGE])
+def test_a_rank_asks_the_store_three_times_to_start_and_once_per_heartbeat(size: int) -> None:
     store = CountingStore()
     agree_on_attempt(store, 1, size, timeout=1)
     assert store.requests == {"append": 1, "get": 1, "add": 1}
@@ -97,7 +147,8 @@ def test_a_rank_asks_the_store_three_times_to_start_and_once_per_heartbeat(size)
     store.requests.clear()
     for heartbeat in heartbeats:
         assert heartbeat.beat(awaits=False) is None
-    assert store.requests == {"compare_set": size}
+    assert store.requests == {HEARTBEAT: size}
+    assert watch._BEAT >= 5.0, "at most one request of a rank in 5 seconds"
     store.requests.clear()
     assert len(heartbeats[0].look()) == size
     assert store.requests.total() == 1
