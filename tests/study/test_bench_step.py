@@ -67,7 +67,7 @@ def test_a_last_product_that_drowns_in_noise_is_nothing() -> None:
 def test_vanilla_and_the_plain_loop_take_the_same_step(monkeypatch) -> None:
     built = []
     monkeypatch.setattr(Workload, "build", remembering(built, Workload.build))
-    for run in step._plainest(TINY).values():
+    for run in step.plainest(TINY).values():
         run()
     assert len(built) == 3
     first, *others = map(gradients, built)

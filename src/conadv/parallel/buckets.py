@@ -38,12 +38,12 @@ class OwnGradients:
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self.own_total = self.total()
+        largest = torch._foreach_norm([p.grad for p in self._parameters if p.grad is not None], math.inf)
+        self.own_total = torch.stack([norm.to(self.own_total) for norm in largest]).sum()
 
     def total(self) -> Tensor:
         """Not finite where any gradient is not."""
-        largest = torch._foreach_norm([p.grad for p in self._parameters if p.grad is not None], math.inf)
-        return torch.stack([norm.to(self.own_total) for norm in largest]).sum()
+        return self.own_total  # nothing was added by others
 
 
 class Bucket:

@@ -37,7 +37,7 @@ Step = Callable[[], object]
 def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
     """Ratios of steps, and seconds of the passes that the planner builds steps from."""
     # The small difference to the plain loop needs more rounds, with nothing else between its candidates.
-    overhead = alternate(_plainest(workload), 2 * rounds, tell=tell)
+    overhead = alternate(plainest(workload), 2 * rounds, tell=tell)
     methods = {name: method_step(workload, name) for name in METHODS}
     flops = {name: _count_flops(step) for name, step in methods.items()}
     laps = alternate({**methods, **_passes(workload), "update": _update(workload)}, rounds, tell=tell)
@@ -55,7 +55,8 @@ def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
     )
 
 
-def _plainest(workload: Workload) -> dict[str, Step]:
+def plainest(workload: Workload) -> dict[str, Step]:
+    """Vanilla as `conadv train` takes it, through this library alone, and in the plainest loop."""
     plain = plain_step(workload.build(), workload.pixels())
     return {"train": _train_step(workload), "plain": plain, "vanilla": method_step(workload, "vanilla")}
 
