@@ -18,10 +18,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conadv.study.bench.alternate import Tell, alternate
-from conadv.study.bench.command import Measurement, run_workload
+from conadv.study.bench.command import Measurement
 from conadv.study.bench.result import Findings, Goal, work_ratio
 from conadv.study.bench.step import plainest
 from conadv.study.bench.workload import Workload
+from scripts import run_workload
 
 _STEPS = 5
 _GOAL = Goal("≤", 1.02)
