@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import loops
 import transformers_loop
-from conadv import PGD, ConAdv, Queue, Recycled, Sam, split_batchnorm
+from conadv import PGD, ConAdv, Queue, Recycled, Sam, Team, split_batchnorm
 from frameworks import ATTACK, loader, prepared, quiet_ranks, sgd
 from settings import small_batches, small_cnn
 
@@ -159,6 +159,13 @@ def _accumulation_with_a_queue() -> None:
         if number % 2:
             optimizer.step()
             optimizer.zero_grad()
+
+
+def _accumulation_in_a_team() -> None:
+    with Team(batch_size=8, chunk_size=4) as team:
+        method = team.method(ConAdv, split_batchnorm(small_cnn()), F.cross_entropy, ATTACK)
+        for now, ahead in method.feed(small_batches(2)):
+            method(now, ahead)
 
 
 def _another_state() -> None:
@@ -329,6 +336,13 @@ REFUSALS = (
         _accumulation_with_a_queue,
         "gradients are accumulated, and with handoff=Queue() delay counts batches, not updates of the weights: drop "
         "handoff=, or multiply delay by the number of accumulated batches",
+        warns=True,
+    ),
+    Refusal(
+        "gradient accumulation over several calls of a `Team`",
+        _accumulation_in_a_team,
+        "the weights were not updated since the last step, and a Team clears the gradients in each: update after each "
+        "call, and accumulate with a larger batch_size of the Team, in chunks of chunk_size images",
         warns=True,
     ),
     Refusal(

@@ -16,7 +16,7 @@ import conadv
 import teams
 import tiny
 from conadv.parallel.sampler import TeamSampler
-from settings import small_cnn
+from settings import small_batches, small_cnn
 
 # method, its options, ranks, layout
 CASES = [
@@ -180,6 +180,19 @@ def test_a_team_that_does_not_fit_is_refused_before_it_meets():
         conadv.Team("clean | adv | attack", batch_size=8, chunk_size=2).__enter__()
     with pytest.raises(ValueError, match="has not met"):
         conadv.Team(batch_size=8, chunk_size=2).world  # noqa: B018
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_that_a_team_would_not_accumulate_are_warned_of(accumulate, recwarn):
+    with conadv.Team(batch_size=8, chunk_size=4) as team:
+        model = conadv.split_batchnorm(small_cnn())
+        method = team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(0.1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number, (now, ahead) in enumerate(method.feed(small_batches(4)), 1):
+            method(now, ahead)
+            if number % accumulate == 0:
+                optimizer.step()
+    assert ["a Team clears the gradients" in str(warning.message) for warning in recwarn] == [True] * (accumulate - 1)
 
 
 def test_numbers_that_are_not_finite_end_the_team():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import chain, repeat
 from typing import Any
@@ -56,6 +57,7 @@ class TeamMethod:
         self._done = 0  # steps of an epoch that a state was saved in
         self._versions: list[State] = []  # weights to generate the twins in flight with again
         self._twins: dict[int, Tensor] = {}  # twins in flight of a state that was loaded, by chunk
+        self._seen: list[tuple[int, float]] = []  # of the weights, before each of the first two steps
 
     @property
     def step(self) -> int:
@@ -82,6 +84,7 @@ class TeamMethod:
             The mean losses over the whole batch, the same on all ranks.
         """
         step = self.step
+        self._check_updated()
         outcome = self._member.step(now, ahead).read()  # before the caller's update, which we cannot take back
         self._member.check_weights(step, outcome)
         if outcome.culprits is not None:
@@ -144,6 +147,20 @@ class TeamMethod:
         else:
             self._member.method.load_state_dict(below("inner.", tensors))
         return self._done
+
+    def _check_updated(self) -> None:
+        """Warn before the second step if nothing updated the weights: the gradients of the first are cleared."""
+        if len(self._seen) == 2:
+            return
+        weights = [weight for weight in self._model.parameters() if weight.requires_grad]
+        # PyTorch's counters of changes; an optimizer that writes to `.data` does not move them.
+        self._seen.append((sum(weight._version for weight in weights), float(weights[-1].detach().double().sum())))
+        if self._seen[0] == self._seen[-1] and len(self._seen) == 2:
+            warnings.warn(
+                "the weights were not updated since the last step, and a Team clears the gradients in each: update "
+                "after each call, and accumulate with a larger batch_size of the Team, in chunks of chunk_size images",
+                stacklevel=3,
+            )
 
     def drain(self) -> None:
         """Wait for every message that is under way; all ranks have taken the same number of steps."""

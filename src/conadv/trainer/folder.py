@@ -106,7 +106,8 @@ def _check_free(folder: Path) -> None:
     """A folder that holds another run, or anything else, is left alone."""
     if (folder / "config.toml").exists():
         raise ValueError(
-            f"{folder} already holds a run: choose another folder with --run, or resume it with --resume {folder}"
+            f"{folder} already holds a run: choose another folder (--run, in Python folder=), or resume it "
+            f"(--resume {folder}, in Python resume=)"
         )
     if folder.exists() and (not folder.is_dir() or any(not _is_of_a_start(path) for path in folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder: choose another one with --run")
