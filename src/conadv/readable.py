@@ -19,6 +19,8 @@ def readable(key: str, value: object) -> str:
     """A value of a summary with its unit, and with as many digits as a person wants to see."""
     if value is None:
         return "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(readable(key, item) for item in value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if key == "seed":

@@ -188,3 +188,10 @@ def test_what_is_not_recognized_is_told_what_would_be(tmp_path: Path) -> None:
         open_data("path", tmp_path / "missing")
     with pytest.raises(ValueError, match="data 'mnist': choose digits, synthetic, or path"):
         open_data("mnist")
+
+
+def test_class_folders_without_train_and_val_are_told_where_to_go(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.JPG").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"none called train and val; move the class folders to train/CLASS"):
+        open_data("path", tmp_path)

@@ -25,6 +25,11 @@ def split_folders(root: Path) -> tuple[Path, Path] | None:
     return (train, test) if train and test else None
 
 
+def has_class_folders(root: Path) -> bool:
+    """Whether there are images one folder below `root`."""
+    return any(file.suffix[1:].lower() in EXTENSIONS for file in root.glob("*/*"))
+
+
 def folder_classes(train: Path, test: Path) -> tuple[str, ...]:
     """The names of the class folders, sorted as their numbers are."""
     classes = tuple(sorted(_subfolders(train)))

@@ -13,7 +13,7 @@ from conadv.task.data.cache import stamp_of
 from conadv.task.data.cifar import find_cifar
 from conadv.task.data.embedded import digits, synthetic
 from conadv.task.data.encoded import Listing, numbered_classes
-from conadv.task.data.folder import folder_classes, list_folder, split_folders
+from conadv.task.data.folder import folder_classes, has_class_folders, list_folder, split_folders
 from conadv.task.data.idx import find_idx, open_idx
 from conadv.task.data.index import pack_index, unpack_index
 from conadv.task.data.numpy_files import open_arrays
@@ -146,6 +146,11 @@ def find_data(path: Path, channels: int = 3) -> Found:
         return _encoded("tar shards", path, shards, list_shards(train), list_shards(test), class_names(path), channels)
     if path.is_dir() and (folders := split_folders(path)):
         return _open_folder(path, *folders, channels)
+    if has_class_folders(path):
+        raise ValueError(
+            f"{path}: folders of images, but none called train and val; move the class folders to train/CLASS, and the "
+            "images to test on to val/CLASS"
+        )
     raise ValueError(f"{path}: not recognized; it can be {KNOWN}")
 
 
