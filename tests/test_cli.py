@@ -430,7 +430,14 @@ def test_cli_and_config_do_without_torch():
     ours += ["conadv.flags", "conadv.optim", "conadv.optim.catalog"]
     ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.launch"]
     ours += ["conadv.printing", "conadv.readable", "conadv.recipe_flags"]
-    ours += ["conadv.setting", "conadv.sinks", "conadv.toml_file", "conadv.trainer", "conadv.trainer.signals"]
+    ours += [
+        "conadv.setting",
+        "conadv.sinks",
+        "conadv.study_commands",
+        "conadv.toml_file",
+        "conadv.trainer",
+        "conadv.trainer.signals",
+    ]
     assert done.stdout.splitlines()[-1] == str(ours)
 
 

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from cyclopts import MissingArgumentError
 from torch import nn
 
-from conadv.cli import _app, _resolve, main
+from conadv.cli import _app, main
 from conadv.study.study_file import read_study
+from conadv.study_commands import resolve
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "design").glob("*.md")])
@@ -110,7 +111,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
 def test_toml_is_a_study(block, tmp_path):
     (tmp_path / "study.toml").write_text(block.text, encoding="utf-8")
     assert "arm" in tomllib.loads(block.text)
-    assert read_study(tmp_path / "study.toml", _resolve).cells
+    assert read_study(tmp_path / "study.toml", resolve).cells
 
 
 @pytest.mark.parametrize("block", of("json"))

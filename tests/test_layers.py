@@ -32,7 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"core"},
     "trainer": {"core", "optim", "task", "parallel", "sinks", "atomic", "readable"},
     "study": {"core", "optim", "task", "parallel", "trainer", "setting", "flags", "toml_file", "readable", "machine"},
-    "cli": {"core", "optim", "task", "parallel", "trainer", "study", "config", "printing", "recipe_flags"},
+    "study_commands": {"study", "trainer", "parallel", "config", "flags", "printing"},
+    "cli": {"core", "task", "parallel", "trainer", "study_commands", "config", "flags", "printing", "recipe_flags"},
     "__main__": {"cli"},
     "__init__": {"core", "optim", "parallel", "config", "trainer"},
 }

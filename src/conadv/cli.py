@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
-from conadv import config
+from conadv import config, study_commands
 from conadv.core.memory import ADVICE, is_out_of_memory
+from conadv.flags import Json, option
 from conadv.parallel.agreement import AgreedError
 from conadv.parallel.launch import adopt_slurm, local_rank, own_rank
 from conadv.printing import allow_any_encoding, say
@@ -33,18 +34,7 @@ _TURN = 5.0
 
 # torchrun refuses --run anywhere on its command line: it takes it for an abbreviation of its own flags.
 _RUN = ("--run", "--run-dir")
-_OUT = ("--out", "-o")
 
-
-def _option(
-    text: str, metavar: str | None = None, default: str | None = None, names: tuple[str, ...] | None = None
-) -> Parameter:
-    return Parameter(
-        name=names, help=text, metavar=metavar, show_default=default or False, negative="", allow_leading_hyphen=True
-    )
-
-
-Json = Annotated[bool, _option("Print one JSON object on standard output, and nothing else there.")]
 Run = Annotated[Path, Parameter(help="The folder of a run.")]
 
 
@@ -93,9 +83,9 @@ def train(
     ] = None,
     /,
     *,
-    run: Annotated[Path | None, _option("The folder to write; none: a new one under runs.", "DIR", names=_RUN)] = None,
-    resume: Annotated[Path | None, _option("The folder of a run to resume, instead of a recipe.", "DIR")] = None,
-    quiet: Annotated[bool, _option("Print no progress.")] = False,
+    run: Annotated[Path | None, option("The folder to write; none: a new one under runs.", "DIR", names=_RUN)] = None,
+    resume: Annotated[Path | None, option("The folder of a run to resume, instead of a recipe.", "DIR")] = None,
+    quiet: Annotated[bool, option("Print no progress.")] = False,
     json: Json = False,
     **fields: str | list[str],
 ) -> None:
@@ -120,11 +110,9 @@ def evaluate(
     run: Run,
     /,
     *,
-    robust: Annotated[bool, _option("Also evaluate under attack by PGD.")] = False,
-    epsilon: Annotated[
-        str | None, _option("Radius of the attack, a fraction of the pixel range.", "X", "4/255")
-    ] = None,
-    steps: Annotated[str | None, _option("Steps of the attack.", "N", "10")] = None,
+    robust: Annotated[bool, option("Also evaluate under attack by PGD.")] = False,
+    epsilon: Annotated[str | None, option("Radius of the attack, a fraction of the pixel range.", "X", "4/255")] = None,
+    steps: Annotated[str | None, option("Steps of the attack.", "N", "10")] = None,
     json: Json = False,
     **fields: str | list[str],
 ) -> None:
@@ -145,19 +133,19 @@ def analyze(
     run: Run,
     /,
     *,
-    images: Annotated[int, _option("Images to measure on, of the training and of the test set.", "N", "512")] = 512,
-    eigenvalues: Annotated[int, _option("Largest eigenvalues of the Hessian to find.", "N", "5")] = 5,
-    iterations: Annotated[int, _option("Iterations of Lanczos, at the most.", "N", "60")] = 60,
-    probes: Annotated[int, _option("Random vectors for the trace of the Hessian.", "N", "20")] = 20,
+    images: Annotated[int, option("Images to measure on, of the training and of the test set.", "N", "512")] = 512,
+    eigenvalues: Annotated[int, option("Largest eigenvalues of the Hessian to find.", "N", "5")] = 5,
+    iterations: Annotated[int, option("Iterations of Lanczos, at the most.", "N", "60")] = 60,
+    probes: Annotated[int, option("Random vectors for the trace of the Hessian.", "N", "20")] = 20,
     rho: Annotated[
-        float, _option("Radius of the ball of weights that is searched for the worst loss.", "X", "0.05")
+        float, option("Radius of the ball of weights that is searched for the worst loss.", "X", "0.05")
     ] = 0.05,
     epsilon: Annotated[
-        str, _option("Radius of PGD on test images, a fraction of the pixel range.", "X", "4/255")
+        str, option("Radius of PGD on test images, a fraction of the pixel range.", "X", "4/255")
     ] = "4/255",
-    steps: Annotated[int, _option("Its steps.", "N", "10")] = 10,
-    again: Annotated[bool, _option("Measure again what RUN/analysis.json has already.")] = False,
-    quiet: Annotated[bool, _option("No progress.")] = False,
+    steps: Annotated[int, option("Its steps.", "N", "10")] = 10,
+    again: Annotated[bool, option("Measure again what RUN/analysis.json has already.")] = False,
+    quiet: Annotated[bool, option("No progress.")] = False,
     json: Json = False,
     **fields: str | list[str],
 ) -> None:
@@ -177,7 +165,7 @@ def export(
     out: Annotated[Path, Parameter(help="The file to write, NAME.safetensors.")],
     /,
     *,
-    raw: Annotated[bool, _option("The weights themselves, even if the run keeps a moving average of them.")] = False,
+    raw: Annotated[bool, option("The weights themselves, even if the run keeps a moving average of them.")] = False,
     json: Json = False,
 ) -> None:
     """Export the weights of a run for the plain model: their moving average, if the run keeps one."""
@@ -190,66 +178,11 @@ def export(
     report_result(lambda: commands.export(run, out, raw), json)
 
 
-def sweep(
-    study: Annotated[Path, Parameter(help="A TOML file: a base, arms and a grid.")],
-    /,
-    *,
-    out: Annotated[Path | None, _option("The folder to write.", "DIR", "runs/STUDY")] = None,
-    jobs: Annotated[int | None, _option("Cells at a time.", "N", "as many as the cores allow")] = None,
-    nice: Annotated[int, _option("Niceness of the cells, from 0 to 19.", "N", "0")] = 0,
-    quiet: Annotated[bool, _option("Print no progress.")] = False,
-    json: Json = False,
-) -> None:
-    """Run the missing cells of a study, each as an ordinary run. A sweep that was stopped continues where it was."""
-    from conadv.study.study_file import read_study
-    from conadv.study.sweep import sweep as run_sweep
-
-    folder = out or Path("runs") / study.stem
-
-    def work() -> Mapping[str, object]:
-        counts = run_sweep(read_study(study, _resolve), folder, _resolve, jobs, nice, quiet)
-        _add_pictures(folder)
-        return counts
-
-    report_result(work, json)
-
-
-def report(
-    folder: Annotated[Path, Parameter(help="The folder of a study, written by conadv sweep.")],
-    /,
-    *,
-    out: Annotated[
-        Path | None, _option("The page to write, with Markdown and figures.", "FILE.html", "DIR/report.html", _OUT)
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Write the results of a study as one HTML page that needs no network, and as Markdown."""
-    from conadv.study.report import write_report
-
-    _add_pictures(folder)
-    report_result(lambda: write_report(folder, out), json)
-
-
-def timeline(
-    runs: Annotated[list[Path], Parameter(help="Folders of runs that were profiled with conadv train --profile 5.")],
-    /,
-    *,
-    out: Annotated[Path, _option("The picture to write: .svg, .png or .pdf.", "FILE", "timeline.svg", _OUT)] = Path(
-        "timeline.svg"
-    ),
-    json: Json = False,
-) -> None:
-    """Draw what each rank does in one step: a row per rank, time to the right; several runs one below the other."""
-    from conadv.study.timeline import draw_timeline, read_timeline
-
-    report_result(lambda: draw_timeline([(run.name, read_timeline(run)) for run in runs], out), json)
-
-
 def inspect_data(
     path: Annotated[Path, Parameter(help="The folder or file of a data set.")],
     /,
     *,
-    sheet: Annotated[Path | None, _option("Draw some images of each class, as a PNG.", "FILE")] = None,
+    sheet: Annotated[Path | None, option("Draw some images of each class, as a PNG.", "FILE")] = None,
     json: Json = False,
 ) -> None:
     """Describe a data set: images per class, sizes, and damaged files. Every image is decoded once."""
@@ -292,9 +225,9 @@ def _app() -> App:
         sort_key=7,
         help="Estimate time and cost on a cluster: ranks by role, time per step, hours, and the cost of each method.",
     )
-    app.command(sweep, sort_key=5)
-    app.command(report, sort_key=6)
-    app.command(timeline, sort_key=9)
+    app.command(study_commands.sweep, sort_key=5)
+    app.command(study_commands.report, sort_key=6)
+    app.command(study_commands.timeline, sort_key=9)
     app.command(
         "conadv.study.bench.command:bench",
         name="bench",
@@ -302,24 +235,6 @@ def _app() -> App:
         help="Time candidates in turn: step (each method) or layout (roles on ranks); ratios with their spread.",
     )
     return app
-
-
-def _resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
-    """All values of a recipe, by dotted key, with changes on top."""
-    return dict(config.flatten(config.load_recipe(recipe, overrides)))
-
-
-def _add_pictures(folder: Path) -> None:
-    """Make the missing pictures of a study from its checkpoints; PyTorch is imported only if there are any to make."""
-    from conadv.study.results import without_pictures
-
-    results = without_pictures(folder)
-    if results:
-        from conadv.parallel.collectives import own_device
-        from conadv.study.gallery import add_galleries
-        from conadv.trainer.build import build_task
-
-        add_galleries(folder, results, lambda run: build_task(config.recipe_of_run(run), own_device()), say)
 
 
 def _title(recipe: Path) -> str:

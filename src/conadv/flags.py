@@ -1,4 +1,4 @@
-"""Flags of the command line, made from the fields of dataclasses: a new field needs nothing here."""
+"""Flags of the command line: of commands, and of the fields of dataclasses, where a new field needs nothing here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,25 @@ from cyclopts import Group, Parameter
 from conadv.setting import Setting, descriptions, settings_of
 
 _METAVARS = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
+
+
+def option(
+    text: str, metavar: str | None = None, default: str | None = None, names: tuple[str, ...] | None = None
+) -> Parameter:
+    """A flag of a command.
+
+    Args:
+        text: its help.
+        metavar: what the help calls its value.
+        default: as the help shows it; None: not shown.
+        names: if it has others than that of its parameter.
+    """
+    return Parameter(
+        name=names, help=text, metavar=metavar, show_default=default or False, negative="", allow_leading_hyphen=True
+    )
+
+
+Json = Annotated[bool, option("Print one JSON object on standard output, and nothing else there.")]
 
 
 def flag(

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from conadv import cli
+from conadv import cli, study_commands
 from conadv.config import dump_recipe, load_recipe
 from conadv.study import sweep as sweeping
 from conadv.study.results import read_results
@@ -114,7 +114,7 @@ def seeds(folder: Path, *chosen: int, base: str = "") -> Path:
 
 def test_killed_twice_and_started_again_it_gives_what_an_undisturbed_one_gives(study: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    cells = read_study(study, cli._resolve).cells
+    cells = read_study(study, study_commands.resolve).cells
 
     command = [sys.executable, "-m", "conadv", "sweep", str(study), "--out", str(out), "--jobs", "1"]
     for cell in cells:  # killed in the middle of each cell
@@ -165,7 +165,7 @@ def test_cells_run_on_cores_of_their_own_with_one_thread_and_as_nicely_as_asked(
 
 def test_a_cell_goes_on_where_a_run_has_begun(fake_train: Path, tmp_path: Path) -> None:
     study, out = seeds(tmp_path, 1, 2), tmp_path / "out"
-    first, second = read_study(study, cli._resolve).cells
+    first, second = read_study(study, study_commands.resolve).cells
     begun, killed_at_birth = out / "runs" / first.slug, out / "runs" / second.slug
     begun.mkdir(parents=True)
     killed_at_birth.mkdir()
@@ -181,7 +181,7 @@ def test_a_run_of_another_recipe_is_not_taken_for_the_cell(
     fake_train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study, out = seeds(tmp_path, 1), tmp_path / "out"
-    (cell,) = read_study(study, cli._resolve).cells
+    (cell,) = read_study(study, study_commands.resolve).cells
     home = out / "runs" / cell.slug
     home.mkdir(parents=True)
     recipe = load_recipe("digits", {"seed": 1, "max_steps": 2, "epochs": 77})
@@ -211,7 +211,7 @@ def test_checkpoints_go_but_for_one_run_an_arm(fake_train: Path, tmp_path: Path,
 
 def test_asked_to_stop_it_stops_its_cells_and_keeps_what_is_done(fake_train: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    study = read_study(seeds(tmp_path, 1, 6), cli._resolve)
+    study = read_study(seeds(tmp_path, 1, 6), study_commands.resolve)
     words = ["sweep", str(seeds(tmp_path, 1, 6)), "--out", str(out), "--jobs", "1"]
     child = os.fork()
     if not child:  # this process has the stand-in for conadv train, which a new one would not have
@@ -270,7 +270,7 @@ def test_threads_of_a_cell_get_as_many_cores(fake_train: Path, tmp_path: Path) -
 
 def test_checkpoints_are_written_by_the_clock_unless_the_study_says_otherwise(tmp_path: Path) -> None:
     def words(base: str) -> list[str]:
-        cell: Cell = read_study(seeds(tmp_path, 0, base=base), cli._resolve).cells[0]
+        cell: Cell = read_study(seeds(tmp_path, 0, base=base), study_commands.resolve).cells[0]
         return sweeping.train_words(cell, tmp_path / "run")
 
     assert "--checkpoint.minutes" in words("")

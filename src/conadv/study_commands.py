@@ -1,0 +1,89 @@
+"""The commands of studies: sweep, report and timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from conadv import config
+from conadv.flags import Json, option
+from conadv.printing import report as report_result
+from conadv.printing import say
+
+_OUT = ("--out", "-o")
+
+
+def sweep(
+    study: Annotated[Path, Parameter(help="A TOML file: a base, arms and a grid.")],
+    /,
+    *,
+    out: Annotated[Path | None, option("The folder to write.", "DIR", "runs/STUDY")] = None,
+    jobs: Annotated[int | None, option("Cells at a time.", "N", "as many as the cores allow")] = None,
+    nice: Annotated[int, option("Niceness of the cells, from 0 to 19.", "N", "0")] = 0,
+    quiet: Annotated[bool, option("Print no progress.")] = False,
+    json: Json = False,
+) -> None:
+    """Run the missing cells of a study, each as an ordinary run. A sweep that was stopped continues where it was."""
+    from conadv.study.study_file import read_study
+    from conadv.study.sweep import sweep as run_sweep
+
+    folder = out or Path("runs") / study.stem
+
+    def work() -> Mapping[str, object]:
+        counts = run_sweep(read_study(study, resolve), folder, resolve, jobs, nice, quiet)
+        _add_pictures(folder)
+        return counts
+
+    report_result(work, json)
+
+
+def report(
+    folder: Annotated[Path, Parameter(help="The folder of a study, written by conadv sweep.")],
+    /,
+    *,
+    out: Annotated[
+        Path | None, option("The page to write, with Markdown and figures.", "FILE.html", "DIR/report.html", _OUT)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write the results of a study as one HTML page that needs no network, and as Markdown."""
+    from conadv.study.report import write_report
+
+    _add_pictures(folder)
+    report_result(lambda: write_report(folder, out), json)
+
+
+def timeline(
+    runs: Annotated[list[Path], Parameter(help="Folders of runs that were profiled with conadv train --profile 5.")],
+    /,
+    *,
+    out: Annotated[Path, option("The picture to write: .svg, .png or .pdf.", "FILE", "timeline.svg", _OUT)] = Path(
+        "timeline.svg"
+    ),
+    json: Json = False,
+) -> None:
+    """Draw what each rank does in one step: a row per rank, time to the right; several runs one below the other."""
+    from conadv.study.timeline import draw_timeline, read_timeline
+
+    report_result(lambda: draw_timeline([(run.name, read_timeline(run)) for run in runs], out), json)
+
+
+def resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
+    """All values of a recipe, by dotted key, with changes on top."""
+    return dict(config.flatten(config.load_recipe(recipe, overrides)))
+
+
+def _add_pictures(folder: Path) -> None:
+    """Make the missing pictures of a study from its checkpoints; PyTorch is imported only if there are any to make."""
+    from conadv.study.results import without_pictures
+
+    results = without_pictures(folder)
+    if results:
+        from conadv.parallel.collectives import own_device
+        from conadv.study.gallery import add_galleries
+        from conadv.trainer.build import build_task
+
+        add_galleries(folder, results, lambda run: build_task(config.recipe_of_run(run), own_device()), say)
