@@ -122,14 +122,15 @@ def test_each_of_4608_ranks_builds_its_place_groups_and_routes() -> None:
                 found.update(messages)
             chunks.update((duty, chunk) for duty in member.place.role for chunk in layout.chunks(rank, LARGE // 3))
             passed_on.update(member.exchange._recipients.targets)
-            groups.add(len(dist.distributed_c10d._world.pg_map))
+            groups.add((member.place.role, len(dist.distributed_c10d._world.pg_map)))
         finally:
             dist.destroy_process_group()
     assert sent == received
     assert len(sent) == LARGE // 3
     assert chunks == {(duty, chunk): 1 for duty in (Role.CLEAN, Role.ADV, Role.ATTACK) for chunk in range(LARGE // 3)}
     assert passed_on == dict.fromkeys(range(2, LARGE, 3), 1)
-    assert len(groups) == 1
+    # All ranks, twins, and passing sums on; those that learn also have the group of their sums.
+    assert groups == {(Role.CLEAN, 4), (Role.ADV, 4), (Role.ATTACK, 3)}
 
 
 @pytest.mark.parametrize("size", [6, LARGE])
