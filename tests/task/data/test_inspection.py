@@ -44,7 +44,7 @@ def test_the_report_as_text_and_as_json(root: Path) -> None:
     found = inspect_data(root)
     text = "\n".join(found.lines())
     assert f"{root}: image folder" in text
-    assert "7 images in 3 classes, 30 to 30 × 10 to 20 (median 30 × 15) pixels" in text
+    assert "7 images in 3 classes, 30 × 10 to 20 (median 30 × 15) pixels" in text
     assert "damaged: 3" in text
     assert f"{root}/val/class0/note.png: not an image of a known format" in text
     kept = json.loads(json.dumps(found.as_dict()))

@@ -117,9 +117,14 @@ def _sizes(part: Part) -> dict[str, dict[str, int]]:
 
 def _sentence(part: Part) -> str:
     (low, middle, high), (narrow, usual, wide) = part.heights, part.widths
-    one_size = low == high and narrow == wide
-    size = f"{wide} × {high}" if one_size else f"{narrow} to {wide} × {low} to {high} (median {usual} × {middle})"
+    size = f"{_span(narrow, wide)} × {_span(low, high)}"
+    if (low, narrow) != (high, wide):
+        size += f" (median {usual} × {middle})"
     return f"{sum(part.counts.values()):,} images in {len(part.counts)} classes, {size} pixels"
+
+
+def _span(least: int, most: int) -> str:
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def _write_sheet(data: DataSet, path: Path) -> None:
