@@ -219,6 +219,9 @@ class Recipe:
     without it."""
     tf32: bool = True
     """On GPUs with tensor cores, multiply float32 numbers with 10 bits of their mantissa: several times as fast."""
+    compile: bool = False
+    """Compile the network's passes with torch.compile: one graph for each kind of pass, in the first two steps, which
+    take minutes for a large network. Evaluation is not compiled."""
     label_smoothing: BelowOne = 0.1
     """Label smoothing: share of the label spread evenly over all classes."""
     ema: BelowOne = 0.0

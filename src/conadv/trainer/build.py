@@ -37,6 +37,7 @@ from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Share, Stream, keep, open_data
 from conadv.task.models import build_model, check_output, fastest_memory
 
+from .compiling import compile_model
 from .ema import Ema
 from .memory import check_copies, check_model
 
@@ -133,7 +134,7 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
     Args:
         recipe: What to train or evaluate.
         device: Where the network is.
-        trains: Check that what training keeps of a chunk fits into memory, too.
+        trains: Check that what training keeps of a chunk fits into memory, too, and compile the network if asked to.
         data: The data, if it is open already.
     """
     if recipe.threads is not None:
@@ -145,9 +146,12 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
     with untouched_randomness(device, recipe.seed):
         images = recipe.chunk_size if trains and device.type == "cpu" else 2
         model = _model(recipe, data, augment, images, device)
+    model.to(device)
+    if recipe.compile and trains:
+        compile_model(model)
     loss = partial(_cross_entropy if _mix(recipe) else F.cross_entropy, label_smoothing=recipe.label_smoothing)
     return Task(
-        model.to(device),
+        model,
         data,
         augment,
         loss,

@@ -41,6 +41,7 @@ from .build import (
     resolved,
 )
 from .checkpoint import Checkpoint, newest_whole
+from .compiling import compiler_errors
 from .ema import Ema
 from .evaluation import evaluate_task
 from .files import replace_file
@@ -90,6 +91,7 @@ def train(
         joined(recipe.timeout) as world,
         _run_folder(recipe, folder, resume, world) as place,
         watched(world, layout, agreed, place.close),
+        compiler_errors(),
     ):
         check_agreement(world, {"flags": _shared_flags(recipe)})  # first: what follows depends on them
         task, stream = _build(recipe, world)

@@ -13,6 +13,7 @@ from conadv.task.data.draws import permutation
 from conadv.task.evaluate import Evaluation, evaluate
 
 from .build import Task
+from .compiling import not_compiled
 from .ema import Ema
 
 _BATCH = 256
@@ -59,12 +60,13 @@ def evaluate_task(task: Task, world: World, ema: Ema, attack: Attack | None = No
 
     With a moving average of the weights these are its numbers; `raw_test_top1` is that of the weights themselves.
     """
-    with ema.swapped_in():
-        test = evaluate_source(task, world, task.data.test, attack)
-        train = evaluate_source(task, world, task.data.train, sample=task.train_sample)
-    figures = {"test_top1": test.top1}
-    if ema:
-        figures["raw_test_top1"] = evaluate_source(task, world, task.data.test).top1
+    with not_compiled(task.model):  # batches of other sizes would need graphs of their own
+        with ema.swapped_in():
+            test = evaluate_source(task, world, task.data.test, attack)
+            train = evaluate_source(task, world, task.data.train, sample=task.train_sample)
+        figures = {"test_top1": test.top1}
+        if ema:
+            figures["raw_test_top1"] = evaluate_source(task, world, task.data.test).top1
     figures |= {
         "test_top5": test.top5,
         "train_top1": train.top1,
