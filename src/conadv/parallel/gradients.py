@@ -1,6 +1,6 @@
 """One exchange per step: gradients, statistics and losses, summed over the ranks while the backward pass still runs.
 
-backward ──► last gradient of a bucket ──► its sum starts ──► ... ──► finish: start the rest, wait for all
+backward ──► last gradient of a bucket ──► its sum starts ──► ... ──► end: start the rest, wait for all
 
 On every rank a step communicates in this order, so that NCCL never has two ranks that wait for each other:
 
