@@ -438,3 +438,15 @@ def test_narrow_strided_convolutions_are_kept_from_the_layout_that_breaks_them(w
     model = fastest_memory(build_model("resnet8", classes=10, in_channels=3, width=width), torch.device("cpu"))
     weights = [parameter for parameter in model.parameters() if parameter.dim() == 4 and parameter.shape[2] > 1]
     assert all(weight.is_contiguous(memory_format=layout) for weight in weights)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_narrow_strided_convolutions_get_no_image_in_the_layout_that_breaks_them(channels):
+    model = fastest_memory(build_model("resnet8", classes=10, in_channels=channels, width=4), torch.device("cpu"))
+    strided = [module for module in model.modules() if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)]
+    outputs = []
+    for convolution in strided:
+        convolution.register_forward_hook(lambda _, __, output: outputs.append(output))
+    model(torch.rand(2, 8, 8, channels).permute(0, 3, 1, 2))  # as data sets keep images
+    assert len(outputs) == len(strided) > 0
+    assert all(output.is_contiguous() for output in outputs)

@@ -186,12 +186,19 @@ def fastest_memory(model: nn.Module, device: torch.device) -> nn.Module:
     """The model, laid out as convolutions are fastest: channels last, on tensor cores too.
 
     On the CPU not where a convolution is 1×1, strided and narrow: oneDNN's gradient by its weights writes past its
-    workspace (oneDNN issue 6035) below 8 or 16 input channels, the numbers that fill a register.
+    workspace (oneDNN issue 6035) below 8 or 16 input channels, the numbers that fill a register. Images may still
+    come with their channels last, so the input of such a convolution is copied too.
     """
-    convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
-    narrow = (conv.in_channels < 16 and max(conv.kernel_size) == 1 < max(conv.stride) for conv in convolutions)
-    layout = torch.contiguous_format if device.type == "cpu" and any(narrow) else torch.channels_last
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d) and device.type == "cpu"]
+    narrow = [conv for conv in convolutions if conv.in_channels < 16 and max(conv.kernel_size) == 1 < max(conv.stride)]
+    for conv in narrow:
+        conv.register_forward_pre_hook(_contiguous)
+    layout = torch.contiguous_format if narrow else torch.channels_last
     return model.to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
+
+
+def _contiguous(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (inputs[0].contiguous(),)
 
 
 @contextmanager
