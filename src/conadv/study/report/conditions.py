@@ -206,10 +206,12 @@ def _families(several: Sequence[Condition], key: str) -> list[list[Condition]]:
 
 
 def representatives(several: Sequence[Condition]) -> list[Condition]:
-    """The first condition of each arm, and those that are in no family of a compared setting."""
+    """The first condition of each arm, those in no family of a compared setting, and what these are compared with."""
     elsewhere = {one for rows in compared_settings(several).values() for row in rows for one in row}
     first = {one.arm: one for one in reversed(several)}
-    return [one for one in several if first[one.arm] is one or one not in elsewhere]
+    chosen = [one for one in several if first[one.arm] is one or one not in elsewhere]
+    compared = {baseline(several, one) for one in chosen}
+    return [one for one in several if one in chosen or one in compared]
 
 
 def varying_within_arms(several: Sequence[Condition]) -> list[str]:
