@@ -21,6 +21,7 @@ from conadv.core.splitbn import plain_state_dict
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.parallel.collectives import World, joined, own_device
 from conadv.parallel.launch import own_rank, world_size
+from conadv.parallel.layout import Layout
 from conadv.parallel.outcome import DriftError, NotFiniteError
 from conadv.parallel.watch import watched
 from conadv.sinks import SINKS, check_sinks
@@ -101,13 +102,7 @@ def train(
             following_launcher(request),
         ):
             check_agreement(world, _common(recipe, task))
-            # Only rank 0 reads the folder, so that all ranks resume from the same checkpoint.
-            packed = from_main(world, lambda: _find(recipe, task, place))
-            checkpoint = Checkpoint.unpack(packed) if packed else None
-            # Made from the same seed, but machines may differ in the last digits.
-            world.broadcast_tensors([*task.model.parameters(), *task.model.buffers()])
-            job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"] if checkpoint else 0)
-            progress = Progress() if checkpoint is None else restore_job(job, checkpoint)
+            job, progress = _start(recipe, layout, world, place, task, stream)
             if progress.step >= job.stop and not quiet:
                 _tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
             from_main(world, lambda: place.open(progress.step))
@@ -139,6 +134,19 @@ def _build(recipe: Recipe, world: World) -> tuple[Task, Stream]:
 
     data = open_task_data(recipe, share)
     return on_all(world, lambda: build(data))
+
+
+def _start(
+    recipe: Recipe, layout: Layout, world: World, place: RunFolder, task: Task, stream: Stream
+) -> tuple[Job, Progress]:
+    """The run at its first step, or where the newest checkpoint of its folder left it."""
+    # Only rank 0 reads the folder, so that all ranks resume from the same checkpoint.
+    packed = from_main(world, lambda: _find(recipe, task, place))
+    checkpoint = Checkpoint.unpack(packed) if packed else None
+    # Made from the same seed, but machines may differ in the last digits.
+    world.broadcast_tensors([*task.model.parameters(), *task.model.buffers()])
+    job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"] if checkpoint else 0)
+    return job, Progress() if checkpoint is None else restore_job(job, checkpoint)
 
 
 def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: int) -> dict[str, Any]:
