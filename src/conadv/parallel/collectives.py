@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -192,6 +193,7 @@ def joined(timeout: float) -> Iterator[World]:
     try:
         yield world
     finally:
+        gc.collect()  # a model in a cycle that still holds the group, such as a DDP, can abort the process at its exit
         with deadline(timeout + GRACE, "the process group of the ranks could not be closed"):
             dist.destroy_process_group()
 
