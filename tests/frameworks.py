@@ -283,8 +283,8 @@ def finish_together() -> None:
     if dist.is_initialized():
         with suppress(RuntimeError):  # that another rank has left after this wait is no failure
             dist.barrier()
-        # Gloo's thread needs the interpreter's lock to free what the barrier held. A DistributedDataParallel that is freed
-        # after its group was destroyed waits for that thread, with the lock: a deadlock of PyTorch's.
+        # Gloo's thread needs the interpreter's lock to free what the barrier held. A DistributedDataParallel that is
+        # freed after its group was destroyed waits for that thread, with the lock: a deadlock of PyTorch's.
         time.sleep(0.05)
 
 
