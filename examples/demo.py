@@ -24,7 +24,7 @@ from conadv.config import Recipe, load_recipe, override
 from conadv.core.batch import to_pixels
 from conadv.study.pool import usable_cores
 from conadv.study.timeline import Timeline, draw_steps, profile_run, read_timeline
-from conadv.trainer.build import build_task
+from conadv.trainer.build_task import build_task
 from conadv.trainer.checkpoint import checkpoints, read_checkpoint
 from conadv.trainer.commands import train
 from conadv.trainer.metrics import read_metrics

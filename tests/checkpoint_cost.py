@@ -23,7 +23,8 @@ from typing import Any
 from conadv.config import load_recipe
 from conadv.parallel.collectives import joined, own_device
 from conadv.study.bench.result import Spread
-from conadv.trainer.build import Job, build_job, build_stream, build_task, check_fit
+from conadv.trainer.build import Job, build_job, build_stream, check_fit
+from conadv.trainer.build_task import build_task
 from conadv.trainer.checkpoint import Checkpoint
 from conadv.trainer.loop import _apply
 from conadv.trainer.saver import Saver

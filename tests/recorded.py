@@ -19,7 +19,8 @@ from torch import Tensor
 import tiny
 from conadv.parallel.collectives import World
 from conadv.parallel.member import Member
-from conadv.trainer.build import build_job, build_policy, build_stream, build_task, check_fit
+from conadv.trainer.build import build_job, build_policy, build_stream, check_fit
+from conadv.trainer.build_task import build_task
 from conadv.trainer.ledger import Progress
 from conadv.trainer.loop import run
 from conadv.trainer.profiling import Profile

@@ -41,7 +41,8 @@ from conadv.parallel.layout import Layout
 from conadv.parallel.traffic import Traffic
 from conadv.parallel.wire import Wire
 from conadv.trainer import commands
-from conadv.trainer.build import build_job, build_policy, build_stream, build_task, check_fit
+from conadv.trainer.build import build_job, build_policy, build_stream, check_fit
+from conadv.trainer.build_task import build_task
 from conadv.trainer.ledger import Progress
 from conadv.trainer.loop import run
 from conadv.trainer.profiling import Profile

@@ -84,6 +84,6 @@ def _add_pictures(folder: Path) -> None:
     if results:
         from conadv.parallel.collectives import own_device
         from conadv.study.gallery import add_galleries
-        from conadv.trainer.build import build_task
+        from conadv.trainer.build_task import build_task
 
         add_galleries(folder, results, lambda run: build_task(config.recipe_of_run(run), own_device()), say)

@@ -16,7 +16,7 @@ from conadv import PGD, split_batchnorm
 from conadv.core.catalog import METHODS
 from conadv.core.roles import Role
 from conadv.parallel.layout import Layout
-from conadv.trainer.build import build_task
+from conadv.trainer.build_task import build_task
 from recorded import record_rank
 from settings import CLASSES, Setting, every_method
 

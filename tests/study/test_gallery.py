@@ -18,7 +18,7 @@ from conadv.core.pgd import PGD
 from conadv.study.gallery import add_galleries, generate_twins, make_gallery
 from conadv.study.report import write_report
 from conadv.study.results import read_results
-from conadv.trainer.build import Task, build_task
+from conadv.trainer.build_task import Task, build_task
 from study.reports import Page
 from study.studies import make_study
 

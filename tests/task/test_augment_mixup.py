@@ -17,7 +17,8 @@ from conadv.task.augment.mixup import Mix, beta, cut_box, cutmix, mixup, soft_la
 from conadv.task.data import Stream
 from conadv.task.data.draws import mix_all
 from conadv.task.data.embedded import digits
-from conadv.trainer.build import build_stream, build_task
+from conadv.trainer.build import build_stream
+from conadv.trainer.build_task import build_task
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 3, 8, 6), dtype=np.uint8)
 LABELS = np.array([0, 2, 2, 1, 3])

@@ -11,7 +11,7 @@ from PIL import Image
 from conadv import cli
 from conadv.config import Data, Recipe, load_recipe
 from conadv.task.data import open_data
-from conadv.trainer.build import resolved
+from conadv.trainer.build_task import resolved
 
 
 def photographs(folder: Path, size: tuple[int, int], count: int = 4) -> Path:

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import tiny
 from conadv.core.splitbn import split_batchnorm
 from conadv.parallel.collectives import World
-from conadv.trainer.build import build_task
+from conadv.trainer.build_task import build_task
 from conadv.trainer.commands import evaluate, export, train
 from conadv.trainer.ema import Ema
 from conadv.trainer.evaluation import evaluate_task

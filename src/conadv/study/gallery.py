@@ -23,7 +23,7 @@ from conadv.core.batch import to_pixels
 from conadv.core.catalog import ATTACKS
 from conadv.task.data import evaluation_batches
 from conadv.task.models import evaluating
-from conadv.trainer.build import Task
+from conadv.trainer.build_task import Task
 from conadv.trainer.checkpoint import newest_whole
 from conadv.trainer.files import write_atomically
 from conadv.trainer.state import load_model

@@ -26,7 +26,7 @@ from conadv.task.evaluate import evaluate
 from conadv.task.models import evaluating
 from conadv.task.sharpness import Surface, largest_eigenvalues, random_start, trace, worst_value
 
-from .build import Task
+from .build_task import Task
 from .files import write_atomically
 from .progress import ProgressBar
 

@@ -1,29 +1,25 @@
-"""From a recipe to the parts of a run: the only place, besides the command line, that knows recipes."""
+"""From a recipe and its task to the parts of a run on one rank: method, optimizer, learning rate, policy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import repeat
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from conadv.config import Recipe
-from conadv.core.attack import Attack, Loss
+from conadv.core.attack import Attack
 from conadv.core.batch import Batch, Chunked
-from conadv.core.branches import split_layers
-from conadv.core.catalog import ATTACKS, METHODS, is_built_in
+from conadv.core.catalog import ATTACKS, METHODS
 from conadv.core.handoff import Handoff
 from conadv.core.methods import Method
 from conadv.core.roles import Place, Role
-from conadv.core.seeds import untouched_randomness
 from conadv.core.share import TwinShare
-from conadv.core.splitbn import split_batchnorm
 from conadv.core.stale import StaleWeights
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
@@ -32,21 +28,11 @@ from conadv.parallel.collectives import World
 from conadv.parallel.layout import Layout
 from conadv.parallel.member import Member, build_member
 from conadv.parallel.wire import Wire
-from conadv.task.augment import Augmentation, augmentation
-from conadv.task.augment.mixup import Mix
-from conadv.task.data import DataSet, Share, Stream, keep, open_data
-from conadv.task.models import build_model, check_output, fastest_memory
+from conadv.task.data import Stream
 
-from .compiling import compile_model
+from .build_task import DTYPES, Task, mix_of
 from .ema import Ema
-from .memory import check_copies, check_model
-
-# The usual figures for colour photographs; pictures of other kinds stay in [0, 1].
-_PHOTOGRAPHS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-# Height and width in pixels from which on images are photographs, for which networks begin by shrinking them.
-_LARGE = 64
-_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+from .memory import check_copies
 
 
 @dataclass(frozen=True)
@@ -64,23 +50,6 @@ class Policy:
     skip_limit: int
     late: bool = False
     """Whether the outcome of a step is read one step late, so that the host does not wait for the device."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is trained, and on what: as much as evaluation and export need."""
-
-    model: nn.Module
-    data: DataSet
-    augment: Augmentation
-    loss: Loss
-    device: torch.device
-    workers: int
-    """Threads that prepare images."""
-    autocast: torch.dtype | None = None
-    """The 16-bit type that passes compute in, also those of an evaluation; None: that of the weights."""
-    train_sample: int | None = None
-    """How many training images an evaluation takes; None: all."""
 
 
 @dataclass(frozen=True)
@@ -128,64 +97,6 @@ class Job:
             yield from repeat(None, stop - start)
 
 
-def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data: DataSet | None = None) -> Task:
-    """The network, the data and the loss.
-
-    Args:
-        recipe: What to train or evaluate.
-        device: Where the network is.
-        trains: Check that what training keeps of a chunk fits into memory, too, and compile the network if asked to.
-        data: The data, if it is open already.
-    """
-    if recipe.threads is not None:
-        torch.set_num_threads(recipe.threads)
-    data = data or open_task_data(recipe)
-    recipe = resolved(recipe, data)
-    augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
-    data = keep(data, augment.fit, recipe.data.memory, train=augment.looks_at_fit)
-    with untouched_randomness(device, recipe.seed):
-        images = recipe.chunk_size if trains and device.type == "cpu" else 2
-        model = _model(recipe, data, augment, images, device)
-    model.to(device)
-    if recipe.compile and trains:
-        compile_model(model)
-    loss = partial(_cross_entropy if _mix(recipe) else F.cross_entropy, label_smoothing=recipe.label_smoothing)
-    return Task(
-        model,
-        data,
-        augment,
-        loss,
-        device,
-        recipe.data.workers,
-        torch.bfloat16 if recipe.precision == "bfloat16" else None,
-        len(data.test) if recipe.eval_train == "sample" else None,
-    )
-
-
-def _mix(recipe: Recipe) -> Mix | None:
-    data = recipe.data
-    return Mix(data.mixup, data.cutmix) if data.mixup or data.cutmix else None
-
-
-def _cross_entropy(outputs: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Also of labels that are shares of the classes, whose type must be that of the outputs."""
-    if labels.is_floating_point():
-        dtype = torch.promote_types(outputs.dtype, labels.dtype)
-        outputs, labels = outputs.to(dtype), labels.to(dtype)
-    return F.cross_entropy(outputs, labels, label_smoothing=label_smoothing)
-
-
-def resolved(recipe: Recipe, data: DataSet) -> Recipe:
-    """The recipe with the network and the augmentation that it leaves to the size of the images."""
-    first = data.train.picture(0)
-    large = (recipe.data.image_size or min(first.height, first.width)) >= _LARGE
-    model = recipe.model if recipe.model != "auto" else "resnet50" if large else "resnet20"
-    augment = recipe.data.augment
-    if augment == "auto":
-        augment = "resized-crop" if large else "crop-flip"
-    return replace(recipe, model=model, data=replace(recipe.data, augment=augment))
-
-
 def check_fit(recipe: Recipe, world_size: int) -> Layout:
     """The layout of a run, or what is wrong with it: arithmetic alone, before any process has joined the others."""
     method, chunks = METHODS[recipe.method], recipe.batch_size // recipe.chunk_size
@@ -207,7 +118,7 @@ def build_stream(recipe: Recipe, task: Task) -> Stream:
         task.augment,
         task.workers,
         pin_memory=task.device.type == "cuda",
-        mix=_mix(recipe),
+        mix=mix_of(recipe),
     )
 
 
@@ -260,49 +171,6 @@ def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy
     )
 
 
-def open_task_data(recipe: Recipe, share: Share | None = None) -> DataSet:
-    """The data of a recipe; `share` lets one process list the files for all."""
-    data = recipe.data
-    return open_data(
-        data.name or "path",
-        path=data.path,
-        train_size=data.train_size,
-        image_size=data.image_size,
-        channels=data.channels,
-        classes=data.classes,
-        damaged=data.damaged,
-        share=share,
-    )
-
-
-def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int, device: torch.device) -> nn.Module:
-    """The network with its branches, in the layout of memory that is fastest for convolutions."""
-    classes, shape = len(data.train.classes), augment.shape(data.train)
-    figures = _PHOTOGRAPHS if shape[0] == 3 else {}
-    build = partial(build_model, recipe.model, classes, shape[0], recipe.width, **figures)
-    if is_built_in(recipe.model):
-        check_model(build, shape, images, _BYTES[recipe.precision])
-    model = build()
-    check_output(model, shape, classes)
-    main, *adv = METHODS[recipe.method].branches
-    views = (main, "aug") if recipe.data.views == "three" else (main,)
-    model = _with_branches(model, (*views, *adv))
-    model.to(_DTYPES[recipe.precision])
-    return fastest_memory(model, device)
-
-
-def _with_branches(model: nn.Module, branches: tuple[str, ...]) -> nn.Module:
-    """Split a model, unless its author did: they know layers of other classes that track statistics."""
-    layers = split_layers(model)
-    if not layers:
-        return split_batchnorm(model, branches)
-    if layers[0].branches != branches:
-        raise ValueError(
-            f"the model was split into {layers[0].branches}, but this run needs {branches}: split it so, or not at all"
-        )
-    return model
-
-
 def _attack(recipe: Recipe) -> Attack:
     attack: Attack = ATTACKS[recipe.attack.name].build(asdict(recipe.attack))
     return attack
@@ -335,9 +203,9 @@ def _method(
 
 def _wire(recipe: Recipe, task: Task, attack: Attack) -> Wire:
     """Twins cross as bytes where that loses nothing."""
-    as_bytes = attack.exact_as_bytes(from_images=METHODS[recipe.method].maker == Role.CLEAN) and not _mix(recipe)
-    shape, dtype = task.augment.shape(task.data.train), _DTYPES[recipe.precision]
-    if not _mix(recipe):
+    as_bytes = attack.exact_as_bytes(from_images=METHODS[recipe.method].maker == Role.CLEAN) and not mix_of(recipe)
+    shape, dtype = task.augment.shape(task.data.train), DTYPES[recipe.precision]
+    if not mix_of(recipe):
         return Wire(recipe.chunk_size, shape, dtype, as_bytes)
     classes = (len(task.data.train.classes),)
     return Wire(recipe.chunk_size, shape, dtype, as_bytes, label_shape=classes, label_dtype=torch.float32)

@@ -29,18 +29,8 @@ from conadv.task.data import DataSet, Stream
 
 from .analysis import FILE, Analysis
 from .analysis import analyze as run_analysis
-from .build import (
-    Job,
-    Task,
-    build_job,
-    build_optimizer,
-    build_policy,
-    build_stream,
-    build_task,
-    check_fit,
-    open_task_data,
-    resolved,
-)
+from .build import Job, build_job, build_optimizer, build_policy, build_stream, check_fit
+from .build_task import Task, build_task, open_task_data, resolved
 from .checkpoint import Checkpoint, newest_whole
 from .compiling import compiler_errors
 from .ema import Ema

@@ -12,7 +12,7 @@ from conadv.task.data import Source, evaluation_batches
 from conadv.task.data.draws import permutation
 from conadv.task.evaluate import Evaluation, evaluate
 
-from .build import Task
+from .build_task import Task
 from .compiling import not_compiled
 from .ema import Ema
 

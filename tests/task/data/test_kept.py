@@ -15,7 +15,8 @@ from conadv.task.data import DataSet, Fit, Stream, evaluation_batches, keep, ope
 from conadv.task.data import kept as kept_module
 from conadv.task.data.embedded import digits
 from conadv.task.data.kept import Kept, fitted
-from conadv.trainer.build import build_stream, build_task
+from conadv.trainer.build import build_stream
+from conadv.trainer.build_task import build_task
 from task.data.samples import jpeg_set, write_folder, write_shards_by_hand
 
 TRAIN, TEST = jpeg_set(12, height=20, width=24), jpeg_set(4, height=20, width=24)

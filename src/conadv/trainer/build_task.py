@@ -1,0 +1,150 @@
+"""What a recipe trains, and on what: the network with its branches, the data and the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conadv.config import Recipe
+from conadv.core.attack import Loss
+from conadv.core.branches import split_layers
+from conadv.core.catalog import METHODS, is_built_in
+from conadv.core.seeds import untouched_randomness
+from conadv.core.splitbn import split_batchnorm
+from conadv.task.augment import Augmentation, augmentation
+from conadv.task.augment.mixup import Mix
+from conadv.task.data import DataSet, Share, keep, open_data
+from conadv.task.models import build_model, check_output, fastest_memory
+
+from .compiling import compile_model
+from .memory import check_model
+
+# The usual figures for colour photographs; pictures of other kinds stay in [0, 1].
+_PHOTOGRAPHS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+# Height and width in pixels from which on images are photographs, for which networks begin by shrinking them.
+_LARGE = 64
+_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, and on what: as much as evaluation and export need."""
+
+    model: nn.Module
+    data: DataSet
+    augment: Augmentation
+    loss: Loss
+    device: torch.device
+    workers: int
+    """Threads that prepare images."""
+    autocast: torch.dtype | None = None
+    """The 16-bit type that passes compute in, also those of an evaluation; None: that of the weights."""
+    train_sample: int | None = None
+    """How many training images an evaluation takes; None: all."""
+
+
+def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data: DataSet | None = None) -> Task:
+    """The network, the data and the loss.
+
+    Args:
+        recipe: What to train or evaluate.
+        device: Where the network is.
+        trains: Check that what training keeps of a chunk fits into memory, too, and compile the network if asked to.
+        data: The data, if it is open already.
+    """
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    data = data or open_task_data(recipe)
+    recipe = resolved(recipe, data)
+    augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
+    data = keep(data, augment.fit, recipe.data.memory, train=augment.looks_at_fit)
+    with untouched_randomness(device, recipe.seed):
+        images = recipe.chunk_size if trains and device.type == "cpu" else 2
+        model = _model(recipe, data, augment, images, device)
+    model.to(device)
+    if recipe.compile and trains:
+        compile_model(model)
+    loss = partial(_cross_entropy if mix_of(recipe) else F.cross_entropy, label_smoothing=recipe.label_smoothing)
+    return Task(
+        model,
+        data,
+        augment,
+        loss,
+        device,
+        recipe.data.workers,
+        torch.bfloat16 if recipe.precision == "bfloat16" else None,
+        len(data.test) if recipe.eval_train == "sample" else None,
+    )
+
+
+def mix_of(recipe: Recipe) -> Mix | None:
+    """How training images are mixed; None: not at all."""
+    data = recipe.data
+    return Mix(data.mixup, data.cutmix) if data.mixup or data.cutmix else None
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+    """Also of labels that are shares of the classes, whose type must be that of the outputs."""
+    if labels.is_floating_point():
+        dtype = torch.promote_types(outputs.dtype, labels.dtype)
+        outputs, labels = outputs.to(dtype), labels.to(dtype)
+    return F.cross_entropy(outputs, labels, label_smoothing=label_smoothing)
+
+
+def resolved(recipe: Recipe, data: DataSet) -> Recipe:
+    """The recipe with the network and the augmentation that it leaves to the size of the images."""
+    first = data.train.picture(0)
+    large = (recipe.data.image_size or min(first.height, first.width)) >= _LARGE
+    model = recipe.model if recipe.model != "auto" else "resnet50" if large else "resnet20"
+    augment = recipe.data.augment
+    if augment == "auto":
+        augment = "resized-crop" if large else "crop-flip"
+    return replace(recipe, model=model, data=replace(recipe.data, augment=augment))
+
+
+def open_task_data(recipe: Recipe, share: Share | None = None) -> DataSet:
+    """The data of a recipe; `share` lets one process list the files for all."""
+    data = recipe.data
+    return open_data(
+        data.name or "path",
+        path=data.path,
+        train_size=data.train_size,
+        image_size=data.image_size,
+        channels=data.channels,
+        classes=data.classes,
+        damaged=data.damaged,
+        share=share,
+    )
+
+
+def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int, device: torch.device) -> nn.Module:
+    """The network with its branches, in the layout of memory that is fastest for convolutions."""
+    classes, shape = len(data.train.classes), augment.shape(data.train)
+    figures = _PHOTOGRAPHS if shape[0] == 3 else {}
+    build = partial(build_model, recipe.model, classes, shape[0], recipe.width, **figures)
+    if is_built_in(recipe.model):
+        check_model(build, shape, images, _BYTES[recipe.precision])
+    model = build()
+    check_output(model, shape, classes)
+    main, *adv = METHODS[recipe.method].branches
+    views = (main, "aug") if recipe.data.views == "three" else (main,)
+    model = _with_branches(model, (*views, *adv))
+    model.to(DTYPES[recipe.precision])
+    return fastest_memory(model, device)
+
+
+def _with_branches(model: nn.Module, branches: tuple[str, ...]) -> nn.Module:
+    """Split a model, unless its author did: they know layers of other classes that track statistics."""
+    layers = split_layers(model)
+    if not layers:
+        return split_batchnorm(model, branches)
+    if layers[0].branches != branches:
+        raise ValueError(
+            f"the model was split into {layers[0].branches}, but this run needs {branches}: split it so, or not at all"
+        )
+    return model
