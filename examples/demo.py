@@ -26,9 +26,9 @@ from conadv.study.pool import usable_cores
 from conadv.study.timeline import Timeline, draw_steps, profile_run, read_timeline
 from conadv.trainer.build_task import build_task
 from conadv.trainer.checkpoint import checkpoints, read_checkpoint
-from conadv.trainer.commands import train
 from conadv.trainer.metrics import read_metrics
 from conadv.trainer.state import load_model
+from conadv.trainer.training import train
 
 # Fields of the recipe for each arm. "noise" is the control: random signs in place of the gradient's.
 ARMS = {

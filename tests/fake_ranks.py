@@ -25,7 +25,7 @@ import tiny
 from conadv.parallel import collectives
 from conadv.parallel.collectives import World
 from conadv.parallel.member import Member
-from conadv.trainer import commands
+from conadv.trainer import training
 
 assert fake_pg is not None
 
@@ -128,7 +128,7 @@ def rehearse(rank: int, size: int, folder: Path, changes: dict[str, Any], payloa
         made: list[Any] = []
         new_group = dist.new_group
         patch.setattr(dist, "new_group", lambda *ranks, **options: made.append(0) or new_group(*ranks, **options))
-        commands.train(tiny.recipe(**changes), folder, resume=None, quiet=True)
+        training.train(tiny.recipe(**changes), folder, resume=None, quiet=True)
     return Rehearsal(calls.made, store.requests, len(made), said)
 
 

@@ -29,7 +29,7 @@ from conadv.trainer import saver
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # PyTorch loads the last of these when the first optimizer is made.
-_PRELOAD = ["ranks", "tasks", "conadv.trainer.commands", "torch._dynamo", "numpy.random"]
+_PRELOAD = ["ranks", "tasks", "conadv.trainer.training", "torch._dynamo", "numpy.random"]
 _CONTEXT.set_forkserver_preload(_PRELOAD)
 
 

@@ -40,7 +40,7 @@ from conadv.parallel.launch import own_rank, world_size
 from conadv.parallel.layout import Layout
 from conadv.parallel.traffic import Traffic
 from conadv.parallel.wire import Wire
-from conadv.trainer import commands
+from conadv.trainer import training
 from conadv.trainer.build import build_job, build_policy, build_stream, check_fit
 from conadv.trainer.build_task import build_task
 from conadv.trainer.ledger import Progress
@@ -256,8 +256,8 @@ def count_looks(path: str) -> tuple[int, int, int, str]:
     with joined(30) as world:
         sys.addaudithook(notice)  # for as long as the process lives, so that the list tells it to stop
         try:
-            task, _ = commands._build(recipe, world)
-            facts = commands._common(recipe, task)
+            task, _ = training._build(recipe, world)
+            facts = training._common(recipe, task)
         finally:
             counting.clear()
         check_agreement(world, facts)
@@ -297,14 +297,14 @@ def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 
     steps = stop_after if own_rank() == asked_rank else 0
     fields = {key.replace("__", "."): str(value) for key, value in changes.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commands, "listening", lambda *_: nullcontext(_StopAfter(steps)))
+        patch.setattr(training, "listening", lambda *_: nullcontext(_StopAfter(steps)))
         try:
             if resume:
                 code = {"model": "tiny:net"} if "tiny:net" in Path(folder, "config.toml").read_text() else {}
                 recipe = recipe_of_run(folder, {**code, **fields})
-                commands.train(recipe, None, Path(folder), quiet=True)
+                training.train(recipe, None, Path(folder), quiet=True)
             else:
-                commands.train(tiny.recipe(**changes), Path(folder), None, quiet=True)
+                training.train(tiny.recipe(**changes), Path(folder), None, quiet=True)
         except Interrupted as stop:
             return stop.exit_status
     return 0

@@ -28,7 +28,7 @@ SUMMARY = {"method": "conadv", "steps": 120, "test_top1": 93.4375, "layout": Non
 
 
 class Commands:
-    """Stands in for conadv.trainer.commands: remembers how it was called and returns the summary."""
+    """Stands in for the commands on runs: remembers how they were called and returns the summary."""
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
@@ -49,8 +49,9 @@ class Commands:
 def commands(monkeypatch) -> Commands:
     stand_in = Commands()
     module = stand_in.module()
-    monkeypatch.setitem(sys.modules, "conadv.trainer.commands", module)
-    monkeypatch.setattr(conadv.trainer, "commands", module, raising=False)
+    for name in ("training", "trained"):
+        monkeypatch.setitem(sys.modules, f"conadv.trainer.{name}", module)
+        monkeypatch.setattr(conadv.trainer, name, module, raising=False)
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     return stand_in

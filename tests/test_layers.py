@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"core", "optim", "parallel", "config", "trainer"},
 }
 # Config reaches only the builder that flattens it, what writes it into a run's folder, and the command line.
-MAY_IMPORT_CONFIG = {"trainer/api.py", "trainer/build.py", "trainer/build_task.py", "trainer/commands.py"}
+MAY_IMPORT_CONFIG = {f"trainer/{name}.py" for name in ("api", "build", "build_task", "trained", "training")}
 # Other packages: core is torch only, and each part needs nothing that is not its business.
 THIRD_PARTY_OF_CORE = {"torch"}
 

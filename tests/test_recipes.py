@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conadv.config import find_recipe, flatten, load_recipe, override, recipe_names
-from conadv.trainer.commands import train
+from conadv.trainer.training import train
 
 # Small enough for a test: the batch and the images shrink, everything else is the recipe's.
 SMALL = {"batch_size": 8, "chunk_size": 4, "max_steps": 2, "threads": 1, "eval_every": 0, "precision": "float32"}

@@ -12,8 +12,8 @@ import pytest
 import tiny
 from conadv import cli
 from conadv.sinks import SINKS, Csv, TensorBoard, Wandb, check_sinks
-from conadv.trainer.commands import train
 from conadv.trainer.metrics import read_metrics
+from conadv.trainer.training import train
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -101,9 +101,9 @@ def train(
         chosen = config.recipe_of_run(resume, dotted(fields))
     # When a connection breaks, PyTorch would print its C++ stack on every rank around our one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from conadv.trainer import commands
+    from conadv.trainer import training
 
-    report_result(lambda: commands.train(chosen, run, resume, quiet), json)
+    report_result(lambda: training.train(chosen, run, resume, quiet), json)
 
 
 def evaluate(
@@ -124,9 +124,9 @@ def evaluate(
     assert isinstance(radius, float)
     assert isinstance(count, int)
     recipe = config.recipe_of_run(run, dotted(fields))
-    from conadv.trainer import commands
+    from conadv.trainer import trained
 
-    report_result(lambda: commands.evaluate(recipe, run, robust, radius, count), json)
+    report_result(lambda: trained.evaluate(recipe, run, robust, radius, count), json)
 
 
 def analyze(
@@ -153,11 +153,11 @@ def analyze(
     radius = replace(config.settings()["attack.epsilon"], key="epsilon").parse(epsilon)
     assert isinstance(radius, float)
     recipe = config.recipe_of_run(run, dotted(fields))
-    from conadv.trainer import commands
+    from conadv.trainer import trained
     from conadv.trainer.analysis import Analysis
 
     wanted = Analysis(images, eigenvalues, iterations, probes, rho, radius, steps)
-    report_result(lambda: commands.analyze(recipe, run, wanted, again, quiet), json)
+    report_result(lambda: trained.analyze(recipe, run, wanted, again, quiet), json)
 
 
 def export(
@@ -173,9 +173,9 @@ def export(
         raise ValueError(
             f"weights are written as safetensors, not {str(out)!r}: choose a name that ends in .safetensors"
         )
-    from conadv.trainer import commands
+    from conadv.trainer import trained
 
-    report_result(lambda: commands.export(run, out, raw), json)
+    report_result(lambda: trained.export(run, out, raw), json)
 
 
 def inspect_data(

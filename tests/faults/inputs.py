@@ -26,7 +26,7 @@ from conadv.setting import settings_of
 from conadv.study.plan.request import PlanRequest
 from conadv.study.study_file import read_study
 from conadv.study.timeline import read_timeline
-from conadv.trainer import checkpoint, commands, metrics
+from conadv.trainer import checkpoint, metrics, trained, training
 from study.test_report_damage import STUDY, damaged, prepare
 from task.data.hostile import DAMAGES
 
@@ -214,19 +214,19 @@ def _use_recipe(random: Random, path: Path) -> str:
 def _use_command(random: Random, path: Path) -> str:
     """Run the command line; what would compute is left out."""
     said = io.StringIO()
-    names = ("train", "evaluate", "export")
-    kept = {name: getattr(commands, name) for name in names}
+    computing = [(training, "train"), (trained, "evaluate"), (trained, "export")]
+    kept = [(module, name, getattr(module, name)) for module, name in computing]
     try:
-        for name in names:
-            setattr(commands, name, lambda *_, **__: {})
+        for module, name in computing:
+            setattr(module, name, lambda *_, **__: {})
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), contextlib.chdir(path.parent):
             words = json.loads(path.read_text())
             status = cli.main(words) if words[0] != "bench" else cli.main([*words, "--rounds", "0"])
     except SystemExit as end:  # --help
         status = int(end.code or 0)
     finally:
-        for name, function in kept.items():
-            setattr(commands, name, function)
+        for module, name, function in kept:
+            setattr(module, name, function)
     lines = said.getvalue().splitlines()
     assert status in (0, 1, 2), f"status {status}"
     assert status == 0 or (len(lines) == 1 and lines[0].startswith("error: ")), said.getvalue()
@@ -239,7 +239,7 @@ def _use_layout(random: Random, path: Path) -> str:
 
 
 def _use_checkpoint(random: Random, path: Path) -> str:
-    return _allowed(lambda: checkpoint.newest_whole(path, lambda text: None, commands._check_plain, 10**6))
+    return _allowed(lambda: checkpoint.newest_whole(path, lambda text: None, trained._check_plain, 10**6))
 
 
 def _allowed(use: Callable[[], object]) -> str:

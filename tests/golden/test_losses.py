@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from conadv.config import load_recipe, override
-from conadv.trainer.commands import train
 from conadv.trainer.metrics import read_metrics
+from conadv.trainer.training import train
 
 FILE = Path(__file__).with_name("losses.json")
 METHODS = {

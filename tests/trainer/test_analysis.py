@@ -15,7 +15,7 @@ from conadv import cli
 from conadv.config import recipe_of_run
 from conadv.task.data.kept import fitted
 from conadv.task.sharpness import Surface
-from conadv.trainer import analysis, commands
+from conadv.trainer import analysis, trained
 
 FEW = {"images": 20, "eigenvalues": 2, "iterations": 8, "probes": 3, "steps": 2}
 
@@ -87,7 +87,7 @@ def test_a_moving_average_is_what_is_analyzed(runs):
     assert content["about"] == {"step": 2, "ema": True}
     assert list(content["parts"]) == ["main.sharpness", "main.accuracy"]
     assert content["parts"]["main.sharpness"]["trace_error"] is None
-    task, _, ema = commands._trained(recipe_of_run(run, {"model": "tiny:net"}), run)
+    task, _, ema = trained._trained(recipe_of_run(run, {"model": "tiny:net"}), run)
     images = torch.from_numpy(fitted(task.data.train, np.arange(60), task.augment.fit)).double() / 255
     with ema.swapped_in(), torch.no_grad():
         loss = task.loss(task.model.eval()(images), torch.from_numpy(task.data.train.labels[:60]))

@@ -14,9 +14,10 @@ import tiny
 from conadv.core.splitbn import split_batchnorm
 from conadv.parallel.collectives import World
 from conadv.trainer.build_task import build_task
-from conadv.trainer.commands import evaluate, export, train
 from conadv.trainer.ema import Ema
 from conadv.trainer.evaluation import evaluate_task
+from conadv.trainer.trained import evaluate, export
+from conadv.trainer.training import train
 
 
 def move(model: nn.Module) -> None:

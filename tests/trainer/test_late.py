@@ -12,7 +12,7 @@ import torch
 
 import tiny
 from conadv import cli
-from conadv.trainer import commands
+from conadv.trainer import training
 from conadv.trainer.build import build_policy
 from conadv.trainer.ema import Ema
 from conadv.trainer.undo import Undo
@@ -23,7 +23,7 @@ from recorded import record_rank
 def read_late(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Call it, and runs of this process read late."""
     return lambda: monkeypatch.setattr(
-        commands, "build_policy", lambda *arguments: replace(build_policy(*arguments), late=True)
+        training, "build_policy", lambda *arguments: replace(build_policy(*arguments), late=True)
     )
 
 

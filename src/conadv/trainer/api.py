@@ -9,9 +9,9 @@ from typing import Any
 
 from conadv.config import Recipe, load_recipe, recipe_of_run
 
-from .commands import train as train_command
 from .record import Callbacks, OnMetrics
 from .signals import Interrupted
+from .training import train as train_command
 
 
 def train(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import shlex
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any
 import torch
 
 from conadv import __version__
+from conadv.core.catalog import is_callable
+from conadv.parallel.launch import world_size
 
 from .checkpoint import checkpoints, set_aside_newer, sweep_partial
 from .files import write_atomically, writing
@@ -32,6 +36,17 @@ def default_folder(parent: Path, name: str, config: str, restarted: bool) -> Pat
         return taken[-1]
     number = int(taken[-1].name.rpartition("-")[2]) + 1 if taken else 1
     return parent / f"{name}-{number:03d}"
+
+
+def resume_command(folder: Path, model: str) -> str:
+    """The command that resumes a run."""
+    size = world_size()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    nodes = f"--nnodes {size // local} " if size > local else ""
+    launcher = "" if size == 1 else f"torchrun {nodes}--nproc-per-node {local} -m "
+    # A folder may not name code to import, so its command does.
+    named = f" --model {shlex.quote(model)}" if is_callable(model) else ""
+    return f"{launcher}conadv train --resume {shlex.quote(str(folder))}{named}"
 
 
 class RunFolder:

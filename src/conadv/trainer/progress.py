@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TextIO
@@ -12,6 +13,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from conadv.parallel.launch import own_rank
 from conadv.readable import duration
 
 
@@ -106,3 +108,10 @@ def _can_redraw(console: Console, stream: TextIO) -> bool:
     """Whether a bar can be drawn: on a terminal, or in a Jupyter notebook, where it is a widget."""
     in_notebook = console.is_jupyter and stream is sys.stderr and find_spec("ipywidgets") is not None
     return stream.isatty() or in_notebook
+
+
+def tell(text: str) -> None:
+    """Print a line on standard error, from rank 0 only."""
+    if own_rank() == 0:
+        with suppress(OSError):  # the launcher that read it may be gone
+            print(text, file=sys.stderr, flush=True)

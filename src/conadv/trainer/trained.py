@@ -1,0 +1,121 @@
+"""What is done with a trained run: evaluate, analyze, export."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from conadv.config import ADDED, RESUMABLE, Recipe, check_run_folder, flatten
+from conadv.core.catalog import ATTACKS
+from conadv.core.pgd import PGD
+from conadv.parallel.collectives import World, own_device
+
+from .analysis import FILE, Analysis
+from .analysis import analyze as run_analysis
+from .build import build_optimizer
+from .build_task import Task, build_task, resolved
+from .checkpoint import Checkpoint, newest_whole
+from .ema import Ema
+from .evaluation import evaluate_task
+from .files import replace_file
+from .folder import resume_command
+from .kernels import kernels
+from .progress import tell
+from .resume import Expected, find_checkpoint
+from .state import average_weights, fill_state, load_model
+
+# What a checkpoint says of how its run went, in the order in which a run prints it.
+_POSITION = ("layout", "world_size", "steps", "skipped", "seconds", "images_per_second")
+
+
+def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: int) -> dict[str, Any]:
+    """Evaluate the newest checkpoint of a run; `robust` adds the accuracy under PGD of this radius and steps."""
+    task, checkpoint, ema = _trained(recipe, folder)
+    attack = None
+    if robust:  # steps long enough to cross the ball and come back
+        size = epsilon if steps == 1 else 2.5 * epsilon / steps
+        attack = PGD(epsilon, size, steps, random_start=1.0, branch="main", statistics="running")
+    with kernels(task.device, recipe.deterministic, recipe.tf32):
+        figures = evaluate_task(task, World(0, 1, task.device), ema, attack)
+    about = {key: checkpoint.about["position"][key] for key in _POSITION if key in checkpoint.about["position"]}
+    return {**facts(resolved(recipe, task.data)), **about, **figures}
+
+
+def analyze(recipe: Recipe, folder: Path, wanted: Analysis, again: bool, quiet: bool) -> dict[str, Any]:
+    """Sharpness and robust accuracy of the newest checkpoint, by branch, also written as analysis.json in its folder.
+
+    Args:
+        recipe: That of the run.
+        folder: The folder of the run.
+        wanted: What to measure, and how precisely.
+        again: Measure also what analysis.json has already.
+        quiet: Print no progress.
+    """
+    task, checkpoint, ema = _trained(recipe, folder)
+    about = {"step": checkpoint.about["step"], "ema": bool(ema)}
+    twins = partial(ATTACKS[recipe.attack.name].build, asdict(recipe.attack), statistics="running")
+    path = folder / FILE
+    with ema.swapped_in():
+        found = run_analysis(
+            task, lambda name: twins(branch=name), recipe.chunk_size, path, about, wanted, again, quiet
+        )
+    return {**about, **found, "file": str(path)}
+
+
+def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
+    """Write the weights of the newest checkpoint as a plain model, without adversarial branches.
+
+    If the run keeps a moving average of the weights, that is written, unless `raw` is set.
+    """
+    check_run_folder(folder)
+    checkpoint = newest_whole(folder / "checkpoints", tell, _check_plain)
+    source = "model" if raw or not average_weights(checkpoint.tensors) else "ema"
+    tensors = {name: checkpoint.tensors[f"{source}.{name}"] for name in checkpoint.about["plain"]}
+    try:
+        replace_file(out, safetensors.torch.save(tensors))
+    except OSError as error:
+        raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
+    kind = "moving average" if source == "ema" else "raw"
+    return {"file": str(out), "weights": kind, "tensors": len(tensors), "step": checkpoint.about["step"]}
+
+
+def expected(recipe: Recipe, task: Task) -> Expected:
+    """What a checkpoint of a run must match."""
+    decisive = {key: value for key, value in flatten(recipe).items() if key not in RESUMABLE}
+    added = {key: value for key, value in flatten(Recipe()).items() if key in ADDED}
+    optimizer = build_optimizer(recipe, task.model)
+    fill_state(optimizer)
+    return Expected(task.model, optimizer, recipe.delay, recipe.ema > 0, decisive, added)
+
+
+def facts(recipe: Recipe) -> dict[str, Any]:
+    """What a summary says of the recipe."""
+    names = ("method", "delay", "model", "batch_size", "chunk_size", "epochs", "seed")
+    found = {**{name: getattr(recipe, name) for name in names}, "epsilon": recipe.attack.epsilon}
+    return {**found, "ema": recipe.ema} if recipe.ema else found
+
+
+def _trained(recipe: Recipe, folder: Path) -> tuple[Task, Checkpoint, Ema]:
+    """The task with the weights of the newest checkpoint, and their moving average."""
+    task = build_task(recipe, own_device())
+    checkpoint = find_checkpoint(folder, expected(recipe, task), tell)
+    if checkpoint is None:
+        raise ValueError(
+            f"{folder} has no checkpoint yet: train it further with {resume_command(folder, recipe.model)}"
+        )
+    load_model(task.model, checkpoint.tensors)
+    ema = Ema(task.model, recipe.ema)
+    ema.load(average_weights(checkpoint.tensors))
+    return task, checkpoint, ema
+
+
+def _check_plain(checkpoint: Checkpoint) -> None:
+    sources = ["model.", *["ema."] * bool(average_weights(checkpoint.tensors))]
+    names = [source + name for source in sources for name in checkpoint.about["plain"]]
+    missing = [name for name in names if name not in checkpoint.tensors]
+    if missing:
+        raise ValueError(f"lacks the tensor {missing[0]}")
