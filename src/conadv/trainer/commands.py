@@ -14,7 +14,7 @@ from typing import Any
 
 import safetensors.torch
 
-from conadv.config import ADDED, RESUMABLE, Recipe, check_run_folder, dump_recipe, flatten
+from conadv.config import RESUMABLE, Recipe, added_values, check_run_folder, dump_recipe, flatten
 from conadv.core.catalog import ATTACKS, METHODS, is_callable
 from conadv.core.pgd import PGD
 from conadv.core.splitbn import plain_state_dict
@@ -252,10 +252,9 @@ def _common(recipe: Recipe, task: Task) -> dict[str, dict[str, Any]]:
 
 def _expected(recipe: Recipe, task: Task) -> Expected:
     decisive = {key: value for key, value in flatten(recipe).items() if key not in RESUMABLE}
-    added = {key: value for key, value in flatten(Recipe()).items() if key in ADDED}
     optimizer = build_optimizer(recipe, task.model)
     fill_state(optimizer)
-    return Expected(task.model, optimizer, recipe.delay, recipe.ema > 0, decisive, added)
+    return Expected(task.model, optimizer, recipe.delay, recipe.ema > 0, decisive, added_values())
 
 
 def _command(recipe: Recipe, folder: Path) -> str:
