@@ -33,7 +33,7 @@ def sweep(
     folder = out or Path("runs") / study.stem
 
     def work() -> Mapping[str, object]:
-        counts = run_sweep(read_study(study, resolve), folder, resolve, jobs, nice, quiet)
+        counts = run_sweep(read_study(study, resolve), folder, resolve, config.added_values(), jobs, nice, quiet)
         _add_pictures(folder)
         return counts
 

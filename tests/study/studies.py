@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from conadv import config
-from conadv.study.results import result_of, write_results
+from conadv.study.results import read_summary, result_of, write_results
 from conadv.study.study_file import Cell, read_study
 
 FULL = """
@@ -138,7 +138,7 @@ def make_study(folder: Path, text: str = FULL, outcome: Outcome = accuracy, step
         figure, home = outcome(cell.values), folder / "runs" / cell.slug
         if isinstance(figure, float):
             _finish(cell, home, figure, steps)
-        results.append(result_of(cell, home, figure if isinstance(figure, str) else None))
+        results.append(result_of(cell, read_summary(home), figure if isinstance(figure, str) else None))
     write_results(folder, results)
     (folder / "origin.json").write_text(json.dumps([ORIGIN]), encoding="utf-8")
     return folder

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from PIL import Image
 
 from conadv import cli
 from conadv.study.report import write_report
-from conadv.study.results import read_results
+from conadv.study.results import read_results, write_results
 from study.reports import Page
 from study.studies import FULL, accuracy, add_gallery, make_study
 
@@ -202,6 +203,23 @@ def test_the_learning_rate_grid_shows_what_was_tried_failed_and_chosen(page: Pag
     assert table.row("ConAdv")["rate 10"].endswith("(1) ✓")
     assert not table.row("ConAdv")["rate 5"].endswith("✓")
     assert "seed 10" in table.caption and "same runs" not in table.caption
+
+
+def test_a_study_that_is_not_timed_shows_no_times(tmp_path: Path, page: Page) -> None:
+    names = ("Time of training, one process", "the paper's table 3")
+    assert [sum(name in table.caption for table in page.tables) for name in names] == [1, 1]
+    untimed = page_of(make_study(tmp_path, "timed = false\n" + FULL))
+    assert not any(name in table.caption for name in names for table in untimed.tables)
+    assert len(untimed.tables) == len(page.tables) - 2 and "Time and throughput" not in untimed.titles
+
+
+def test_cells_name_their_commits_only_where_they_differ(tmp_path: Path) -> None:
+    folder = make_study(tmp_path, ONE_GRID)
+    results = read_results(folder)
+    write_results(folder, [replace(result, commit="aaaa") for result in results])
+    assert "commit" not in page_of(folder).table("Each cell").head
+    write_results(folder, [replace(result, commit="aaaa") for result in results[:2]] + results[2:])
+    assert page_of(folder).table("Each cell").column("commit") == ["aaaa", "aaaa", "–", "–", "–", "–"]
 
 
 def test_gap_time_and_throughput(page: Page) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from conadv import cli, study_commands
 from conadv.config import dump_recipe, load_recipe
 from conadv.study import sweep as sweeping
+from conadv.study.origin import read_origins
 from conadv.study.results import read_results
 from conadv.study.study_file import Cell, read_study
 
@@ -35,9 +37,10 @@ method = ["conadv", "recycled"]
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """results.jsonl without what depends on the clock."""
+    """results.jsonl without what depends on the clock, and without commits, which only a sweep knows."""
     found = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     for line in found:
+        del line["commit"]
         if line["summary"]:
             line["summary"] = {key: value for key, value in line["summary"].items() if key not in TIMING}
     return found
@@ -199,6 +202,86 @@ def test_cells_that_left_the_study_are_left_alone_and_not_listed(fake_train: Pat
     assert [result.values["seed"] for result in read_results(out)] == [3, 2]
     assert (out / "runs" / gone / "summary.json").exists()
     assert sorted(seed for seed, *_ in starts(fake_train)) == [1, 2, 3]
+
+
+def copied_results(tmp_path: Path, fake_train: Path) -> Path:
+    """A folder with the results of seeds 1 and 2, but without their runs; what was started is forgotten."""
+    first, out = tmp_path / "first", tmp_path / "out"
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 2)), "--out", str(first)]) == 0
+    out.mkdir()
+    shutil.copy(first / "results.jsonl", out)
+    fake_train.unlink()
+    return out
+
+
+def rewrite_lines(out: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = out / "results.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        change(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def test_a_cell_whose_results_were_copied_is_done_without_a_run_folder(fake_train: Path, tmp_path: Path) -> None:
+    out = copied_results(tmp_path, fake_train)
+    rewrite_lines(out, lambda line: line.update(commit="aaaa", arm="another name", cell="another"))
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 2)), "--out", str(out)]) == 0
+    assert starts(fake_train) == [] and not (out / "origin.json").exists()  # nothing was run here
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 2, 3)), "--out", str(out)]) == 0
+    assert [seed for seed, *_ in starts(fake_train)] == [3]
+    results = read_results(out)
+    assert [(result.summary or {})["test_top1"] for result in results] == [51.0, 52.0, 53.0]
+    assert [result.arm for result in results] == ["conadv"] * 3
+    (origin,) = read_origins(out)
+    assert [result.commit for result in results] == ["aaaa", "aaaa", origin["commit"]]
+
+
+def test_a_copied_line_without_a_summary_does_not_count(fake_train: Path, tmp_path: Path) -> None:
+    out = copied_results(tmp_path, fake_train)
+    rewrite_lines(out, lambda line: line.update(summary=None) if line["values"]["seed"] == 1 else None)
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 2)), "--out", str(out)]) == 0
+    assert [seed for seed, *_ in starts(fake_train)] == [1]
+
+
+def test_a_run_that_has_begun_counts_more_than_a_copied_line(fake_train: Path, tmp_path: Path) -> None:
+    out = copied_results(tmp_path, fake_train)
+    begun = out / "runs" / read_results(out)[0].cell
+    begun.mkdir(parents=True)
+    (begun / "config.toml").write_text(dump_recipe(load_recipe("digits", {"seed": 1, "max_steps": 2})))
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 2)), "--out", str(out)]) == 0
+    assert [(seed, resumes) for seed, resumes, *_ in starts(fake_train)] == [(1, True)]
+
+
+def test_results_from_before_a_field_existed_count_if_the_cell_has_its_default(
+    fake_train: Path, tmp_path: Path
+) -> None:
+    out = copied_results(tmp_path, fake_train)
+
+    def make_older(line: dict[str, Any]) -> None:
+        del line["values"]["compile"], line["commit"]
+
+    rewrite_lines(out, make_older)
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 2)), "--out", str(out)]) == 0
+    assert starts(fake_train) == []
+    assert [result.commit for result in read_results(out)] == [None, None]
+    other = tmp_path / "other"
+    other.mkdir()
+    rewrite_lines(out, lambda line: line["values"].pop("compile"))
+    (out / "results.jsonl").rename(other / "results.jsonl")
+    words = ["sweep", str(seeds(tmp_path, 1, 2, base="compile = true")), "--out", str(other)]
+    assert cli.main(words) == 2  # they are other cells, and the only record of these
+
+
+def test_copied_results_that_the_study_does_not_have_are_not_overwritten(
+    fake_train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = copied_results(tmp_path, fake_train)
+    before = (out / "results.jsonl").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert cli.main(["sweep", str(seeds(tmp_path, 2, 3)), "--out", str(out)]) == 2
+    message = capsys.readouterr().err
+    assert "(1, such as 'conadv · seed 1')" in message and message.count("\n") == 1
+    assert (out / "results.jsonl").read_text(encoding="utf-8") == before and starts(fake_train) == []
 
 
 @pytest.mark.parametrize(("word", "kept"), [("false", [True, False]), ("true", [True, True])])

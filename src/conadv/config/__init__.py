@@ -3,9 +3,9 @@
 from conadv.setting import Setting
 
 from .files import (
-    ADDED,
     RESUMABLE,
     TABLES,
+    added_values,
     check_run_folder,
     description,
     dump_recipe,
@@ -21,7 +21,6 @@ from .files import (
 from .recipe import Attack, Checkpoint, Data, Optimizer, Recipe, Schedule
 
 __all__ = [
-    "ADDED",
     "RESUMABLE",
     "TABLES",
     "Attack",
@@ -31,6 +30,7 @@ __all__ = [
     "Recipe",
     "Schedule",
     "Setting",
+    "added_values",
     "check_run_folder",
     "description",
     "dump_recipe",

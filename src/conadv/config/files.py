@@ -57,6 +57,11 @@ def flatten(recipe: Recipe) -> dict[str, Value]:
     return values
 
 
+def added_values() -> dict[str, Value]:
+    """The fields that recipes did not always have (`ADDED`), with the values that runs from before had."""
+    return {key: value for key, value in flatten(Recipe()).items() if key in ADDED}
+
+
 def recipe_names() -> list[str]:
     """The names of the built-in recipes."""
     return sorted(path.stem for path in _folder().glob("*.toml"))

@@ -20,8 +20,12 @@ FILE = "origin.json"
 _KEYS = {"date", "processor", "cores", "memory_gb", "system", "versions", "commit"}
 
 
-def record_origin(folder: Path) -> None:
-    """Add this machine, its versions and our commit to the list, unless they are in it already."""
+def record_origin(folder: Path) -> str | None:
+    """Add this machine, its versions and our commit to the list, unless they are in it already.
+
+    Returns:
+        The commit; None if this code does not run from a clone.
+    """
     try:
         known = read_origins(folder)
     except ValueError:
@@ -29,6 +33,8 @@ def record_origin(folder: Path) -> None:
     origin = _origin()
     if not any({**earlier, "date": None} == {**origin, "date": None} for earlier in known):
         write_atomically(folder / FILE, json.dumps([*known, origin], indent=1) + "\n")
+    commit: str | None = origin["commit"]
+    return commit
 
 
 def read_origins(folder: Path) -> list[dict[str, Any]]:

@@ -38,6 +38,8 @@ class Result:
     error: str | None
     command: str
     """Repeats the cell."""
+    commit: str | None = None
+    """The commit at which the run ended; None: not known, or the run has not ended."""
 
     def metric(self, name: str) -> float | None:
         """A number of the summary; None if it is missing or was not finite."""
@@ -45,9 +47,8 @@ class Result:
         return float(value) if isinstance(value, int | float) else None
 
 
-def result_of(cell: Cell, folder: Path, error: str | None) -> Result:
-    """The result in a cell's folder; `error` is kept only if the run has no summary."""
-    summary = _read_summary(folder / "summary.json")
+def result_of(cell: Cell, summary: dict[str, Any] | None, error: str | None, commit: str | None = None) -> Result:
+    """What is known about a cell; `error` is kept only without a summary."""
     return Result(
         cell=cell.slug,
         name=cell.name,
@@ -59,6 +60,7 @@ def result_of(cell: Cell, folder: Path, error: str | None) -> Result:
         summary=summary,
         error=error if summary is None else None,
         command=shlex.join(["conadv", "train", cell.recipe, *flags(cell.overrides)]),
+        commit=commit,
     )
 
 
@@ -153,6 +155,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "summary": lambda value: value is None or _mapping_of(is_scalar)(value),
     "error": lambda value: value is None or is_text(value),
     "command": is_text,
+    "commit": lambda value: value is None or is_text(value),
 }
 assert list(_CHECKS) == [field.name for field in fields(Result)]
 
@@ -160,6 +163,8 @@ assert list(_CHECKS) == [field.name for field in fields(Result)]
 def _parse(line: str, place: str) -> Result:
     try:
         entry = parse_json(line)
+        if isinstance(entry, dict):
+            entry = {"commit": None} | entry  # older files do not have it
         if not isinstance(entry, dict) or entry.keys() != _CHECKS.keys():
             raise ValueError("not the fields of a cell")
         wrong = [name for name, check in _CHECKS.items() if not check(entry[name])]
@@ -170,7 +175,9 @@ def _parse(line: str, place: str) -> Result:
     return Result(**entry)
 
 
-def _read_summary(path: Path) -> dict[str, Any] | None:
+def read_summary(run: Path) -> dict[str, Any] | None:
+    """The summary of a run that has ended; None: there is none."""
+    path = run / "summary.json"
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
         # JSON has no infinity and no NaN.
@@ -179,7 +186,9 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (ValueError, AttributeError, RecursionError):
-        raise ValueError(f"{str(path)!r} is damaged: remove the folder {path.parent.name!r} to run it again") from None
+        raise ValueError(
+            f"{str(path)!r} is damaged: remove the folder {run.name!r}, and its line in {FILE}, to run it again"
+        ) from None
 
 
 # Which run represents an arm in pictures.

@@ -2,6 +2,7 @@
 
     title, about, conclusions texts for the report
     keep_checkpoints          true: keep the checkpoints of all cells
+    timed                     false: the report leaves out times, since other work ran beside the cells
     [base]                    recipe = "digits", and values for all cells
     [[arm]]                   name = "delay 2", and values for the cells of this arm; without arms: one per method
     [arm.grid]                more axes for this arm only, or other values on a common axis
@@ -37,7 +38,7 @@ NUMBERLESS = frozenset({
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 })  # fmt: skip
 
-_TOP = ("title", "about", "conclusions", "keep_checkpoints", "base", "grid", "arm")
+_TOP = ("title", "about", "conclusions", "keep_checkpoints", "timed", "base", "grid", "arm")
 _MOST_CELLS = 100_000
 _LONGEST_WORDS = 150  # file systems end names at 255 bytes
 
@@ -101,6 +102,7 @@ def read_study(path: Path, resolve: Resolve) -> Study:
     try:
         text, tables = read_toml(path)
         _check_names(tables, _TOP, "a study")
+        _typed(tables, "timed", bool, True)
         texts = {key: _typed(tables, key, str, "") for key in ("title", "about", "conclusions")}
         overrides = _flat(tables.get("base", {}), "base")
         recipe = overrides.pop("recipe", "digits")
@@ -124,6 +126,11 @@ def short(key: str) -> str:
     return key.rpartition(".")[2]
 
 
+def identity_of(values: Mapping[str, Any]) -> str:
+    """The values that affect the results of a run as one text, equal for runs with equal results."""
+    return json.dumps({key: value for key, value in values.items() if key not in NUMBERLESS}, sort_keys=True)
+
+
 def slugged(text: str) -> str:
     """Turn a text into a safe file name: 4/255 becomes 4-255."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
@@ -143,12 +150,12 @@ def _expand(
     count = sum(math.prod(map(len, axes.values())) for _, _, axes in parts)
     if not 0 < count <= _MOST_CELLS:
         raise ValueError(f"{count} cells, but a study has from 1 to {_MOST_CELLS}: shorten its lists")
-    found: dict[tuple[object, ...], Cell] = {}
+    found: dict[tuple[str, str], Cell] = {}
     for grid, arm, axes in parts:
         for point in itertools.product(*axes.values()):
             chosen = dict(zip(axes, point, strict=True))
             cell = _cell(recipe, {**base, **arm.overrides, **chosen}, chosen, arm.name, grid.name, resolve)
-            identity = (cell.arm, *(value for key, value in cell.values.items() if key not in NUMBERLESS))
+            identity = (cell.arm, identity_of(cell.values))
             first = found.setdefault(identity, cell)
             if grid.name not in first.grids:
                 found[identity] = replace(first, grids=(*first.grids, grid.name))

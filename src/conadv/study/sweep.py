@@ -1,4 +1,5 @@
-"""Run the cells of a study in parallel, each as an ordinary run in its own process. Finished cells are never repeated.
+"""Run the cells of a study in parallel, each as an ordinary run in its own process. Finished cells are never repeated:
+a cell is finished if its run folder has a summary, or if it has no run folder, but results.jsonl has its values.
 
 DIR/  study.toml   results.jsonl   origin.json   runs/SLUG/ (run folders)   logs/SLUG.txt
 """
@@ -12,7 +13,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -26,8 +27,8 @@ from conadv.trainer.signals import Interrupted
 from .origin import record_origin
 from .pool import Job, Pool
 from .progress import SweepProgress
-from .results import FILE, Result, last_error, read_results, result_of, showcase, write_results
-from .study_file import NUMBERLESS, Cell, Resolve, Study, flags
+from .results import FILE, Result, last_error, read_results, read_summary, result_of, showcase, write_results
+from .study_file import NUMBERLESS, Cell, Resolve, Study, flags, identity_of
 
 # Checkpoint by time, because an epoch may be a single step. This does not change any result.
 _CHECKPOINTS = {"checkpoint.every": "1000000000", "checkpoint.minutes": "2", "checkpoint.keep": "1"}
@@ -39,19 +40,23 @@ _PATIENCE = 5.0
 class Sweep:
     """Runs the missing cells of a study."""
 
-    def __init__(self, study: Study, folder: Path, pool: Pool, progress: SweepProgress, lock: int) -> None:
+    def __init__(
+        self, study: Study, folder: Path, earlier: Earlier, pool: Pool, progress: SweepProgress, lock: int
+    ) -> None:
         self._study = study
         self._folder = folder
         self._pool = pool
         self._progress = progress
         self._lock = lock
         self._shown = {cell.slug for cell in showcase(study.cells).values()}
-        errors = _earlier_errors(folder)
-        self._results = {cell.slug: result_of(cell, self._home(cell), errors.get(cell.slug)) for cell in study.cells}
+        self._commit: str | None = None
+        self._results = {cell.slug: earlier.result(cell, self._home(cell)) for cell in study.cells}
 
     def run(self) -> list[Result]:
         """Run all missing cells. On SIGTERM or SIGINT, let the cells save their state, then raise Interrupted."""
         waiting = deque(cell for cell in self._study.cells if self._results[cell.slug].summary is None)
+        if waiting:
+            self._commit = record_origin(self._folder)
         for cell in self._study.cells:
             self._tidy(cell)
         self._progress.begin(self._write())
@@ -82,7 +87,7 @@ class Sweep:
     def _finish(self, ended: Job) -> None:
         cell: Cell = ended.key
         error = _error_line(self._log(cell), ended.status or 0)
-        self._results[cell.slug] = result_of(cell, self._home(cell), error)
+        self._results[cell.slug] = result_of(cell, read_summary(self._home(cell)), error, self._commit)
         self._tidy(cell)
         self._write()
         self._progress.ended(self._results[cell.slug], ended.seconds)
@@ -99,13 +104,52 @@ class Sweep:
         return results
 
 
-def sweep(study: Study, folder: Path, resolve: Resolve, jobs: int | None, nice: int, quiet: bool) -> dict[str, Any]:
+class Earlier:
+    """The lines of results.jsonl that an earlier sweep wrote, or that were copied here; none if the file is damaged."""
+
+    def __init__(self, folder: Path, added: Mapping[str, Any]) -> None:
+        try:
+            self._lines = read_results(folder)
+        except ValueError:
+            self._lines = []
+        self._by_cell = {line.cell: line for line in self._lines}
+        self._done = {identity_of({**added, **line.values}): line for line in self._lines if line.summary is not None}
+
+    def result(self, cell: Cell, home: Path) -> Result:
+        """What is known of a cell: from its run folder, else from a finished line with the same values."""
+        summary, same, own = read_summary(home), self._done.get(identity_of(cell.values)), self._by_cell.get(cell.slug)
+        if same and summary is None and not (home / "config.toml").exists():
+            return result_of(cell, same.summary, None, same.commit)
+        return result_of(cell, summary, own.error if own else None, own.commit if own else None)
+
+    def check_kept(self, study: Study, folder: Path) -> None:
+        """Refuse to overwrite lines that are the only record of a finished cell."""
+        known = {identity_of(cell.values) for cell in study.cells}
+        lost = [line for identity, line in self._done.items() if identity not in known]
+        gone = [line.name for line in lost if read_summary(folder / "runs" / line.cell) is None]
+        if gone:
+            raise ValueError(
+                f"{str(folder / FILE)!r} has finished cells without a run folder that are not in the study "
+                f"({len(gone)}, such as {gone[0]!r}): choose another folder with --out, or remove their lines"
+            )
+
+
+def sweep(
+    study: Study,
+    folder: Path,
+    resolve: Resolve,
+    added: Mapping[str, Any],
+    jobs: int | None,
+    nice: int,
+    quiet: bool,
+) -> dict[str, Any]:
     """Run the missing cells of a study.
 
     Args:
         study: The study, read and checked.
         folder: Where to write; it is created if needed.
         resolve: Turns a recipe and overrides into all values of the recipe.
+        added: Fields that recipes did not always have, with the values that older results stand for.
         jobs: Number of cells at a time; None: as many as the cores allow.
         nice: Niceness of the cells, from 0 to 19.
         quiet: Print no progress.
@@ -122,10 +166,11 @@ def sweep(study: Study, folder: Path, resolve: Resolve, jobs: int | None, nice: 
     _check_runs(study, folder, resolve)
     bar = ProgressBar(0, len(study.cells), quiet, seconds=60, estimates=False)
     with _claimed(folder) as lock, bar:
+        earlier = Earlier(folder, added)
+        earlier.check_kept(study, folder)
         write_atomically(folder / "study.toml", study.text)
-        record_origin(folder)
         progress = SweepProgress(bar, len(study.cells), size)
-        results = Sweep(study, folder, Pool(size, threads, nice), progress, lock).run()
+        results = Sweep(study, folder, earlier, Pool(size, threads, nice), progress, lock).run()
     done = sum(result.summary is not None for result in results)
     failed = sum(result.error is not None for result in results)
     return {"study": study.title, "cells": len(results), "done": done, "failed": failed, "results": str(folder / FILE)}
@@ -202,14 +247,6 @@ def _noted_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _earlier_errors(folder: Path) -> dict[str, str]:
-    """Errors of cells that failed in an earlier sweep: kept until the cells have run again."""
-    try:
-        return {result.cell: result.error for result in read_results(folder) if result.error is not None}
-    except ValueError:
-        return {}
 
 
 def _error_line(log: Path, status: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import safetensors.torch
 
-from conadv.config import ADDED, RESUMABLE, Recipe, check_run_folder, flatten
+from conadv.config import RESUMABLE, Recipe, added_values, check_run_folder, flatten
 from conadv.core.catalog import ATTACKS
 from conadv.core.pgd import PGD
 from conadv.parallel.collectives import World, own_device
@@ -86,10 +86,9 @@ def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
 def expected(recipe: Recipe, task: Task) -> Expected:
     """What a checkpoint of a run must match."""
     decisive = {key: value for key, value in flatten(recipe).items() if key not in RESUMABLE}
-    added = {key: value for key, value in flatten(Recipe()).items() if key in ADDED}
     optimizer = build_optimizer(recipe, task.model)
     fill_state(optimizer)
-    return Expected(task.model, optimizer, recipe.delay, recipe.ema > 0, decisive, added)
+    return Expected(task.model, optimizer, recipe.delay, recipe.ema > 0, decisive, added_values())
 
 
 def facts(recipe: Recipe) -> dict[str, Any]:

@@ -66,7 +66,8 @@ def build_document(evidence: Evidence, curves: training.Curves) -> Document:
         sections.append(Section("conclusions", "Conclusions", _paragraphs(evidence.conclusions)))
     if evidence.main:
         sections += [accuracy.by_method(evidence), *accuracy.by_setting(evidence), against_paper.section(evidence)]
-        sections += [training.rates(evidence), training.gap(evidence), cost.section(evidence), training.time(evidence)]
+        sections += [training.rates(evidence), training.gap(evidence), cost.section(evidence)]
+        sections += [training.time(evidence) if evidence.timed else None]
         sections += [theory.staleness(curves), theory.sharpness(evidence)]
         sections += [training.curves(curves), training.pictures(evidence)]
     sections += [setup.failures(evidence), setup.setup(evidence), setup.commands(evidence)]

@@ -41,7 +41,8 @@ def section(evidence: Evidence) -> Section | None:
         "comparable, and those in sign and order rather than in size. "
         f"Ours are those of runs with a batch of {batch:,}."
     )
-    tables = [_gain_table(gains), _gap_table(found), _time_table(evidence, found), _accuracy_table()]
+    times = [_time_table(evidence, found)] if evidence.timed else []
+    tables = [_gain_table(gains), _gap_table(found), *times, _accuracy_table()]
     return Section("paper", "Beside the paper", [Paragraph(note), *tables])
 
 

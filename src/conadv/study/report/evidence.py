@@ -25,6 +25,8 @@ class Evidence:
     about: str
     conclusions: str
     study_text: str
+    timed: bool
+    """Whether times are shown."""
     results: Sequence[Result]
     origins: Sequence[dict[str, Any]]
 
@@ -90,8 +92,10 @@ def collect(folder: Path) -> Evidence:
         raise ValueError(f"{str(folder)!r} has no cells: run conadv sweep first")
     text, tables = _study(folder / "study.toml")
     title, about, conclusions = (str(tables.get(key, "")) for key in ("title", "about", "conclusions"))
-    title = title or folder.resolve().name
-    return Evidence(folder, title, about, conclusions, text, results, read_origins(folder))
+    title, timed = title or folder.resolve().name, tables.get("timed", True)
+    if not isinstance(timed, bool):
+        raise ValueError(f"timed is {timed!r} but must be true or false: change {str(folder / 'study.toml')!r}")
+    return Evidence(folder, title, about, conclusions, text, timed, results, read_origins(folder))
 
 
 def _study(path: Path) -> tuple[str, dict[str, Any]]:

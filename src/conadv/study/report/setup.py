@@ -28,6 +28,8 @@ def status(evidence: Evidence) -> Items:
     if evidence.origins:
         last = evidence.origins[-1]
         pairs.append(("Date and commit", f"{last['date']}, {last['commit'] or 'no clone'}"))
+    if not evidence.timed:
+        pairs.append(("Times", "left out, since other work ran beside the cells"))
     return Items(pairs)
 
 
@@ -55,12 +57,17 @@ def failures(evidence: Evidence) -> Section | None:
 
 
 def commands(evidence: Evidence) -> Section:
-    """Every cell with its accuracy and the command that repeats it."""
+    """Every cell with its accuracy, its commit where they differ, and the command that repeats it."""
     rows = [[result.name, _accuracy(result), Code(result.command)] for result in evidence.results]
+    head = ["cell", "test accuracy, %", "command"]
+    if len({result.commit for result in evidence.results if result.summary is not None}) > 1:
+        head.insert(2, "commit")
+        for row, result in zip(rows, evidence.results, strict=True):
+            row.insert(2, result.commit or "–")
     caption = (
         "Each cell: its test accuracy, and the command that repeats it, from the folder in which the sweep was run."
     )
-    table = Table("commands", caption, ["cell", "test accuracy, %", "command"], rows, frozenset({2}))
+    table = Table("commands", caption, head, rows, frozenset({2, len(head) - 1}))
     note = (
         "A command gives the same numbers again on the same machine and versions; on others they may differ in the "
         "last digits, which training magnifies."
