@@ -14,7 +14,7 @@ import torch
 
 import tiny
 from conadv import cli
-from conadv.config import ADDED
+from conadv.config.files import ADDED
 
 STEPS = 6
 
