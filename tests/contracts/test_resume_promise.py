@@ -19,6 +19,7 @@ from ranks import Pool
 
 # 3 epochs of 2 steps.
 STEPS = 6
+JOINT = {"model": "resnet8", "width": 4}  # a joint pass allows no dropout, which the tiny net has
 SETTINGS: dict[str, dict[str, Any]] = {
     "vanilla": {"method": "vanilla"},
     "disadv": {"method": "disadv"},
@@ -28,6 +29,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mixed": {"method": "conadv", "delay": 1, "data__mixup": 0.4, "data__cutmix": 1.0},
     "conadv-share": {"method": "conadv", "twin_share": 0.5, "chunk_size": 2},
     "recycled-share": {"method": "recycled", "twin_share": 0.5, "chunk_size": 2},
+    "conadv-together": {"method": "conadv", "together": True, **JOINT},
+    "recycled-together": {"method": "recycled", "together": True, "chunk_size": 2, "twin_share": 0.5, **JOINT},
     "sam": {"method": "sam"},
     "sam-stale": {"method": "sam", "delay": 1},
 }
@@ -38,6 +41,8 @@ OPTIMIZER_SETTINGS = {
 }
 LAYOUTS = {
     "vanilla": [(2, "clean")],
+    "conadv-together": [(2, "clean+adv | attack")],
+    "recycled-together": [(3, "clean+adv")],
     "recycled-share": [(2, "clean | adv"), (4, "clean | adv"), (5, "4 clean | adv")],
     "sam": [(2, "clean")],
     "sam-stale": [(2, "clean")],

@@ -61,6 +61,8 @@ class Scenario:
     kind: type[nn.Sequential] = nn.Sequential
     norm: type[nn.BatchNorm2d] = nn.BatchNorm2d
     compiled: Literal["inside", "outside"] | None = None
+    together: bool = False
+    """Whether the ranks learn from images and twins in one pass; the one process never does."""
 
     def model(self, setting: Setting) -> nn.Sequential:
         # A parameter that no step uses would stop DistributedDataParallel: vanilla needs no adv branch.
@@ -92,6 +94,11 @@ SCENARIOS = (
     Scenario("checkpointing", chunks=2, kind=Checkpointed),
     Scenario("reentrant", chunks=2, kind=Reentrant, norm=Activated),
 )
+TOGETHER = (
+    Scenario("together", chunks=2, together=True),
+    Scenario("together in a static graph", static_graph=True, together=True),
+    Scenario("together with checkpointing", chunks=2, kind=Checkpointed, together=True),
+)
 COMPILED = (Scenario("compiled inside", compiled="inside"), Scenario("compiled outside", compiled="outside"))
 # Longer delays and the queue differ in which weights attack, which is not the wrapper's business: two scenarios each.
 DISTINCT = [setting for setting in SETTINGS if setting.name in ("vanilla", "disadv", "conadv", "recycled", "sam")]
@@ -102,10 +109,14 @@ CASES = [
     if not (setting.method == "sam" and scenario.kind is Reentrant)  # which PyTorch refuses
 ]
 CASES += [(setting, scenario) for setting in SETTINGS[1:2] for scenario in COMPILED]
+CASES += [(setting, scenario) for setting in DISTINCT if setting.adversarial for scenario in TOGETHER]
 
 
-def train(model: nn.Module, setting: Setting, chunk_size: int, place: Place, part: slice) -> None:
-    method = setting.make(model, ATTACK, chunk_size=chunk_size, seed=3, place=place, adv_weight=0.4)
+def train(
+    model: nn.Module, setting: Setting, chunk_size: int, place: Place, part: slice, together: bool = False
+) -> None:
+    common = {"chunk_size": chunk_size, "seed": 3, "place": place, "together": together}
+    method = setting.make(model, ATTACK, adv_weight=0.4, **common)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     for now, ahead in method.feed([(images[part], labels[part]) for images, labels in small_batches(5)]):
         optimizer.zero_grad()
@@ -120,7 +131,8 @@ def train_as_rank(rank: int, setting: Setting, scenario: Scenario) -> dict[str, 
     wrapper.register_comm_hook(exchanges, counted_sum)
     size = 8 // RANKS
     place = Place(first_chunk=rank * scenario.chunks)  # what is random differs from rank to rank
-    train(wrapped, setting, size // scenario.chunks, place, slice(rank * size, (rank + 1) * size))
+    part = slice(rank * size, (rank + 1) * size)
+    train(wrapped, setting, size // scenario.chunks, place, part, scenario.together)
     assert list(plain_state_dict(wrapped)) == list(small_cnn().state_dict())
     assert len(exchanges) == 5, "gradients are exchanged once a step, however many chunks it has"
     return model.state_dict()

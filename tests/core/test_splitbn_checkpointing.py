@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conadv import PGD, route, split_batchnorm
-from conadv.core.branches import marked
+from conadv.core.marks import marked
 from conadv.core.splitbn import routed, update_running_stats
 from settings import Setting, image_methods, small_batches, small_cnn
 

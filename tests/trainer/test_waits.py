@@ -66,6 +66,7 @@ def _without_first_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("look_at_images", "look_at_loss"):
         monkeypatch.setattr(Checks, name, lambda *_: None)
     monkeypatch.setattr(learner, "no_mixed_statistics", nullcontext)
+    monkeypatch.setattr(learner, "check_joint", lambda *_: None)
 
 
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
@@ -103,6 +104,7 @@ STEPS = 4
 SMALL = {"precision": "float32", "epochs": 2, "batch_size": 8, "data__train_size": 16, "checkpoint__every": 1000}
 LATE = ["update", *["read", "update"] * (STEPS - 1), "read"]
 WAYS = [{"method": name} for name in METHODS] + [{"method": "conadv", "delay": 3}, {"method": "sam", "delay": 1}]
+WAYS += [{"method": "conadv", "together": True}, {"method": "recycled", "together": True}]
 LAYOUTS = [("conadv", "clean | adv | attack"), ("disadv", "clean | adv+attack"), ("recycled", "clean | adv")]
 
 

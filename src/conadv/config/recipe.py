@@ -222,6 +222,9 @@ class Recipe:
     compile: bool = False
     """Compile the network's passes with torch.compile: one graph for each kind of pass, in the first two steps, which
     take minutes for a large network. Evaluation is not compiled."""
+    together: bool = False
+    """Learn from the images and the twins of a chunk in one pass: fewer and larger kernels, for a device that a chunk
+    does not fill, and twice the memory. The same numbers to rounding; a model with dropout is refused."""
     label_smoothing: BelowOne = 0.1
     """Label smoothing: share of the label spread evenly over all classes."""
     ema: BelowOne = 0.0

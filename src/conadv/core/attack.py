@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .branches import split_layers
+from .branches import Branch, split_layers
 from .seeds import untouched_randomness
 from .splitbn import Statistics, routed
 
@@ -99,7 +99,7 @@ def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def without_trace(model: nn.Module, branch: str, statistics: Statistics | None, seed: int | None) -> Iterator[None]:
+def without_trace(model: nn.Module, branch: Branch, statistics: Statistics | None, seed: int | None) -> Iterator[None]:
     """Within, images go through `branch` with `statistics`; after it buffers, flags and generators are as before."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     split = {owner for layer in split_layers(model) for owner in layer.owners().values()}

@@ -7,8 +7,7 @@ x ──► way? ───┤                                 ├──► y, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -26,13 +25,24 @@ _UNKNOWN_BRANCH = (
     "a split BatchNorm layer ran again (activation checkpointing) in a backward pass outside of `route`, and its "
     "branch is not known there: call backward() within the `with route(...)` of the forward pass"
 )
+_NOT_BY_IMAGE = "together=True: {}, so that clean and adversarial images cannot be told apart: drop together"
 _CLASSES: dict[type[nn.Module], type[SplitLayer]] = {}
+
+
+class Joint(NamedTuple):
+    """One pass for several parts of a chunk: the branch of each, and how many images it has, in their order."""
+
+    branches: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+Branch = str | Joint
 
 
 class Way(NamedTuple):
     """How images go through a layer at the moment."""
 
-    branch: str = "main"
+    branch: Branch = "main"
     batch_statistics: bool | None = None  # None: as the train/eval flag says
     # "again": what activation checkpointing computes a second time, whose statistics were counted the first time.
     tracking: Tracking | Literal["again"] = "now"
@@ -62,7 +72,7 @@ class SplitLayer(nn.Module):
     left_main: bool
     """Whether somebody routed images through another branch by themselves, and may run their backward pass later."""
 
-    walked: str | None
+    walked: Branch | None
     """The branch whose part of the graph a backward pass walks at the moment; None: only a method's loss says so."""
 
     def grow(self, branches: Mapping[str, nn.Module]) -> None:
@@ -89,6 +99,21 @@ class SplitLayer(nn.Module):
     def update(self, owner: nn.Module) -> None:
         """Move the running statistics of one branch by what is pending. Nothing waits for the device."""
         raise NotImplementedError
+
+    def _by_part(self, through: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `through(way, branch, ...)` with the present way or, in a joint pass, with each part of the images."""
+        way = self._current_way()
+        if isinstance(way.branch, str):
+            return through(way, way.branch, *args, **kwargs)
+        images = sum(way.branch.sizes)
+        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or args[0].shape[:1] != (images,):
+            given = ", ".join(str(tuple(each.shape)) for each in args if isinstance(each, Tensor))
+            raise ValueError(_NOT_BY_IMAGE.format(f"{type(self).__name__} was given ({given}) for {images} images"))
+        parts = zip(way.branch.branches, args[0].split(way.branch.sizes), strict=True)
+        results = [through(way, branch, part) for branch, part in parts]
+        if not all(isinstance(result, Tensor) for result in results):
+            raise ValueError(_NOT_BY_IMAGE.format(f"{type(self).__name__} does not return one tensor"))
+        return torch.cat(results)
 
     def _new_pending(self, owner: nn.Module) -> Tensor | None:
         """Sums over forward passes and, last, their number; None for a branch without running statistics."""
@@ -125,43 +150,16 @@ class SplitLayer(nn.Module):
         return (_blank, (self.plain,), *super().__reduce_ex__(protocol)[2:])
 
 
-class _Mark(torch.autograd.Function):
-    """The loss itself, whose backward pass says through which branch its images went.
-
-    Autograd walks the graph of a later forward pass before that of an earlier one, so the mark holds for all layers
-    that activation checkpointing runs again until the next mark.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, layers: list[SplitLayer], branch: str) -> Tensor:
-        ctx.layers, ctx.branch = layers, branch
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        _set_walked(ctx.layers, ctx.branch)
-        # At the end of this backward pass: the next one may be of a loss without a mark.
-        torch.autograd.Variable._execution_engine.queue_callback(partial(_set_walked, ctx.layers, None))
-        return gradient, None, None
-
-
-def _set_walked(layers: list[SplitLayer], branch: str | None) -> None:
-    for layer in layers:
-        layer.walked = branch
-
-
-def marked(loss: Tensor, model: nn.Module, branch: str) -> Tensor:
-    """The loss of images that went through `branch`, for a backward pass outside of a route."""
-    layers = split_layers(model)
-    return _Mark.apply(loss, layers, branch) if layers else loss
-
-
 class SplitBatchNorm(SplitLayer, _BatchNorm):
     """BatchNorm as torch has it, and classes that inherit its forward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input_dim(x)
-        branch, batch_statistics, tracking, _, tally = self._current_way()
+        y: Tensor = self._by_part(self._through, x)
+        return y
+
+    def _through(self, way: Way, branch: str, x: Tensor) -> Tensor:
+        _, batch_statistics, tracking, _, tally = way
         owner = self.owner(branch)
         assert isinstance(owner, _BatchNorm)
         if owner.running_mean is None or owner.running_var is None:
@@ -173,7 +171,7 @@ class SplitBatchNorm(SplitLayer, _BatchNorm):
         if tracking == "off":
             return self._normalize(x, owner, None, None)
         if tracking == "step" and tally is not None and not self._is_copy():
-            room = tally.room(self)
+            room = tally.room(owner)
             if room is not None:
                 return self._normalize(x, owner, *room)
         # With momentum 1 the kernel writes the statistics of this batch into the buffers that it is given.
@@ -221,7 +219,10 @@ class SplitOwnForward(SplitLayer):
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        branch, batch_statistics, tracking, *_ = self._current_way()
+        return self._by_part(self._through, *args, **kwargs)
+
+    def _through(self, way: Way, branch: str, *args: Any, **kwargs: Any) -> Any:
+        _, batch_statistics, tracking, *_ = way
         owner, own = self.owner(branch), (self._parameters, self._buffers, self.training)
         lent: dict[str, Tensor | None] = {**owner._buffers, **{name: old.clone() for name, old in _tracked(owner)}}
         try:

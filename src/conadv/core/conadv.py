@@ -47,7 +47,8 @@ class ConAdv:
         handoff: where twins wait between generating and learning; None: no twin waits.
         stale_weights: a context in which the model has the weights of `delay` steps ago, kept by the caller.
             None: the method keeps them.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, place.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, together,
+            place.
     """
 
     duties = Role.CLEAN | Role.ADV | Role.ATTACK

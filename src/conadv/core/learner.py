@@ -12,17 +12,18 @@ from torch import Tensor, nn
 
 from .attack import Attack, Call, Loss, call_plainly, input_gradient, without_trace
 from .batch import Batch, Chunked, as_batch, cut, to_device, to_pixels
-from .branches import marked
 from .buffers import no_mixed_statistics
 from .checks import Checks, check_branches
 from .ddp import place_of_rank, syncing, touch_other_branches
 from .handoff import Twin
+from .marks import marked
 from .parts import Common, Losses, Part
 from .roles import ALONE, Place
 from .seeds import mix, untouched_randomness
 from .share import TwinShare, select
 from .spans import span
 from .splitbn import closed, routed, update_running_stats
+from .together import branch_of, check_joint, joined, outputs_by_part
 from .wrappers import data_parallel, innermost, precision, unwrap
 
 # What a random number is for, so that different purposes have different seeds.
@@ -48,6 +49,7 @@ class Learner:
         self._autocast = common.get("autocast")
         self._as_batch = common.get("batch") or as_batch
         self._input_name = common.get("input_name")
+        self.together = common.get("together", False)
         self._place = common.get("place", ALONE)
         self._clean: list[Tensor] = []
         self._adv: list[Tensor] = []
@@ -55,8 +57,11 @@ class Learner:
             raise ValueError(f"chunk_size {self.chunk_size}: take at least 1 image, or None for the whole batch")
         if next(model.parameters(), None) is None:
             raise ValueError("a model without parameters has nothing to learn")
+        if self.together and self._input_name is not None:
+            raise ValueError("together=True joins images only, not what input_name= is passed for: drop one of them")
         self._parallel = data_parallel(model)
         self._watched = True  # whether no layer was seen to mix the statistics of several branches
+        self._joint_modes: set[bool] = set()  # model.training of the joint passes that were compared with separate ones
         self._checks = Checks(model, loss, self.chunk_size, alone=self._place is ALONE)
 
     @property
@@ -117,17 +122,18 @@ class Learner:
         return part.weight * self.place.share / count
 
     def learn(self, parts: Sequence[Part], number: int, count: int) -> None:
-        """Add the gradients of chunk `number` of `count` to `.grad`, one part at a time to save memory.
+        """Add the gradients of chunk `number` of `count` to `.grad`, one pass at a time to save memory.
 
-        DistributedDataParallel all-reduces gradients once per step, with the last part of the last chunk. A static
+        DistributedDataParallel all-reduces gradients once per step, with the last pass of the last chunk. A static
         graph does not allow a first backward pass without all_reduce: then all parts share one backward pass.
         """
         if self._is_float16():
             raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(now, ahead)).backward()")
-        together = [parts] if self._parallel and self._parallel.static_graph else [[part] for part in parts]
-        for some in together:
+        at_once = self._parallel is not None and self._parallel.static_graph
+        groups = [parts] if at_once else self._passes(parts)
+        for some in groups:
             name = "adversarial pass" if some[0].adversarial else "clean pass"
-            with span(name), syncing(self._parallel, last=number == count - 1 and some is together[-1]):
+            with span(name), syncing(self._parallel, last=number == count - 1 and some is groups[-1]):
                 total = self.objective(some, number, count)
                 if self._parallel is not None:
                     total = touch_other_branches(total, self.model, [part.branch for part in some])
@@ -146,15 +152,15 @@ class Learner:
             step: decides what the model draws; None: the present one.
             mark: the caller runs the backward pass, so that the graph itself has to say which branch it is of.
         """
-        total = None
-        for part in parts:
-            loss = self._forward(part, number, self.step if step is None else step)
-            if part.tracked or part.adversarial:
-                (self._adv if part.adversarial else self._clean).append(loss.detach() / (count * part.per_chunk))
-            scaled = (marked(loss, self.model, part.branch) if mark else loss) * self.scale(part, count)
-            total = scaled if total is None else total + scaled
-        assert total is not None
-        return total
+        scaled: list[Tensor] = []
+        for some in self._passes(parts):
+            losses = self._forward(some, number, self.step if step is None else step)
+            for part, loss in zip(some, losses, strict=True):
+                if part.tracked or part.adversarial:
+                    (self._adv if part.adversarial else self._clean).append(loss.detach() / (count * part.per_chunk))
+                own = marked(loss, self.model, branch_of(some)) if mark else loss
+                scaled.append(own * self.scale(part, count))
+        return scaled[0] if len(scaled) == 1 else sum(scaled[1:], scaled[0])
 
     def end_step(self) -> Losses:
         """Update the running statistics, unless they are summed over ranks first, and start the next step."""
@@ -185,16 +191,23 @@ class Learner:
             seed = self.attack_seed(batch_number, chunk_number)
             return Twin(attack(self.model, self.loss, chunk.images, chunk.labels, seed, call), chunk.labels, call)
 
-    def input_gradient(self, part: Part, step: int, number: int, count: int) -> Tensor:
-        """The gradient that `learn` would leave on the images of a part in `step`, bit by bit. It leaves no trace."""
-        model = unwrap(self.model)
-        seed = None if self.seed is None else self._seed(step, number, part.branch)
+    def input_gradient(self, parts: Sequence[Part], step: int, number: int, count: int) -> Tensor:
+        """The gradient that `learn` would leave on the images of the first part in `step`, bit by bit.
+
+        It leaves no trace. With `together`, the last bits depend on how many images the other parts have, but not on
+        these images.
+        """
+        model, some = unwrap(self.model), self._passes(parts)[0]
+        seed = None if self.seed is None else self._seed(step, number, some[0].branch)
 
         def total(images: Tensor) -> Tensor:
+            passed = [some[0]._replace(images=images), *some[1:]]
             with precision(self.model), self._precision():
-                return self.loss(part.call(model, images), part.labels) * self.scale(part, count)
+                losses = self._losses(model, passed)
+                scaled = [loss * self.scale(part, count) for part, loss in zip(passed, losses, strict=True)]
+                return sum(scaled[1:], scaled[0])
 
-        return input_gradient(model, total, part.images, partial(without_trace, model, part.branch, None, seed))
+        return input_gradient(model, total, some[0].images, partial(without_trace, model, branch_of(some), None, seed))
 
     def weight_gradients(self, part: Part, step: int, number: int) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a part and its gradient by each trainable weight, as in `step`. It leaves no trace."""
@@ -228,19 +241,35 @@ class Learner:
     def _own_seed(self) -> int:
         return torch.initial_seed() if self.seed is None else self.seed
 
-    def _forward(self, part: Part, number: int, step: int) -> Tensor:
+    def _passes(self, parts: Sequence[Part]) -> Sequence[Sequence[Part]]:
+        """The parts that go through the model at once."""
+        return [parts] if self.together else [[part] for part in parts]
+
+    def _forward(self, parts: Sequence[Part], number: int, step: int) -> list[Tensor]:
+        """The mean loss of each part, from one pass."""
+        self._check_joint(parts)
         with (
-            self._randomness(step, number, part.branch),
-            routed(self.model, part.branch, tracking="step" if part.tracked else "off"),
+            self._randomness(step, number, parts[0].branch),
+            routed(self.model, branch_of(parts), tracking="step" if parts[0].tracked else "off"),
             self._precision(),
             self._watching(),
         ):
-            # A model may work in place, which a leaf of the graph (images whose gradient is wanted) does not allow.
-            images = part.images.clone() if part.images.requires_grad else part.images
-            outputs = part.call(self.model, images)
-            loss = self.loss(outputs, part.labels)
-            self._checks.look_at_loss(loss, outputs, part.labels, len(part.images))
-            return loss
+            return self._losses(self.model, parts, look=True)
+
+    def _losses(self, model: nn.Module, parts: Sequence[Part], look: bool = False) -> list[Tensor]:
+        losses = []
+        for part, outputs in zip(parts, outputs_by_part(parts[0].call(model, joined(parts)), parts), strict=True):
+            losses.append(self.loss(outputs, part.labels))
+            if look:
+                self._checks.look_at_loss(losses[-1], outputs, part.labels, len(part.images))
+        return losses
+
+    def _check_joint(self, parts: Sequence[Part]) -> None:
+        """Check only the first joint pass in training mode, and in evaluation mode: this waits for the device."""
+        model = innermost(self.model)
+        if len(parts) > 1 and model.training not in self._joint_modes:
+            check_joint(model, parts, partial(self._losses, model))
+            self._joint_modes.add(model.training)
 
     def _call(self, chunk: Batch) -> Call:
         if self._input_name is None:
@@ -266,9 +295,9 @@ class Learner:
 
     def recomputing(self, parts: Sequence[Part]) -> AbstractContextManager[None]:
         """Activation checkpointing runs layers again in the backward pass: through the branch of the forward pass."""
-        if len(parts) > 1:
+        if len(self._passes(parts)) > 1:
             return closed(self.model)
-        return routed(self.model, parts[0].branch, tracking="again" if parts[0].tracked else "off")
+        return routed(self.model, branch_of(parts), tracking="again" if parts[0].tracked else "off")
 
     def _randomness(self, step: int, number: int, branch: str) -> AbstractContextManager[None]:
         """With a seed, what the model draws (for dropout, say) does not depend on what ran before."""

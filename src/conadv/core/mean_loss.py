@@ -46,7 +46,7 @@ class MeanLoss:
         if not self._seen_twice:
             self._seen_twice = True
             twice = self._together(outputs, outputs, labels, labels, count)
-            if twice is not None and not _close(twice, loss, outputs):
+            if twice is not None and not close(twice, loss, outputs):
                 raise ValueError(
                     f"the loss of images given twice is {float(twice):.4g}, not {float(loss):.4g} as once: "
                     'a method needs the mean over the images, reduction="mean"'
@@ -63,7 +63,7 @@ class MeanLoss:
             return
         self._compared = True
         both = self._together(first_outputs, outputs, first_labels, labels, count)
-        if both is not None and not _close(both, (first + loss) / 2, outputs):
+        if both is not None and not close(both, (first + loss) / 2, outputs):
             raise ValueError(
                 "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): "
                 "pass chunk_size=None"
@@ -105,7 +105,7 @@ def _same(one: Any, other: Any) -> bool:
     return all(torch.equal(mine, theirs) for mine, theirs in pairs if isinstance(mine, Tensor))
 
 
-def _close(left: Tensor, right: Tensor, outputs: Any) -> bool:
+def close(left: Tensor, right: Tensor, outputs: Any) -> bool:
     """Equal up to the rounding of outputs of this precision."""
     if not bool(left.isfinite() & right.isfinite()):
         return True  # a loss that is not finite is noticed elsewhere

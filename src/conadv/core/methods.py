@@ -71,7 +71,8 @@ class Vanilla:
     Args:
         model: the network; with `chunk_size`, its BatchNorm layers are split (`split_batchnorm(model, ("main",))`).
         loss: from outputs and labels to the mean loss over the images.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, place.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, together,
+            place.
     """
 
     duties = Role.CLEAN

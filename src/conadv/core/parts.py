@@ -26,6 +26,10 @@ class Common(TypedDict, total=False):
     """From what the loader yields to a `Batch`; None: it yields (images, labels)."""
     input_name: str | None
     """The model's keyword argument for the images, where a batch has `extra` inputs. None: the first argument."""
+    together: bool
+    """Learn from the images and the twins of a chunk in one pass of the model: fewer and larger kernels, and twice the
+    activations in memory. The numbers are those of separate passes, to rounding; a model for which they would not be
+    (dropout, layers that mix the images of a batch) is refused. A part that is alone in its chunk is not affected."""
     place: Place
     """Where this process stands among others; by default it is alone, or a rank of a data-parallel loop."""
 

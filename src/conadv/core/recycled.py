@@ -40,7 +40,8 @@ class Recycled:
         twin_share: the share of a batch's chunks that get twins, such as "1/4", other ones in each step; without
             chunks, of its images. The loss takes the mean over the twins.
         handoff: where twins wait for the next step; None: in memory.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, place.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, together,
+            place.
     """
 
     duties = Role.CLEAN | Role.ADV
@@ -183,9 +184,16 @@ class Recycled:
     def _generate(self, chunk: Batch, batch_number: int, chunk_number: int, count: int) -> Twin:
         """The twins of a chunk, with the weights that the model has, from a backward pass of their own."""
         self._learner.check_images(self.attack, chunk.images)
-        part = self._learner.clean_parts(chunk, 1 - self.adv_weight)[0]
-        gradient = self._learner.input_gradient(part, batch_number, chunk_number, count)
-        return self._twin(part, gradient, count, batch_number, chunk_number)
+        parts = self._learner.clean_parts(chunk, 1 - self.adv_weight)
+        made = max(batch_number - 1, 0)
+        learnt = Role.ADV in self._learner.place.role and self._learner.has_twins(self._share, made, chunk_number)
+        if self._learner.together and learnt:
+            # In the place of the twins that were learnt from: convolutions of another size may round differently.
+            some = select(chunk, self._learner.twin_images(self._share, chunk, batch_number, chunk_number))
+            twin = Twin(some.images, some.labels, parts[0].call)
+            parts.append(self._learner.adv_part(twin, self.adv_weight, float(self._share)))
+        gradient = self._learner.input_gradient(parts, batch_number, chunk_number, count)
+        return self._twin(parts[0], gradient, count, batch_number, chunk_number)
 
     def _twin(self, part: Part, gradient: Tensor, count: int, batch_number: int, chunk_number: int) -> Twin:
         """The twin of a chunk, from the gradient of its scaled loss."""

@@ -43,7 +43,8 @@ class Sam:
         loss: from outputs and labels to the mean loss over the images.
         rho: how far the weights move, in the L2 norm over all trainable parameters.
         delay: age of the direction in steps, 0 or 1.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, place.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, together,
+            place.
     """
 
     duties = Role.CLEAN

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from .branches import SplitBatchNorm, SplitLayer, Tracking, Way, split_class, split_layers
+from .branches import Branch, SplitBatchNorm, SplitLayer, Tracking, Way, split_class, split_layers
 from .buffers import allow_mixed
 from .tally import Tally, Tracked, move
 from .wrappers import innermost, is_exchanged, whole
@@ -123,7 +123,7 @@ def route(
 @contextmanager
 def routed(
     model: nn.Module,
-    branch: str,
+    branch: Branch,
     *,
     statistics: Statistics | None = None,
     tracking: Tracking | Literal["again"],
@@ -131,10 +131,12 @@ def routed(
     """`route` for code that runs the backward pass within, or within "again"."""
     model = innermost(model)
     layers = split_layers(model)
-    tally = Tally(_pending_of(layers, branch)) if tracking == "step" else None
+    names = (branch,) if isinstance(branch, str) else branch.branches
+    tally = Tally(_pending_of(layers, names)) if tracking == "step" else None
     ways = [Way(branch, _uses_batch(layer, model, statistics), tracking, True, tally) for layer in layers]
     for layer, way in zip(layers, ways, strict=True):
-        _check_branch(layer, way, frozen=model.training and not layer.training)
+        for name in names:
+            _check_branch(layer, name, way.batch_statistics, frozen=model.training and not layer.training)
     try:
         with _set_ways(layers, ways):
             yield
@@ -257,14 +259,16 @@ def _copied(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
     return copies[id(tensor)]
 
 
-def _pending_of(layers: Sequence[SplitLayer], branch: str) -> dict[nn.Module, Tensor]:
-    """What is pending in a branch, by layer, where it can be collected for all layers at once."""
-    found = {
-        layer: layer.owner(branch)._buffers.get("pending")
+def _pending_of(layers: Sequence[SplitLayer], branches: Sequence[str]) -> dict[nn.Module, Tensor]:
+    """What is pending in some branches of each layer, where it can be collected for all layers at once."""
+    owners = [
+        layer.owner(branch)
         for layer in layers
+        for branch in branches
         if isinstance(layer, SplitBatchNorm) and branch in layer.branches
-    }
-    return {layer: pending for layer, pending in found.items() if pending is not None}
+    ]
+    found = {owner: owner._buffers.get("pending") for owner in owners}
+    return {owner: pending for owner, pending in found.items() if pending is not None}
 
 
 @contextmanager
@@ -286,14 +290,14 @@ def _uses_batch(layer: SplitLayer, model: nn.Module, statistics: Statistics | No
     return statistics == "batch" and not frozen
 
 
-def _check_branch(layer: SplitLayer, way: Way, frozen: bool) -> None:
-    if way.branch == "main":
+def _check_branch(layer: SplitLayer, branch: str, batch_statistics: bool | None, frozen: bool) -> None:
+    if branch == "main":
         return
-    if way.branch not in layer.branches:
-        raise ValueError(f"the model has no branch {way.branch!r}: split it with split_batchnorm(model, branches=...)")
-    evaluated = not (layer.training if way.batch_statistics is None else way.batch_statistics)
-    tracked = layer.owner(way.branch)._buffers.get("num_batches_tracked")
+    if branch not in layer.branches:
+        raise ValueError(f"the model has no branch {branch!r}: split it with split_batchnorm(model, branches=...)")
+    evaluated = not (layer.training if batch_statistics is None else batch_statistics)
+    tracked = layer.owner(branch)._buffers.get("num_batches_tracked")
     if evaluated and not frozen and tracked is not None and tracked == 0:
         raise ValueError(
-            f"the {way.branch} branch was never trained, so it has no statistics to evaluate with: train it first"
+            f"the {branch} branch was never trained, so it has no statistics to evaluate with: train it first"
         )

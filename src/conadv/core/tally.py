@@ -18,8 +18,8 @@ class Tally:
     """The BatchNorm statistics of one forward pass.
 
     Args:
-        pending: By layer, the buffer that its statistics are added to: sums of means and of variances (2 × channels)
-            and, last, the number of passes.
+        pending: By branch of a layer, the buffer that its statistics are added to: sums of means and of variances
+            (2 × channels) and, last, the number of passes.
     """
 
     def __init__(self, pending: dict[nn.Module, Tensor]) -> None:
@@ -27,14 +27,14 @@ class Tally:
         self._free: dict[nn.Module, Tensor] = {}
         self._used: list[tuple[Tensor, Tensor]] = []
 
-    def room(self, layer: nn.Module) -> tuple[Tensor, Tensor] | None:
-        """Zeros, for mean and variance of a layer; None for one that is not known, or runs a second time."""
+    def room(self, branch: nn.Module) -> tuple[Tensor, Tensor] | None:
+        """Zeros, for mean and variance of a branch; None for one that is not known, or runs a second time."""
         if not self._free and not self._used:
             self._free = _zeros_like_sums(self._pending)
-        own = self._free.pop(layer, None)
+        own = self._free.pop(branch, None)
         if own is None:
             return None
-        self._used.append((self._pending[layer], own))
+        self._used.append((self._pending[branch], own))
         mean, var = own.chunk(2)
         return mean, var
 

@@ -34,6 +34,8 @@ from .build_task import DTYPES, Task, mix_of
 from .ema import Ema
 from .memory import check_copies
 
+_BOTH = Role.CLEAN | Role.ADV
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -106,6 +108,11 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
         layout = Layout.fit(recipe.layout, method.duties, world_size)
     share = TwinShare.from_number(recipe.twin_share)
     layout.check_twins(chunks, share.of if Role.ADV in layout.duties else 1)
+    if recipe.together and recipe.data.views != "three" and not any(_BOTH in role for role in layout.roles):
+        raise ValueError(
+            f"--together: in method {recipe.method} with layout {str(layout)!r} no rank learns from both images and "
+            "twins: drop it, or choose a layout with clean+adv"
+        )
     return layout
 
 
@@ -196,6 +203,7 @@ def _method(
         seed=recipe.seed,
         autocast=task.autocast,
         batch=lambda chunk: Batch(*chunk),
+        together=recipe.together,
         place=place,
     )
     return method
