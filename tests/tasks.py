@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from contextlib import nullcontext, redirect_stderr
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, between_ranks
 from conadv.parallel.launch import own_rank, world_size
 from conadv.parallel.layout import Layout
+from conadv.parallel.outcome import NotFiniteError
 from conadv.parallel.traffic import Traffic
 from conadv.parallel.wire import Wire
 from conadv.trainer import training
@@ -243,14 +245,14 @@ def fail_on(rank: int) -> str:
             return str(error)
 
 
-def count_looks(path: str) -> tuple[int, int, int, str]:
-    """How often a rank lists folders and opens files below a path to build its part of a run; a digest of labels."""
-    looks = {"os.scandir": 0, "os.listdir": 0, "open": 0}
+def count_looks(path: str) -> tuple[int, list[str], str]:
+    """How often a rank lists folders, and which files it opens below a path, to build a run; a digest of labels."""
+    looks: dict[str, list[str]] = {"os.scandir": [], "os.listdir": [], "open": []}
     counting = [True]
 
     def notice(event: str, arguments: tuple[Any, ...]) -> None:
         if counting and event in looks and str(arguments[0]).startswith(path):
-            looks[event] += 1
+            looks[event].append(str(arguments[0]).removeprefix(path))
 
     recipe = tiny.recipe(data__name="none", data__path=path, data__train_size="none", data__memory=0)
     with joined(30) as world:
@@ -262,7 +264,7 @@ def count_looks(path: str) -> tuple[int, int, int, str]:
             counting.clear()
         check_agreement(world, facts)
     labels = task.data.train.labels.tobytes() + task.data.test.labels.tobytes()
-    return looks["os.scandir"], looks["os.listdir"], looks["open"], sha256(labels).hexdigest()
+    return len(looks["os.scandir"] + looks["os.listdir"]), looks["open"], sha256(labels).hexdigest()
 
 
 def _three_layers() -> nn.Sequential:
@@ -308,6 +310,20 @@ def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 
         except Interrupted as stop:
             return stop.exit_status
     return 0
+
+
+def train_late(
+    folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked_rank: int = 0, **fault: str
+) -> int | str:
+    """The same where the outcome of a step is read one step late, as on GPUs; the exit status, or the error."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in fault.items():
+            patch.setenv(name, value)
+        patch.setattr(training, "build_policy", lambda *arguments: replace(build_policy(*arguments), late=True))
+        try:
+            return train(folder, resume, changes, stop_after, asked_rank)
+        except NotFiniteError as error:
+            return str(error)
 
 
 def train_in_two_parts(folder: str, changes: dict[str, Any], stop_after: int) -> int:

@@ -19,7 +19,7 @@ from conadv.parallel.layout import Layout
 from conadv.parallel.outcome import DriftError, NotFiniteError
 from conadv.parallel.watch import watched
 from conadv.sinks import SINKS, check_sinks
-from conadv.task.data import DataSet, Stream
+from conadv.task.data import Stream
 
 from .build import Job, build_job, build_policy, build_stream, check_fit
 from .build_task import Task, build_task, open_task_data, resolved
@@ -105,12 +105,11 @@ def _build(recipe: Recipe, world: World) -> tuple[Task, Stream]:
     """The network and the data, whose files rank 0 lists for all; what is wrong on any rank, all ranks say."""
     share = None if world.size == 1 else partial(from_main_patiently, world)
 
-    def build(data: DataSet) -> tuple[Task, Stream]:
-        task = build_task(recipe, world.device, trains=True, data=data)
+    def build() -> tuple[Task, Stream]:
+        task = build_task(recipe, world.device, trains=True, data=open_task_data(recipe, share))
         return task, build_stream(recipe, task)
 
-    data = open_task_data(recipe, share)
-    return on_all(world, lambda: build(data))
+    return on_all(world, build)
 
 
 def _start(

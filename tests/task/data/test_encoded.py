@@ -7,14 +7,14 @@ import pytest
 
 from conadv.task.data.encoded import Encoded, Listing, numbered_classes
 from conadv.task.data.source import DamagedError
-from task.data.samples import encode, picture
+from task.data.samples import Held, encode, picture
 
-FILES = [encode(picture(i), "PNG") for i in range(4)]
+FILES = Held(encode(picture(i), "PNG") for i in range(4))
 NAMES = [f"{i}.png" for i in range(4)]
 
 
 def make(**changes: object) -> Encoded:
-    given = {"names": NAMES, "labels": np.array([0, 1, 0, 1]), "classes": ("a", "b"), "read": FILES.__getitem__}
+    given = {"names": NAMES, "labels": np.array([0, 1, 0, 1]), "classes": ("a", "b"), "read": FILES}
     return Encoded(**{**given, **changes})
 
 
@@ -49,7 +49,7 @@ def test_channels_are_one_or_three(channels: int) -> None:
 
 def test_a_listing_leaves_out_labels_that_are_no_class_and_says_so() -> None:
     known = DamagedError("x", "seen while listing")
-    listing = Listing(NAMES, np.array([0, 5, -1, 1]), FILES.__getitem__, (known,))
+    listing = Listing(NAMES, np.array([0, 5, -1, 1]), FILES, (known,))
     source, problems = listing.source(("a", "b"), 3)
     assert [source.name(i) for i in range(len(source))] == ["0.png", "3.png"]
     assert [str(problem) for problem in problems] == [
@@ -60,5 +60,5 @@ def test_a_listing_leaves_out_labels_that_are_no_class_and_says_so() -> None:
 
 
 def test_classes_by_number_go_to_the_largest_label_that_makes_sense() -> None:
-    listings = [Listing(NAMES, np.array(labels), FILES.__getitem__) for labels in ([0, 3], [5, 999_999_999], [-1, 0])]
+    listings = [Listing(NAMES, np.array(labels), FILES) for labels in ([0, 3], [5, 999_999_999], [-1, 0])]
     assert numbered_classes(*listings) == ("0", "1", "2", "3", "4", "5")

@@ -1,25 +1,48 @@
-"""The index that one rank sends to the others: the same data set below another path, without a look at its files."""
+"""The index that one rank sends to the others: the same data set below another path, without a walk to find it."""
 
 from __future__ import annotations
 
 import shutil
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from conadv.task.data import DataSet, open_data
 from conadv.task.data.index import pack_index, unpack_index
 from task.data.samples import jpeg_set, write_folder, write_shards_by_hand
+from task.data.test_cifar import files_of, write_archive
+from task.data.test_idx import idx
 from task.data.test_open import TEST, TRAIN, write_arrays, write_tables
 
-FILES = {"folder": write_folder, "shards": write_shards_by_hand}
+Samples = list[tuple[bytes, int]]
+
+
+def write_npz(root: Path, train: Samples, test: Samples) -> Path:
+    path = root.with_suffix(".npz")
+    np.savez(path, **{file.stem: np.load(file) for file in write_arrays(root, train, test).iterdir()})
+    shutil.rmtree(root)
+    return path
+
+
+def write_idx(root: Path, train: Samples, test: Samples) -> Path:
+    """Grey images, as IDX files have them."""
+    root.mkdir()
+    for part, samples in (("train", train), ("t10k", test)):
+        images = np.stack([np.asarray(Image.open(BytesIO(data)).convert("L")) for data, _ in samples])
+        (root / f"{part}-images-idx3-ubyte").write_bytes(idx(images))
+        (root / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.array([label for _, label in samples], np.uint8)))
+    return root
+
+
+FILES = {"folder": write_folder, "shards": write_shards_by_hand, "parquet": write_tables}
+WRITERS = {**FILES, "npy": write_arrays, "npz": write_npz, "idx": write_idx}
 
 
 def names(data: DataSet, root: Path) -> list[str]:
-    return [
-        str(Path(source.name(i)).relative_to(root)) for source in (data.train, data.test) for i in range(len(source))
-    ]
+    return [source.name(i).removeprefix(f"{root}/") for source in (data.train, data.test) for i in range(len(source))]
 
 
 def assert_same(own: DataSet, root: Path, other: DataSet, elsewhere: Path) -> None:
@@ -30,16 +53,23 @@ def assert_same(own: DataSet, root: Path, other: DataSet, elsewhere: Path) -> No
         assert all(np.array_equal(mine.image(index), theirs.image(index)) for index in range(len(mine)))
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_the_index_opens_the_same_images_elsewhere(kind: str, tmp_path: Path) -> None:
-    root = FILES[kind](tmp_path / "toy", TRAIN, TEST)
+    root = WRITERS[kind](tmp_path / "toy", TRAIN, TEST)
     data = open_data("path", root)
     packed = pack_index(data, root)
-    elsewhere = root.rename(tmp_path / "moved")  # so that nothing can be read where it was
+    elsewhere = root.rename(tmp_path / f"moved{root.suffix}")  # so that nothing can be read where it was
     other = unpack_index(packed, elsewhere, channels=3)
-    assert other.name == "moved"
-    shutil.copytree(elsewhere, root)
+    assert other.name == "toy"
+    (shutil.copytree if elsewhere.is_dir() else shutil.copy)(elsewhere, root)
     assert_same(data, root, other, elsewhere)
+
+
+def test_another_number_of_rows_is_an_error(tmp_path: Path) -> None:
+    here, there = (write_tables(tmp_path / name, train, TEST) for name, train in (("a", TRAIN), ("b", TRAIN[1:])))
+    packed = pack_index(open_data("path", here), here)
+    with pytest.raises(ValueError, match=r"parquet: 6 rows where rank 0 has 7: give all ranks the same data$"):
+        unpack_index(packed, there, channels=3)
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -61,10 +91,9 @@ def test_a_path_within_the_working_folder_keeps_its_names(tmp_path: Path, monkey
     assert other.train.name(0) == data.train.name(0) == "train/class0/0000.JPEG"
 
 
-@pytest.mark.parametrize("write", [write_arrays, write_tables])
-def test_images_in_memory_have_no_index(write, tmp_path: Path) -> None:
-    root = write(tmp_path / "toy", TRAIN, TEST)
-    assert pack_index(open_data("path", root), root) == b""
+def test_files_that_hold_labels_and_pixels_at_once_have_no_index(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "cifar.tar", files_of("10-bin")[0])
+    assert pack_index(open_data("path", path), path) == b""
 
 
 def test_the_index_of_imagenet_is_small(tmp_path: Path) -> None:

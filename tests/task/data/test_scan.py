@@ -8,13 +8,13 @@ import pytest
 from conadv.task.data.encoded import Encoded
 from conadv.task.data.scan import scan
 from conadv.task.data.source import Arrays
-from task.data.samples import encode, picture
+from task.data.samples import Held, encode, picture
 
-FILES = [encode(picture(0, 10, 20)), b"no image", encode(picture(1, 30, 15), "PNG"), encode(picture(2))[:150]]
+FILES = Held([encode(picture(0, 10, 20)), b"no image", encode(picture(1, 30, 15), "PNG"), encode(picture(2))[:150]])
 
 
 def source() -> Encoded:
-    return Encoded([f"{i}.jpg" for i in range(4)], np.zeros(4, int), ("a",), FILES.__getitem__)
+    return Encoded([f"{i}.jpg" for i in range(4)], np.zeros(4, int), ("a",), FILES)
 
 
 @pytest.mark.parametrize("workers", [0, 3])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +12,18 @@ from numpy.typing import NDArray
 from conadv.task.data.bounds import MAX_CLASSES
 from conadv.task.data.decode import open_picture
 from conadv.task.data.source import DamagedError, Picture, Pixels, checked_labels, number_names
-from conadv.task.data.stored import Stored
 
 # Of more wrong labels than this, the data set as a whole is wrong and is not listed image by image.
 _MAX_WRONG = 100_000
+
+
+class Reader(Protocol):
+    """The bytes of images by their index."""
+
+    def __call__(self, index: int, /) -> bytes: ...
+
+    def take(self, indices: Sequence[int]) -> Self:
+        """These images alone, in this order."""
 
 
 class Encoded:
@@ -25,7 +34,7 @@ class Encoded:
         names: Sequence[str],
         labels: NDArray[np.integer],
         classes: tuple[str, ...],
-        read: Callable[[int], bytes],
+        read: Reader,
         channels: int = 3,
     ) -> None:
         if channels not in (1, 3):
@@ -55,9 +64,8 @@ class Encoded:
 
     def take(self, indices: Sequence[int]) -> Encoded:
         kept = list(indices)
-        read = self.read.take(kept) if isinstance(self.read, Stored) else lambda index: self.read(kept[index])
         names = [self._names[index] for index in kept]
-        return Encoded(names, self.labels[kept], self.classes, read, self.channels)
+        return Encoded(names, self.labels[kept], self.classes, self.read.take(kept), self.channels)
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class Listing:
 
     names: Sequence[str]
     labels: NDArray[np.int64]
-    read: Callable[[int], bytes]
+    read: Reader
     problems: tuple[DamagedError, ...] = ()
     """What was seen to be damaged while listing, and is not in it."""
 

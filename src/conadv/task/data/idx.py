@@ -38,10 +38,17 @@ def open_idx(files: dict[str, Path], name: str) -> DataSet:
     """Both parts of the data set, in memory."""
     arrays = {what: read_idx(path) for what, path in files.items()}
     classes = number_names(int(max(arrays["train labels"].max(initial=0), arrays["test labels"].max(initial=0))))
+    origins = {part: ("idx", files[f"{part} images"].name) for part in ("train", "test")}
     train, test = (
-        Arrays(arrays[f"{part} images"][..., None], arrays[f"{part} labels"], classes) for part in ("train", "test")
+        Arrays(arrays[f"{part} images"][..., None], arrays[f"{part} labels"], classes, origin)
+        for part, origin in origins.items()
     )
     return DataSet(train, test, name)
+
+
+def read_images(path: Path, name: str) -> NDArray[np.uint8]:
+    """The images in one file of a folder."""
+    return read_idx(path / name)[..., None]
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:

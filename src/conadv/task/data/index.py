@@ -1,7 +1,7 @@
 """The index of a data set in files, as bytes: one rank lists the files, and the others need no look at them.
 
-rank 0   lists folders, reads the headers of shards ──► index (names, labels, places) ──► bytes
-others   bytes ──► the same data set, below their own path
+rank 0   lists folders, reads headers and labels ──► index (names, labels, places) ──► bytes
+others   bytes ──► the same data set, below their own path; where images are held in memory, they read these alone
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ from pathlib import Path
 
 import numpy as np
 
+from conadv.task.data import idx, numpy_files
 from conadv.task.data.cache import Table, pack_strings, unpack_strings
 from conadv.task.data.encoded import Encoded
-from conadv.task.data.source import DamagedError, DataSet, Source
+from conadv.task.data.parquet import Tables
+from conadv.task.data.source import Arrays, DamagedError, DataSet, Source
 from conadv.task.data.stored import Parts, Stored
 
 _PLACES = ("file", "offset", "size")
+_ARRAYS = {"numpy": numpy_files.read_images, "idx": idx.read_images}
 
 
 def pack_index(data: DataSet, root: Path) -> bytes:
-    """The index of a data set below `root`; empty where there is none, since its images are in memory."""
-    table: Table = {}
+    """The index of a data set below `root`; empty where each process reads labels and images at once (CIFAR)."""
+    table: Table = _texts("data", [data.name])
     for part, source in (("train", data.train), ("test", data.test)):
-        if not isinstance(source, Encoded) or not isinstance(source.read, Stored):
+        columns = _columns(source, root)
+        if columns is None:
             return b""
-        table |= {f"{part} {column}": values for column, values in _columns(source, source.read, root).items()}
+        table |= {f"{part} {column}": values for column, values in columns.items()}
     table |= _texts("class", data.train.classes)
     table |= _texts("skipped", [_below(problem.name, root) for problem in data.skipped])
     table |= _texts("reason", [problem.reason for problem in data.skipped])
@@ -37,7 +41,7 @@ def pack_index(data: DataSet, root: Path) -> bytes:
 
 
 def unpack_index(packed: bytes, root: Path, channels: int) -> DataSet:
-    """The data set of an index, its files below `root`; none of them is opened.
+    """The data set of an index, its files below `root`; they are opened only if their images are held in memory.
 
     Args:
         packed: What `pack_index` returned.
@@ -50,12 +54,20 @@ def unpack_index(packed: bytes, root: Path, channels: int) -> DataSet:
     names, reasons = (_strings(table, column) for column in ("skipped", "reason"))
     skipped = tuple(DamagedError(_join(root)(name), reason) for name, reason in zip(names, reasons, strict=True))
     train, test = (_source(table, part, root, classes, channels) for part in ("train", "test"))
-    return DataSet(train, test, root.name, skipped)
+    return DataSet(train, test, _strings(table, "data")[0], skipped)
 
 
-def _columns(source: Encoded, stored: Stored, root: Path) -> Table:
+def _columns(source: Source, root: Path) -> Table | None:
+    if isinstance(source, Arrays):
+        return None if source.origin is None else {"label": source.labels, **_texts("origin", source.origin)}
+    assert isinstance(source, Encoded)
+    stored = source.read
     names = [_below(source.name(index), root) for index in range(len(source))]
-    columns = {"label": source.labels, **_texts("name", names)}
+    columns: Table = {"label": source.labels, **_texts("name", names)}
+    if isinstance(stored, Tables):
+        files = _texts("table", [_below(file, root) for file in stored.files])
+        return {**columns, **files, "count": np.array(stored.counts), "row": stored.rows}
+    assert isinstance(stored, Stored)
     if stored.parts is None:
         return columns
     places = {place: getattr(stored.parts, place) for place in _PLACES}
@@ -63,8 +75,15 @@ def _columns(source: Encoded, stored: Stored, root: Path) -> Table:
 
 
 def _source(table: Table, part: str, root: Path, classes: tuple[str, ...], channels: int) -> Source:
-    names = list(map(_join(root), _strings(table, f"{part} name")))
     labels = table[f"{part} label"].astype(np.int64)
+    if f"{part} origin" in table:
+        kind, name = _strings(table, f"{part} origin")
+        return Arrays(_ARRAYS[kind](root, name), labels, classes, (kind, name))
+    names = list(map(_join(root), _strings(table, f"{part} name")))
+    if f"{part} table" in table:
+        tables = list(map(_join(root), _strings(table, f"{part} table")))
+        counts, rows = (table[f"{part} {column}"].astype(np.int64) for column in ("count", "row"))
+        return Encoded(names, labels, classes, Tables.read_again(tables, counts.tolist(), rows), channels)
     if f"{part} file" not in table:
         return Encoded(names, labels, classes, Stored(names), channels)
     shards = list(map(_join(root), _strings(table, f"{part} shard")))

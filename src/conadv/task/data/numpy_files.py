@@ -48,6 +48,14 @@ def open_arrays(path: Path) -> DataSet | None:
         return _open(path, present, lambda name: _unzip(archive, f"{name}.npy"))
 
 
+def read_images(path: Path, name: str) -> NDArray[Any]:
+    """The images in one array of this .npz file or folder of .npy files."""
+    if path.suffix != ".npz" or path.is_dir():
+        return _four_axes(_map(path / f"{name}.npy"))
+    with named_damage(path, _ADVICE), open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        return _four_axes(_unzip(archive, f"{name}.npy"))
+
+
 @dataclass(frozen=True)
 class _Header:
     """What a .npy file says of itself."""
@@ -136,7 +144,10 @@ def _open(path: Path, present: Collection[str], read: Callable[[str], NDArray[An
         count = int(max(part.max(initial=0) for part in labels.values()))
         classes = class_names(path) or number_names(count)
         train, test = (
-            Arrays(_four_axes(arrays[f"{part} images"]), labels[part], classes) for part in ("train", "test")
+            Arrays(
+                _four_axes(arrays[f"{part} images"]), labels[part], classes, ("numpy", str(chosen[f"{part} images"]))
+            )
+            for part in ("train", "test")
         )
         return DataSet(train, test, path.stem)
 

@@ -52,7 +52,8 @@ def open_data(
     every image once and remembers the outcome for as long as the files do not change.
 
     Where several processes open the same data, `share` runs a function in one of them and gives its bytes to all: that
-    one lists the files, and the others get the index. Data that is read into memory as a whole, each reads by itself.
+    one lists the files and reads the labels, and the others get the index. Images that are held in memory (Parquet,
+    NumPy, IDX) each reads by itself; of CIFAR's own files, which hold both, the labels too.
     """
     match name:
         case "digits":
@@ -85,7 +86,10 @@ def _shared(path: Path, channels: int, listed: Callable[[], DataSet], share: Sha
     packed = share(index)
     if own:
         return own[0]
-    return unpack_index(packed, path, channels) if packed else listed()
+    if not packed:
+        return listed()
+    with plain_errors(path):
+        return unpack_index(packed, path, channels)
 
 
 @dataclass(frozen=True)

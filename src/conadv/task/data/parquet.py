@@ -28,35 +28,77 @@ _MAX_RATIO = 100  # images hardly compress
 _BYTES_PER_ROW = 4  # of a file with many rows: no image is smaller, however well it is compressed
 
 
-def list_tables(files: Sequence[Path]) -> Listing:
-    """The rows of these files, in order."""
-    _check_size(sum(file.stat().st_size for file in files), files[0])
-    chunks: list[Any] = []
-    labels: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
-    rows: list[tuple[Path, int]] = []
-    held = 0
-    for file in files:
-        count = 0
-        for encoded, batch_labels in _read(file):
-            held += encoded.nbytes
-            _check_size(held, file)
-            count += len(encoded)
-            chunks.append(encoded)
-            labels.append(batch_labels)
-        rows.append((file, count))
-    starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
-    names = [f"{file} row {row}" for file, count in rows for row in range(count)]
+class Tables:
+    """Reads encoded images by their index; those of all files are in memory.
 
-    def read(index: int) -> bytes:
-        place = int(np.searchsorted(starts, index, side="right")) - 1
-        buffer = chunks[place][index - int(starts[place])].as_buffer()
+    Args:
+        files: The paths of the files.
+        columns: The encoded images of each file, some rows at a time.
+        rows: The rows of the images, counted over all files; None: all of them.
+    """
+
+    def __init__(self, files: Sequence[str], columns: Sequence[list[Any]], rows: NDArray[np.int64] | None = None):
+        self.files, self._columns = files, columns
+        self.counts = [sum(map(len, column)) for column in columns]
+        self._chunks = [chunk for column in columns for chunk in column]
+        self._starts = np.cumsum([0, *map(len, self._chunks)])
+        self.rows = np.arange(sum(self.counts)) if rows is None else rows
+
+    @classmethod
+    def read_again(cls, files: Sequence[str], counts: Sequence[int], rows: NDArray[np.int64]) -> Tables:
+        """The images of files whose rows another process has counted; their labels are not read."""
+        columns = [[chunk for chunk, _ in part] for part in _read_files(list(map(Path, files)), labelled=False)]
+        tables = cls(files, columns, rows)
+        for file, expected, found in zip(files, counts, tables.counts, strict=True):
+            if expected != found:
+                raise ValueError(f"{file}: {found:,} rows where rank 0 has {expected:,}: give all ranks the same data")
+        return tables
+
+    def __call__(self, index: int) -> bytes:
+        row = int(self.rows[index])
+        place = int(np.searchsorted(self._starts, row, side="right")) - 1
+        buffer = self._chunks[place][row - int(self._starts[place])].as_buffer()
         if buffer is None:
-            raise DamagedError(names[index], "the row has no bytes")
+            raise DamagedError(self.name(index), "the row has no bytes")
         if buffer.size > MAX_ENCODED:
-            raise DamagedError(names[index], f"{buffer.size:,} bytes are more than the {MAX_ENCODED:,} that are read")
+            raise DamagedError(
+                self.name(index), f"{buffer.size:,} bytes are more than the {MAX_ENCODED:,} that are read"
+            )
         return bytes(buffer)
 
-    return Listing(names, np.concatenate(labels), read)
+    def name(self, index: int) -> str:
+        """What an error message calls an image."""
+        ends = np.cumsum(self.counts)
+        row = int(self.rows[index])
+        file = int(np.searchsorted(ends, row, side="right"))
+        return f"{self.files[file]} row {row - int(ends[file]) + self.counts[file]}"
+
+    def take(self, indices: Sequence[int]) -> Tables:
+        """These images alone, in this order."""
+        return Tables(self.files, self._columns, self.rows[np.asarray(indices, np.int64)])
+
+
+def list_tables(files: Sequence[Path]) -> Listing:
+    """The rows of these files, in order."""
+    parts = _read_files(files, labelled=True)
+    labels = [np.zeros(0, np.int64), *(own for part in parts for _, own in part)]
+    tables = Tables(list(map(str, files)), [[chunk for chunk, _ in part] for part in parts])
+    names = [f"{file} row {row}" for file, count in zip(files, tables.counts, strict=True) for row in range(count)]
+    return Listing(names, np.concatenate(labels), tables)
+
+
+def _read_files(files: Sequence[Path], labelled: bool) -> list[list[tuple[Any, NDArray[np.int64]]]]:
+    """The encoded images and labels of each file, some rows at a time."""
+    _check_size(sum(file.stat().st_size for file in files), files[0])
+    parts: list[list[tuple[Any, NDArray[np.int64]]]] = []
+    held = 0
+    for file in files:
+        parts.append([])
+        for chunk in _read(file, labelled):
+            held += chunk[0].nbytes
+            _check_size(held, file)
+            parts[-1].append(chunk)
+    return parts
 
 
 def table_classes(file: Path) -> tuple[str, ...] | None:
@@ -95,19 +137,21 @@ def _check_size(size: int, file: Path) -> None:
         )
 
 
-def _read(file: Path) -> Iterator[tuple[Any, NDArray[np.int64]]]:
-    """The encoded images and labels of a file, some rows at a time, -1 where a row has no label."""
+def _read(file: Path, labelled: bool) -> Iterator[tuple[Any, NDArray[np.int64]]]:
+    """The encoded images and labels of a file, some rows at a time, -1 where a row has no label, or none is wanted."""
     with _opened(file) as table:
         image, label = _columns(table.schema_arrow, file)
         rows = _batch_rows(table.metadata, image, file)
         whole = _pyarrow().int64()
         room = _MAX_RATIO * file.stat().st_size + _BATCH_BYTES
-        for batch in table.iter_batches(rows, columns=[image, label], use_threads=False):
+        for batch in table.iter_batches(rows, columns=[image, label][: 1 + labelled], use_threads=False):
             room -= batch.nbytes
             if room < 0:
                 raise ValueError(f"its rows unpack to more than {_MAX_RATIO} times the bytes of the file")
             batch.validate(full=True)
-            labels = batch.column(label).cast(whole).fill_null(-1).to_numpy(zero_copy_only=False)
+            labels = np.full(len(batch), -1)
+            if labelled:
+                labels = batch.column(label).cast(whole).fill_null(-1).to_numpy(zero_copy_only=False)
             yield _encoded(batch.column(image)), labels.astype(np.int64)
 
 

@@ -105,9 +105,23 @@ class DataSet:
 
 
 class Arrays:
-    """Images of one shape, all in memory."""
+    """Images of one shape, all in memory.
 
-    def __init__(self, images: Pixels, labels: NDArray[np.integer], classes: tuple[str, ...]) -> None:
+    Args:
+        images: (N, H, W, C).
+        labels: The number of the class of each.
+        classes: Their names.
+        origin: The format of the files, and which of them, or of their arrays, the images were read from; None: none
+            that holds the images alone.
+    """
+
+    def __init__(
+        self,
+        images: Pixels,
+        labels: NDArray[np.integer],
+        classes: tuple[str, ...],
+        origin: tuple[str, str] | None = None,
+    ) -> None:
         if images.dtype != np.uint8 or images.ndim != 4:
             raise ValueError(
                 f"images are {images.dtype} of shape {images.shape}: make them uint8 of shape (N, H, W, C)"
@@ -121,6 +135,7 @@ class Arrays:
             raise ValueError(f"images of shape {images.shape[1:]}: an image has at most {MAX_PIXELS:,} pixels")
         self.images = images
         self.classes = classes
+        self.origin = origin
 
     def __len__(self) -> int:
         return len(self.images)
