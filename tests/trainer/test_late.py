@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import tasks
 import tiny
 from conadv import cli
 from conadv.trainer import training
@@ -91,8 +93,43 @@ def test_a_run_that_ends_for_it_has_saved_no_such_weights(step, tmp_path, read_l
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
-def test_ranks_communicate_in_the_order_of_runs_that_read_at_once():
-    changes = {"method": "conadv", "layout": "clean | adv | attack"}
+LAGGING = {"method": "conadv", "delay": 2, "layout": "attack | clean | adv", "checkpoint__keep": 10}
+
+
+def test_ranks_that_may_lag_end_with_the_same_bits(pool, tmp_path):
+    """Rank 0, which attacks and saves, asks for each checkpoint by time; the others hear of it with its twins."""
+    changes = {**LAGGING, "checkpoint__every": 1000, "checkpoint__minutes": 1e-9}
+    folders = {task: tmp_path / task.__name__ for task in (tasks.train, tasks.train_late)}
+    for task, folder in folders.items():
+        assert pool.run(3, task, str(folder), False, changes) == [0] * 3
+    now, late = folders.values()
+    assert tiny.equal(tiny.state(late), tiny.state(now))
+    assert lines(late) == lines(now)
+    for folder in (now, late):  # besides that of the end
+        assert len(list((folder / "checkpoints").glob("step-*"))) > 1
+
+
+@pytest.mark.parametrize("asked", [0, 2], ids=["the rank that lags", "another rank"])
+def test_ranks_that_may_lag_stop_and_resume(asked, pool, tmp_path):
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    assert pool.run(3, tasks.train, str(whole), False, LAGGING) == [0] * 3
+    assert pool.run(3, tasks.train_late, str(part), False, LAGGING, 1, asked) == [143] * 3
+    assert pool.run(3, tasks.train_late, str(part), True, {"layout": LAGGING["layout"]}) == [0] * 3
+    assert tiny.equal(tiny.state(part), tiny.state(whole))
+    assert lines(part) == lines(whole)
+
+
+def test_ranks_that_may_lag_hear_what_is_not_finite(pool, tmp_path):
+    fault = tiny.fault("loss", 2, 8)
+    run = partial(tasks.train_late, **fault)
+    messages = pool.run(3, run, str(tmp_path / "run"), False, {**LAGGING, "model": "tiny:Faulty"})
+    assert len(set(messages)) == 1
+    assert "the loss on rank 2 (lane 0, adv) is not finite" in messages[0]
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+def test_ranks_communicate_in_the_order_of_runs_that_read_at_once(delay):
+    changes = {"method": "conadv", "layout": "clean | adv | attack", "delay": delay}
     for rank in range(3):
         assert record_rank(rank, 3, changes, late=True) == record_rank(rank, 3, changes)
 

@@ -105,7 +105,12 @@ SMALL = {"precision": "float32", "epochs": 2, "batch_size": 8, "data__train_size
 LATE = ["update", *["read", "update"] * (STEPS - 1), "read"]
 WAYS = [{"method": name} for name in METHODS] + [{"method": "conadv", "delay": 3}, {"method": "sam", "delay": 1}]
 WAYS += [{"method": "conadv", "together": True}, {"method": "recycled", "together": True}]
-LAYOUTS = [("conadv", "clean | adv | attack"), ("disadv", "clean | adv+attack"), ("recycled", "clean | adv")]
+LAYOUTS = [
+    ("conadv", "clean | adv | attack", 1),
+    ("conadv", "clean | adv | attack", 3),
+    ("disadv", "clean | adv+attack", 0),
+    ("recycled", "clean | adv", 1),
+]
 
 
 @pytest.fixture
@@ -144,12 +149,12 @@ def test_a_run_reads_one_value_per_step_one_step_late(changes, events):
     assert events == LATE
 
 
-@pytest.mark.parametrize(("method", "layout"), LAYOUTS)
-def test_so_does_every_role(method, layout, events):
+@pytest.mark.parametrize(("method", "layout", "delay"), LAYOUTS)
+def test_so_does_every_role(method, layout, delay, events):
     size = len(layout.split("|"))
     for rank in range(size):
         events.clear()
-        assert run_on_meta(rank, size, method=method, layout=layout) == []
+        assert run_on_meta(rank, size, method=method, layout=layout, delay=delay) == []
         assert events == LATE
 
 

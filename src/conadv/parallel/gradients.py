@@ -11,7 +11,8 @@ On every rank a step communicates in this order, so that NCCL never has two rank
 4. summed gradients, from learning ranks to the ranks of their lane that only attack
 5. the sum over all ranks of statistics, losses, checksum and stop requests
 
-With a delay of 2 or more, ranks that only attack have no part in 5: its result is sent to them like the gradients.
+With a delay of 2 or more, ranks that only attack have no part in 5: its result is sent to them like the gradients. When
+the step is read, where something is wrong or asks to stop, they are sent the words for it, too.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from conadv.core.splitbn import pending_statistics
 from .buckets import Bucket, OwnGradients, bucket_bytes, grouped, weakly
 from .checksum import BITS, Checksum, odd_ones
 from .collectives import World
+from .handoff import SAVE
 from .outcome import Outcome, Report, Unread, named_culprits
 from .reading import Reading
 from .recipients import Recipients
@@ -63,6 +65,11 @@ class Exchange:
         self._sums: list[dist.Work | None] = []
         self._started = 0  # buckets start in their order, which is the same on every rank
 
+    @property
+    def may_lag(self) -> bool:
+        """Whether this rank only attacks, and others do not wait for it."""
+        return self._recipients.may_lag
+
     def zero_grad(self) -> None:
         """Begin a step."""
         for bucket in self._buckets:
@@ -80,24 +87,25 @@ class Exchange:
     def end(self, losses: Losses, stop: int = 0, asked: Tensor | None = None, save: bool = False) -> Unread:
         """End a step: gradients and pending statistics become their sums over the ranks.
 
-        With GPUs the host waits for nothing here, except where ranks that only attack may lag.
+        With GPUs the host waits for nothing here, unless a rank that only attacks has fallen behind too far.
 
         Args:
             losses: of this rank.
             stop: the number of the signal that asked this rank to stop after the step; 0: none did.
-            asked: such a number that came with twins, from a rank that only attacks.
+            asked: what came with twins, from a rank that only attacks: such a number, plus `SAVE` for a checkpoint.
             save: whether this rank asks for a checkpoint.
         """
         self.start()
         if self._recipients.may_lag:
-            return self._known(self._follow(save))
+            return self._follow()
         values = torch.stack([*losses]).to(self._like)
         sick = self._sick(values)
         bits = values[:0] if self._checksum is None else self._checksum.next().to(values)
         stops = torch.full_like(values[:1], stop > 0)
-        if asked is not None:
-            stops += asked > 0
         saves = torch.full_like(values[:1], save)
+        if asked is not None:
+            stops += asked % SAVE > 0
+            saves += asked >= SAVE
         tail = torch.cat([stops, saves, self._share * values, bits, *self._statistics])
         self._complete()
         self._world.order(self._recipients.start_all_reduce(tail))
@@ -105,12 +113,9 @@ class Exchange:
         # One not-a-number or infinity anywhere makes the sum one too.
         finite = torch.stack([tail.sum(), *(bucket.total().to(tail) for bucket in self._buckets)]).sum().isfinite()
         reading = Reading(torch.cat([finite[None].to(told), told]))
-        unread = Unread(finite, partial(self._read, reading, sick, bits, stop, asked))
-        if not self._recipients.slack:
-            return unread
-        outcome = unread.read()  # ranks that may lag receive it
-        self._recipients.start_passing(torch.cat([tail, self._report.pack(outcome, tail)]))
-        return self._known(outcome)
+        if self._recipients.slack:  # ranks that may lag receive it
+            self._recipients.start_passing(torch.cat([tail, finite.logical_not()[None].to(tail)]))
+        return Unread(finite, partial(self._read, reading, sick, bits, stop, asked))
 
     def drain(self) -> None:
         """Wait until ranks that only attack have received what was sent to them."""
@@ -125,28 +130,41 @@ class Exchange:
         """What the ranks told each other, and where something is wrong, on which of them; every rank asks at once."""
         finite, stopping, saves, clean, adv, *ones = self._world.read(reading)
         culprits = None if finite else self._culprits(sick)
-        # A bit that all ranks have in common is set on all of them or on none.
-        drifted = self._drifted(bits) if any(0 < count < self._recipients.size for count in ones) else ()
-        signal = self._largest(max(stop, 0 if asked is None else int(asked))) if stopping else 0
-        return Outcome(clean, adv, culprits, signal, drifted, save=saves > 0)
+        drifted = self._drifted(bits) if self._differ(ones) else ()
+        signal = self._largest(max(stop, 0 if asked is None else int(asked) % SAVE)) if stopping else 0
+        outcome = Outcome(clean, adv, culprits, signal, drifted, save=saves > 0)
+        if self._recipients.slack and (not finite or stopping or self._differ(ones)):
+            self._recipients.start_passing(self._report.pack(outcome, self._like))
+        return outcome
 
-    def _known(self, outcome: Outcome) -> Unread:
-        finite = torch.full((), outcome.culprits is None, device=self._like.device)
-        return Unread(finite, lambda: outcome)
+    def _differ(self, ones: list[float]) -> bool:
+        """Whether ranks have other weights: a bit that all have in common is set on all of them or on none."""
+        return any(0 < count < self._recipients.size for count in ones)
 
-    def _follow(self, save: bool) -> Outcome:
+    def _follow(self) -> Unread:
         """End a step that the learning ranks ended before: gradients, statistics and outcome are theirs."""
         assert self._checksum is not None
         bits = self._checksum.next().to(self._like)
         self._complete()
-        sizes = [_TOLD + len(bits) + sum(map(len, self._statistics)), self._report.size]
-        message = torch.empty(sum(sizes), dtype=self._like.dtype, device=self._like.device)
+        message = self._receive(_TOLD + len(bits) + sum(map(len, self._statistics)) + 1)
+        told, finite = self._take_statistics(message[:-1], len(bits)), message[-1] == 0
+        return Unread(finite, partial(self._hear, Reading(torch.cat([finite[None].to(told), told, bits])), len(bits)))
+
+    def _receive(self, size: int) -> Tensor:
+        """A message of the rank that sends summed gradients to this one."""
+        message = torch.empty(size, dtype=self._like.dtype, device=self._like.device)
         for work in self._recipients.start_passing(message):
-            self._world.wait(work)
-        tail, report = message.split(sizes)
-        told = self._take_statistics(tail, len(bits)).tolist()
-        outcome = self._report.unpack(report, told[2], told[3], save or told[1] > 0)
-        if outcome.drifted or told[_TOLD:] == (bits * self._recipients.size).tolist():
+            self._world.order(work)
+        return message
+
+    def _hear(self, reading: Reading, bits: int) -> Outcome:
+        """What the learning ranks know of a step, and whether this rank has their weights."""
+        finite, stopping, saves, clean, adv, *rest = self._world.read(reading)
+        ones, own = rest[:bits], rest[bits:]
+        outcome = Outcome(clean, adv, None, 0, save=saves > 0)
+        if not finite or stopping or self._differ(ones):
+            outcome = self._report.unpack(self._receive(self._report.size), clean, adv, saves > 0)
+        if outcome.drifted or ones == [self._recipients.size * bit for bit in own]:
             return outcome
         return replace(outcome, drifted=(self._world.rank,), known_to_all=False)
 

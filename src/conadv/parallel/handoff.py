@@ -19,6 +19,9 @@ from .collectives import World
 from .traffic import Message, Traffic
 from .wire import Wire
 
+# Added to the note of a rank that asks for a checkpoint; signals have smaller numbers.
+SAVE = 128
+
 
 class RankHandoff:
     """Twins from the ranks of a lane that make them to those that learn from them, in the order of their chunks.
@@ -38,8 +41,8 @@ class RankHandoff:
 
     def __init__(self, wire: Wire | None, traffic: Traffic, group: dist.ProcessGroup, world: World) -> None:
         self.wire = wire
-        self.note = 0  # sent with each twin: the signal that asked this rank to stop, which others may not wait for
-        self.asked: Tensor | None = None  # the largest note that came
+        self.note = 0  # sent with each twin by a rank that others may not wait for: the signal that asked it to stop
+        self.asked: Tensor | None = None  # the largest note that came in this step
         self._traffic = traffic
         self._group = group
         self._world = world

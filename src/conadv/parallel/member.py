@@ -20,7 +20,7 @@ from conadv.core.stale import StaleWeights
 from .checksum import TURNS
 from .collectives import World
 from .gradients import Exchange
-from .handoff import RankHandoff, between_ranks
+from .handoff import SAVE, RankHandoff, between_ranks
 from .layout import Layout
 from .outcome import DriftError, Outcome, OwnDriftError, Unread
 from .recipients import recipients
@@ -59,7 +59,8 @@ class Member:
         self.exchange.zero_grad()
         asked = None
         if self.handoff is not None:
-            self.handoff.note = stop
+            self.handoff.note = stop + SAVE * (save and self.exchange.may_lag)
+            self.handoff.asked = None
         losses = self.method(now, ahead)
         with span("gradient sum"):
             self.exchange.start()

@@ -34,12 +34,14 @@ def run(
     save = partial(_save, job, progress, saver)
     undo = Undo(job.task.model, job.optimizer, job.ema)
     ledger = Ledger(job, progress, policy, sinks, undo)
-    first = progress.step
+    first, asked = progress.step, False
     began = time.monotonic() - progress.seconds
     with closing(job.batches(progress.step)) as batches, closing(profile):
         for now, ahead in job.method.feed(batches):
             profile.begin_step()
-            unread = job.member.step(now, ahead, request.signal or 0, _is_due_by_time(policy, saver))
+            due = not asked and _is_due_by_time(policy, saver)
+            asked = asked or due  # once: a rank that may lag hears of it some steps later
+            unread = job.member.step(now, ahead, request.signal or 0, due)
             step = Step(progress.step, job.rate(progress.step), unread)
             ledger.settle()  # the step before, where it is read late
             if not (policy.late and (undo.is_ready or policy.nonfinite == "stop")):
@@ -62,7 +64,7 @@ def run(
                 break
             if saves and progress.step < job.stop:
                 save()
-                ledger.save_asked = False
+                ledger.save_asked = asked = False
     ledger.settle()
     job.member.drain()
     if progress.step > first:  # the state that a finished run resumes from is saved already
