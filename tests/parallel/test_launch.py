@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
+import pytest
+import torch
+
+from conadv.parallel.collectives import own_device
 from conadv.parallel.launch import adopt_slurm, first_host, slurm_variables
 
 TASK = {
@@ -83,3 +87,44 @@ def test_the_first_host_of_a_list(nodes, host):
 def test_a_list_without_a_host_is_refused():
     with pytest.raises(ValueError, match="set MASTER_ADDR"):
         first_host("")
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpus", "own"),
+    [
+        ({}, 8, 0),
+        ({"LOCAL_RANK": "3"}, 8, 3),
+        # Started by srun, with RANK and WORLD_SIZE set by the batch script.
+        ({"RANK": "11", "WORLD_SIZE": "16", "SLURM_LOCALID": "3"}, 8, 3),
+        ({"LOCAL_RANK": "2", "SLURM_LOCALID": "0"}, 8, 2),  # torchrun within a task of srun
+        ({"LOCAL_RANK": "3"}, 1, 0),  # a launcher that shows each process its own GPU alone
+    ],
+)
+def test_each_process_takes_its_own_gpu(variables, gpus, own, monkeypatch):
+    assert device_with(variables, gpus, monkeypatch) == torch.device("cuda", own)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "which of the 8 GPUs is this rank's? set LOCAL_RANK"),
+        ({"LOCAL_RANK": "8"}, "process 8 of this machine has no GPU of its own among 8"),
+    ],
+)
+def test_a_process_without_a_gpu_of_its_own_is_refused(variables, words, monkeypatch):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        device_with(variables, 8, monkeypatch)
+
+
+def device_with(variables: dict[str, str], gpus: int, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """The device that a process takes on a machine with so many GPUs."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert own_device() == taken[0]
+    return taken[0]

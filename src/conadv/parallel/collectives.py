@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from .attempt import AbsentError, agree_on_attempt
 from .ending import deadline
 from .heartbeats import Heartbeats
-from .launch import local_rank, rank_0_keeps_store, restarts, world_size
+from .launch import has_local_rank, local_rank, rank_0_keeps_store, restarts, world_size
 from .reading import Reading, poll
 
 # Seconds beyond the timeout in which what waits should have noticed it by itself.
@@ -237,12 +237,14 @@ def own_device() -> torch.device:
     """The device of this process: its own GPU where there are any."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if 1 < count <= local_rank():
+    count, own = torch.cuda.device_count(), local_rank()
+    if count > 1 and world_size() > 1 and not has_local_rank():
+        raise ValueError(f"which of the {count} GPUs is this rank's? set LOCAL_RANK, or start with torchrun or srun")
+    if 1 < count <= own:
         raise ValueError(
-            f"process {local_rank()} of this machine has no GPU of its own among {count}: start {count} per machine"
+            f"process {own} of this machine has no GPU of its own among {count}: start {count} per machine"
         )
     # A launcher may show each process its own GPU alone.
-    device = torch.device("cuda", local_rank() if count > 1 else 0)
+    device = torch.device("cuda", own if count > 1 else 0)
     torch.cuda.set_device(device)
     return device

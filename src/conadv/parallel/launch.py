@@ -18,8 +18,13 @@ def own_rank() -> int:
 
 
 def local_rank() -> int:
-    """The number of this process among those of its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    """The number of this process among those of its machine; also where only RANK and WORLD_SIZE were set by hand."""
+    return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+
+
+def has_local_rank() -> bool:
+    """Whether a launcher told this process its number."""
+    return "LOCAL_RANK" in os.environ or "SLURM_LOCALID" in os.environ
 
 
 def restarts() -> int:
