@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conadv.config import Recipe, dump_recipe, flatten
+from conadv.config import Recipe, dump_recipe, flatten, sealed
 from conadv.core.catalog import METHODS
 from conadv.core.splitbn import plain_state_dict
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
@@ -130,7 +130,7 @@ def _start(
 def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world: World) -> Iterator[RunFolder]:
     """The folder of the run, which only rank 0 opens; unlocked at the end."""
     header = "\n".join(f"{what} {version}" for what, version in versions().items())
-    config = dump_recipe(recipe, f"The recipe of this run, whole. Written with:\n{header}")
+    config = sealed(dump_recipe(recipe, f"The recipe of this run, whole. Written with:\n{header}"))
     name = f"{recipe.data.name or Path(str(recipe.data.path)).name}-{recipe.method}"
     restarted = world.attempt > 0
     path = resume or folder or default_folder(Path("runs"), name, config, restarted)
