@@ -16,11 +16,13 @@ TESTS = Path(__file__).parent
 class Torchrun:
     """`torchrun FLAGS -m conadv WORDS`; what it and its ranks say goes to a file."""
 
-    def __init__(self, flags: Sequence[str], words: Sequence[str], output: Path, before: Sequence[str] = ()) -> None:
+    def __init__(
+        self, flags: Sequence[str], words: Sequence[str], output: Path, before: Sequence[str] = (), **settings: str
+    ) -> None:
         self._output = output
         command = [*before, sys.executable, "-m", "torch.distributed.run", *flags, "-m", "conadv", *words]
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **settings}
         with output.open("w") as file:
             self._process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
         self.pid = self._process.pid
@@ -35,6 +37,14 @@ class Torchrun:
                 found[int(rank)] = pid
                 self._known.add(pid)
         return found
+
+    def wait_for_ranks(self, count: int, timeout: float = 120) -> None:
+        """Until so many ranks are processes."""
+        end = time.monotonic() + timeout
+        while len(self.ranks()) < count:
+            assert time.monotonic() < end, f"torchrun did not start {count} ranks: {self.said()}"
+            assert self._process.poll() is None, self.said()
+            time.sleep(0.02)
 
     def wait_for_step(self, folder: Path, step: int, timeout: float = 120) -> None:
         """Until the run in this folder has taken so many steps."""

@@ -1,9 +1,13 @@
-"""Mutation testing: change one operator or number of the source at a time; the tests of its part must fail.
+"""Mutation testing: change one operator or number of the source at a time; a test must fail.
 
-    python tests/mutants.py --seed 0 --count 40 [--part core] [--minutes 4] [--state FILE]
+    python tests/mutants.py --state FOLDER [--seed 0] [--count 40] [--part core] [--minutes 4] [--survivors TEST ...]
 
-A mutant that all tests pass is a survivor: printed as a diff, to be killed by a test or argued to be equivalent. Tests
-run in a forked process that has imported PyTorch already, against a copy of the source with the one change.
+tests of a part, traced once ──► lines that each test executes, its cost ──► for each mutant: the tests of its line,
+                                                                            the cheapest first, until one fails
+
+A mutant that all of them pass is a survivor, to be killed by a test or argued to be equivalent; `--survivors` runs
+other tests against those that are known. Tests run in a forked process that has imported PyTorch already, against a
+copy of the source with the one change. FOLDER keeps what is known from call to call: take another after a change.
 """
 
 from __future__ import annotations
@@ -18,25 +22,57 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
-# What is run against a mutant of each part, the quickest first.
+# Where the tests of a part are; those that take long are traced for no line, but run for the files that only they test.
 TESTS = {
     "optim": ["optim"],
     "core": ["core", "contracts/test_reference.py", "contracts/test_ball.py", "contracts/test_no_trace.py"],
-    "parallel": ["parallel", "contracts/test_layout_promise.py"],
-    "trainer": ["trainer", "contracts/test_resume.py"],
+    "parallel": ["parallel"],
+    "trainer": ["trainer"],
+}
+COSTLY = {
+    "core/test_launches.py": [],
+    "core/test_splitbn_checkpointing.py": [],
+    "core/test_splitbn_compile.py": [],
+    "core/test_splitbn_kinds.py": ["core/branches.py", "core/splitbn.py", "core/tally.py"],
+    "core/test_wrappers.py": ["core/wrappers.py"],
+    "core/test_methods_ddp.py": ["core/ddp.py"],
+    "parallel/test_rehearsal.py": [],
+    "parallel/test_team.py": [
+        "parallel/member.py",
+        "parallel/sampler.py",
+        "parallel/team.py",
+        "parallel/team_method.py",
+    ],
+    "parallel/test_watch.py": ["parallel/ending.py", "parallel/watch.py"],
+    "trainer/test_analysis.py": ["trainer/analysis.py"],
+    "trainer/test_bad_input.py": [],
+    "trainer/test_compiling.py": ["trainer/compiling.py"],
+    "trainer/test_diagnosis.py": ["trainer/diagnosis.py"],
+    "trainer/test_elastic.py": [],
+    "trainer/test_index.py": [],
+    "trainer/test_signals.py": ["trainer/signals.py"],
+    "trainer/test_slurm.py": [],
+    "trainer/test_torchrun.py": [],
+    "trainer/test_waits.py": [],
 }
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
-LIMIT = 150.0  # seconds for the tests of one mutant; a mutant that hangs is noticed
+# For one mutant: so many tests, so many seconds of a processor as they took when they were traced, and so many seconds
+# until it is taken for one that hangs. A single test that took longer than LONGEST is left out.
+MOST, BUDGET, LIMIT, LONGEST = 40, 6.0, 400.0, 30.0
+TIMEOUT = 90  # seconds of one test: a busy machine is no failure
 
 
 class Mutant:
@@ -46,13 +82,19 @@ class Mutant:
         self.path = path
         self._tree = copy.deepcopy(tree)
         node = list(_nodes(self._tree))[place]
-        self.line = getattr(node, "lineno", 0)
+        self.lines = _lines(self._tree, node)
         before = ast.unparse(node)
         _change(node)
-        self.name = f"{path}:{self.line}: {before}  ->  {ast.unparse(node)}"
+        self.name = f"{path}:{self.lines[-1]}: {before}  ->  {ast.unparse(node)} ({place})"
 
     def source(self) -> str:
         return ast.unparse(self._tree)
+
+
+def _lines(tree: ast.Module, node: Any) -> range:
+    """From the start of the statement that has a node to the line of the node."""
+    around = [found for found in ast.walk(tree) if isinstance(found, ast.stmt) and node in ast.walk(found)]
+    return range(min(node.lineno, max(found.lineno for found in around)), node.lineno + 1)
 
 
 def _nodes(tree: ast.Module) -> Iterator[ast.AST]:
@@ -104,73 +146,174 @@ def _change(node: ast.AST) -> None:
                 node.operand = ast.UnaryOp(ast.Not(), node.operand)
 
 
-def mutants(part: str, seed: int) -> Iterator[Mutant]:
-    """All mutants of a part, in the order of a seed."""
+Place = tuple[Path, ast.Module, int]
+
+
+def places(part: str, seed: int) -> list[Place]:
+    """What can be changed in a part, in the order of a seed."""
     trees = {path: ast.parse(path.read_text()) for path in sorted((SOURCE / "conadv" / part).rglob("*.py"))}
-    places = [(path, place) for path, tree in trees.items() for place, _ in enumerate(_nodes(tree))]
-    Random(seed).shuffle(places)
-    for path, place in places:
-        yield Mutant(path.relative_to(SOURCE), trees[path], place)
+    found = [
+        (path.relative_to(SOURCE), tree, place) for path, tree in trees.items() for place, _ in enumerate(_nodes(tree))
+    ]
+    Random(seed).shuffle(found)
+    return found
 
 
-def is_killed(mutant: Mutant, part: str) -> bool:
-    """Whether some test of the part fails, dies or hangs."""
-    with tempfile.TemporaryDirectory(prefix="conadv-mutant-") as folder:
+class Covering:
+    """Which tests execute a line, from one traced run of all tests of a part."""
+
+    def __init__(self, part: str, folder: Path) -> None:
+        traces = folder / part
+        if not traces.exists():
+            (unfinished := folder / f"{part}.unfinished").mkdir(parents=True)
+            words = [str(ROOT / "tests" / name) for name in TESTS[part]]
+            words += [f"--ignore={ROOT / 'tests' / name}" for name in COSTLY]
+            settings = {"CONADV_COVERING": str(unfinished), "CONADV_RANKS": "fork"}
+            failed = _forked(SOURCE, ["-p", "covering", *words], settings, limit=1e5)
+            (unfinished / "failed").write_text(failed)
+            unfinished.rename(traces)
+        self._costs: dict[str, float] = defaultdict(float)
+        self._tests: dict[tuple[str, int], set[str]] = defaultdict(set)
+        useless = set((traces / "failed").read_text().splitlines())
+        for path in traces.glob("*.jsonl"):
+            for record in map(json.loads, path.read_text().splitlines()):
+                self._costs[record["test"]] += record["seconds"]
+                useless |= {record["test"]} if record["wall"] > LONGEST else set()
+                for file, lines in record["lines"].items():
+                    for line in (0, *lines):  # 0: any line of the file
+                        self._tests[file, line].add(record["test"])
+        for test in useless:
+            self._costs[test] = float("inf")
+
+    def choose(self, mutant: Mutant) -> list[str]:
+        """The cheapest tests of the line or, where it is executed at import, of the file."""
+        file = str(mutant.path.relative_to("conadv"))
+        found = set().union(*(self._tests.get((file, line), set()) for line in mutant.lines))
+        chosen: list[str] = []
+        spent = 0.0
+        for test in sorted(found or self._tests.get((file, 0), set()), key=lambda test: self._costs[test]):
+            spent += self._costs[test]
+            if len(chosen) == MOST or (chosen and spent > BUDGET) or spent == float("inf"):
+                break
+            chosen.append(test)
+        return chosen + [f"tests/{test}" for test, files in COSTLY.items() if file in files]
+
+
+def killer(mutant: Mutant, tests: Sequence[str]) -> str:
+    """The first test that fails, or "a hang" or "a crash"; empty: it survives."""
+    if not tests:
+        return ""
+    with tempfile.TemporaryDirectory(prefix="conadv-mutant-", ignore_cleanup_errors=True) as folder:
         shutil.copytree(SOURCE, Path(folder) / "src")
         (Path(folder) / "src" / mutant.path).write_text(mutant.source())
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            _test(Path(folder) / "src", part)
-        return _status(child) != 0
+        # Ranks that a test kills must not be forks of the process that runs it: they would have its connections.
+        costly = any(test.removeprefix("tests/") in COSTLY for test in tests)
+        ranks = {"CONADV_RANKS": "forkserver" if costly else "fork"}
+        return _forked(Path(folder) / "src", ["-x", *tests], ranks, LIMIT)
 
 
-def _test(source: Path, part: str) -> None:
-    os.environ["PYTHONPATH"] = str(source)
+def _forked(source: Path, words: list[str], settings: dict[str, str], limit: float) -> str:
+    """Run tests in a child, as `killer` says."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _test(source, words, settings, writer)
+    os.close(writer)
+    status = _status(child, limit)
+    with os.fdopen(reader) as pipe:
+        failed = pipe.read().strip() if status is not None else ""
+    return failed or ("a hang" if status is None else "a crash" if status else "")
+
+
+class _Reporter:
+    """A pytest plugin that writes the name of each test that fails."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            os.write(self._descriptor, f"{report.nodeid}\n".encode())
+
+    def pytest_collectreport(self, report: Any) -> None:
+        self.pytest_runtest_logreport(report)
+
+
+def _test(source: Path, words: list[str], settings: dict[str, str], descriptor: int) -> None:
+    os.setsid()
+    os.chdir(ROOT)
+    os.environ.update(settings, PYTHONPATH=str(source))
     sys.path.insert(0, str(source))
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stdout.fileno(), 2)
     import pytest
 
-    words = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *(str(ROOT / "tests" / name) for name in TESTS[part])]
-    os._exit(int(pytest.main(words)))
+    plain = ["-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", str(TIMEOUT)]
+    plain += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported already
+    os._exit(int(pytest.main([*plain, *words], plugins=[_Reporter(descriptor)])))
 
 
-def _status(child: int) -> int:
-    end = time.monotonic() + LIMIT
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return status
-        time.sleep(0.1)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return 1
+def _status(child: int, limit: float) -> int | None:
+    """How a child ended, and with it all processes that it left; None: not in time."""
+    end = time.monotonic() + limit
+    status = None
+    while status is None and time.monotonic() < end:
+        done, found = os.waitpid(child, os.WNOHANG)
+        status = found if done else None
+        time.sleep(0.05)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    if status is None:
+        os.waitpid(child, 0)
+    return status
+
+
+class Known:
+    """Who kills which mutant, kept in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "known.json"
+        self.killers: dict[str, str] = json.loads(self._path.read_text()) if self._path.exists() else {}
+
+    def add(self, mutant: Mutant, found: str) -> None:
+        self.killers[mutant.name] = found
+        self._path.write_text(json.dumps(self.killers, indent=1))
+        print(f"{f'killed by {found}' if found else 'SURVIVED'}  {mutant.name}", flush=True)
+
+    def show(self) -> None:
+        for part in TESTS:
+            found = [by for name, by in self.killers.items() if name.startswith(f"conadv/{part}/")]
+            print(f"{part}: {sum(map(bool, found))} of {len(found)} killed, a sample of {len(places(part, 0)):,}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--state", type=Path, required=True, help="a folder that keeps what is known")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--count", type=int, default=40, help="mutants of each part")
     parser.add_argument("--part", choices=TESTS, action="append", help="only this part; may be repeated")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after this time")
-    parser.add_argument("--state", type=Path, help="a file that keeps what is known from call to call")
+    parser.add_argument("--survivors", nargs="+", help="run these tests against the known survivors")
     options = parser.parse_args()
     import hypothesis  # noqa: F401 - what takes seconds to import, for all children
     import torch._dynamo  # noqa: F401
 
-    known: dict[str, bool] = json.loads(options.state.read_text()) if options.state and options.state.exists() else {}
+    known = Known(options.state)
     end = time.monotonic() + 60 * options.minutes
     for part in options.part or TESTS:
-        for mutant, _ in zip(mutants(part, options.seed), range(options.count), strict=False):
-            if mutant.name in known or time.monotonic() > end:
-                continue
-            known[mutant.name] = is_killed(mutant, part)
-            print(f"{'killed  ' if known[mutant.name] else 'SURVIVED'}  {mutant.name}", flush=True)
-            if options.state:
-                options.state.write_text(json.dumps(known, indent=1))
-    print(f"{sum(known.values())} of {len(known)} mutants killed")
+        covering = None if options.survivors else Covering(part, options.state)
+        for place in places(part, options.seed)[: options.count]:
+            if time.monotonic() > end:
+                break
+            mutant = Mutant(*place)
+            if covering is not None and mutant.name not in known.killers:
+                known.add(mutant, killer(mutant, covering.choose(mutant)))
+            elif covering is None and known.killers.get(mutant.name) == "":
+                known.add(mutant, killer(mutant, options.survivors))
+    known.show()
     return 0
 
 

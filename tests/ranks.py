@@ -22,12 +22,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import covering
 import teams
 from conadv import cli
 from conadv.parallel import watch
-from conadv.trainer import saver
+from conadv.trainer import build_task, saver
 
-_CONTEXT = multiprocessing.get_context("forkserver")
+# mutants.py forks them from the process that runs the tests, which has imported the mutant.
+_CONTEXT: Any = multiprocessing.get_context(os.environ.get("CONADV_RANKS", "forkserver"))
 # PyTorch loads the last of these when the first optimizer is made.
 _PRELOAD = ["ranks", "tasks", "conadv.trainer.training", "torch._dynamo", "numpy.random"]
 _CONTEXT.set_forkserver_preload(_PRELOAD)
@@ -135,6 +137,7 @@ def environment(rank: int, size: int, port: int, restart: int = 0) -> dict[str, 
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     return {
         **{name: str(value) for name, value in names.items()},
+        "PYTEST_CURRENT_TEST": os.environ.get("PYTEST_CURRENT_TEST", ""),
         "MASTER_ADDR": "127.0.0.1",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": str(restart),
@@ -208,7 +211,9 @@ def _serve(end: Connection) -> None:
         number, function, arguments, settings = task
         os.environ.update(settings)
         try:
-            end.send((number, True, function(*arguments)))
+            with covering.recording():
+                result = function(*arguments)
+            end.send((number, True, result))
         except BaseException:
             end.send((number, False, f"rank {settings['RANK']}: {traceback.format_exc()}"))
         gc.collect()  # models in cycles keep their process groups, whose threads spin
@@ -225,13 +230,22 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
     if "SLOW_SAVE" in settings:
         write = saver.write_checkpoint
         saver.write_checkpoint = lambda *arguments: (time.sleep(float(settings["SLOW_SAVE"])), write(*arguments))
+    if "ENDLESS_LISTING" in settings:
+        build_task.open_data = lambda *_, share=None, **__: share(_list_endlessly) if share else _list_endlessly()
     if settings.get("STOP_RANK") == settings["RANK"]:
         kept = dist.TCPStore("127.0.0.1", int(settings["MASTER_PORT"]), is_master=True, wait_for_workers=False)
         os.kill(os.getpid(), signal.SIGSTOP)
         del kept
     if words[1] == "team":
         teams.train_endlessly(words[2])
-    status = cli.main(words)
+    with covering.recording():
+        status = cli.main(words)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _list_endlessly() -> bytes:
+    print("listing", flush=True)
+    time.sleep(600)
+    return b""

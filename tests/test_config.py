@@ -27,6 +27,7 @@ from conadv.config import (
     load_recipe,
     override,
     recipe_of_run,
+    sealed,
 )
 
 KEYS = list(config.settings())
@@ -417,6 +418,19 @@ def test_own_data_takes_nothing_from_the_digits(tmp_path):
 def run_folder(folder: Path, recipe: Recipe) -> Path:
     (folder / "config.toml").write_text(dump_recipe(recipe, "conadv 0\ntorch 1"), encoding="utf-8")
     return folder
+
+
+@pytest.mark.parametrize("place", [0, 12, 80, 200, -3])
+def test_a_sealed_recipe_that_was_changed_is_refused(place, tmp_path):
+    path = run_folder(tmp_path, Recipe()) / "config.toml"
+    text = sealed(path.read_text(encoding="utf-8"))
+    path.write_text(text, encoding="utf-8")
+    assert recipe_of_run(tmp_path) == Recipe()
+    letters = list(text)
+    letters[place] = "0" if letters[place] != "0" else "1"
+    path.write_text("".join(letters), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"damaged or was edited|recipe '"):
+        recipe_of_run(tmp_path)
 
 
 def test_a_run_goes_on_with_its_recipe(tmp_path):

@@ -138,11 +138,11 @@ def fault(kind: str, rank: int, forward_pass: int) -> dict[str, str]:
 
 
 class Slow(nn.Sequential):
-    """The net, with a pause in each training pass."""
+    """The net, with a pause in each training pass, of SLOW_PASS seconds."""
 
     def __init__(self, classes: int, in_channels: int) -> None:
         super().__init__(*net(classes, in_channels))
 
     def forward(self, images: Tensor) -> Tensor:
-        time.sleep(0.01 * self.training)
+        time.sleep(float(os.environ.get("SLOW_PASS", "0.01")) * self.training)
         return super().forward(images)

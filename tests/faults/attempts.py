@@ -128,6 +128,11 @@ class Attempt:
         self.processes = []
         self._store.__exit__()
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether a rank came to the point of its fault."""
+        return Path(f"{self.output}.reached").exists()
+
     def said(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
 
@@ -177,7 +182,7 @@ def _one(attempt: Attempt, faults: tuple[Fault, ...]) -> Counter[str]:
     if None in statuses:
         raise Problem(f"ranks hang: {statuses}")
     _check(attempt, first, statuses)
-    happened = Counter({f"fault: {first.kind}": int(any(statuses))})
+    happened = Counter({f"fault: {first.kind}": int(attempt.is_reached)})
     return +(happened + (_killed(attempt, faults, statuses) if first.kind == "SIGKILL" else Counter()))
 
 
@@ -272,16 +277,21 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def by_torchrun(scenario: Scenario, run: Path, fields: dict[str, Any]) -> Counter[str]:
+def by_torchrun(scenario: Scenario, run: Path, fields: dict[str, Any], server: Server) -> Counter[str]:
     """torchrun itself is killed, and its ranks end; or one of its ranks is, and all start again."""
     ((fault,),) = scenario.attempts
     words = ["train", *tiny.words(**fields), "--run-dir", str(run)]
     flags = ["--nproc-per-node", str(scenario.size), "--max-restarts", "2"]
-    launcher = Torchrun(flags, words, run.with_name("run-0.txt"))
+    # Where torchrun is killed, its ranks have seconds of work left: they must notice, and a resume meets them.
+    pause = "0.3" if scenario.kind == "agent" else "0.01"
+    launcher = Torchrun(flags, words, run.with_name("run-0.txt"), SLOW_PASS=pause)
     try:
-        launcher.wait_for_step(run, fault.number, timeout=SLACK_OF_IMPORTS)
+        launcher.wait_for_ranks(scenario.size, timeout=SLACK_OF_IMPORTS)
+        if fault.number:
+            launcher.wait_for_step(run, fault.number, timeout=SLACK_OF_IMPORTS)
         ranks = launcher.ranks()
         os.kill(launcher.pid if scenario.kind == "agent" else ranks[fault.victims[0]], signal.SIGKILL)
+        beside = _beside(Attempt(server, run, scenario.size, fields, 1)) if scenario.kind == "agent" else ""
         status = launcher.status(timeout=60 + SLACK_OF_IMPORTS)
         end = time.monotonic() + SLACK
         while any(map(_lives, ranks.values())) and time.monotonic() < end:
@@ -290,6 +300,25 @@ def by_torchrun(scenario: Scenario, run: Path, fields: dict[str, Any]) -> Counte
             raise Problem(f"ranks {left} outlived their torchrun")
         if status != (-signal.SIGKILL if scenario.kind == "agent" else 0):
             raise Problem(f"torchrun ended with {status}")
+        if scenario.kind == "agent" and fault.number and "is gone: stopping" not in launcher.said():
+            raise Problem("ranks did not notice that their torchrun is gone")
     finally:
         launcher.close()
-    return Counter({"kills": 1, f"fault: {scenario.kind}": 1})
+    return Counter(
+        {"kills": 1, f"fault: {scenario.kind}": 1, beside: 1} if beside else {"kills": 1, "fault: restart": 1}
+    )
+
+
+def _beside(attempt: Attempt) -> str:
+    """Start the same run at once, beside ranks without a launcher: refused, or it trains to its end."""
+    attempt.start()
+    try:
+        statuses = attempt.statuses(attempt.patience)
+    finally:
+        attempt.close()
+    if statuses == [0] * attempt.size:
+        return "agent: a run at once after it trained to its end"
+    refusals = ("is in use by", "already holds a run")
+    if statuses != [2] * attempt.size or not any(words in attempt.said() for words in refusals):
+        raise Problem(f"beside ranks without a launcher, a run ended with {statuses}: {attempt.said()}")
+    return "agent: a run beside its ranks was refused"

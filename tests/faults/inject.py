@@ -37,12 +37,18 @@ def main() -> None:
 def command(words: list[str], settings: dict[str, str], output: str, fault: Fault | None) -> None:
     """Be one rank; the fault is None on all but its victims."""
     if fault is not None:
-        _install(fault)
+        _install(fault, Path(f"{output}.reached"))
     ranks._command(words, settings, output)
 
 
-def _install(fault: Fault) -> None:
-    act = _action(fault.kind)
+def _install(fault: Fault, mark: Path) -> None:
+    """Let the fault happen at its point, and leave a mark."""
+    action = _action(fault.kind)
+
+    def act() -> None:
+        mark.touch()
+        action()
+
     if fault.point == "start":
         return act()
     if fault.point == "timer":

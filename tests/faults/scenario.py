@@ -112,7 +112,9 @@ def _fault(random: Random, kind: str, size: int) -> Fault:
             return _at(random, kind, 1, points={**OF_RANK_0, "pass": 4 * STEPS})
         case "delayed message" | "lost messages":
             return _at(random, kind, size, points={**OF_SEVERAL, "sum": 3 * STEPS})
-        case "flag mismatch" | "agent" | "restart":
+        case "agent":  # 0: while its ranks start
+            return Fault(kind, "step", random.randint(0, STEPS - 4), (random.randrange(size),))
+        case "flag mismatch" | "restart":
             return Fault(kind, "step", random.randint(1, STEPS - 2), (random.randrange(size),))
         case "two processes":
             return Fault(kind, "pass", random.randint(2, 12), (0,))

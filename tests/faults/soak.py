@@ -111,7 +111,7 @@ def soak(scenario: Scenario, place: Path, references: References) -> Counter[str
     run = place / "run"
     if scenario.kind in ("agent", "restart"):
         fields["model"] = "tiny:Slow"  # the same numbers, and time for a kill from outside
-        counts += by_torchrun(scenario, run, fields)
+        counts += by_torchrun(scenario, run, fields, references.server)
     else:
         for number, faults in enumerate(scenario.attempts):
             timeout = PATIENT if scenario.kind in (*HARMLESS, "two processes") else IMPATIENT

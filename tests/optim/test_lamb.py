@@ -75,7 +75,7 @@ def assert_same_steps(ours: Any, theirs: Any, lrs: list[float]) -> None:
 
 @BOTH_WAYS
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5), (0.8, 0.0)])
-@pytest.mark.parametrize("decay", [0.0, 0.05])
+@pytest.mark.parametrize("decay", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize("adapt", [True, False])
 def test_follows_the_reference_step_by_step(foreach, betas, decay, adapt):
     parameters = make_parameters()

@@ -65,7 +65,7 @@ def flat(x: Tensor) -> list[float]:
 
 @BOTH_WAYS
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("decay", [0.0, 0.05])
+@pytest.mark.parametrize("decay", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize("adapt", [True, False])
 def test_follows_the_reference_step_by_step(foreach: bool, momentum: float, decay: float, adapt: bool) -> None:
     parameters = make_parameters()
@@ -88,6 +88,7 @@ def test_follows_the_reference_step_by_step(foreach: bool, momentum: float, deca
             assert parameter.grad is not None
             reference.step(flat(parameter.grad), lr, momentum, decay, 0.02, 1e-3, adapt)
             assert flat(parameter) == pytest.approx(reference.weights, rel=1e-12, abs=1e-13)
+    assert len(optimizer.state) == (len(parameters) if momentum else 0)  # without momentum there is nothing to remember
 
 
 @BOTH_WAYS

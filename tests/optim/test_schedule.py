@@ -43,6 +43,12 @@ def test_rises_in_equal_parts_to_the_peak_then_falls_to_the_end(
     assert schedule(steps) == schedule(10 * steps) == end
 
 
+@DECAYING
+def test_by_default_there_is_no_warm_up_and_the_end_is_zero(make: Callable[..., Schedule]) -> None:
+    assert make(0.5, 10)(0) == 0.5
+    assert make(0.5, 10)(9) == 0.0
+
+
 @settings(deadline=None)
 @given(peak=positive, warmup=st.integers(0, 400), step=st.integers(0, 1000))
 def test_constant_rises_and_stays(peak: float, warmup: int, step: int) -> None:

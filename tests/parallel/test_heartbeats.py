@@ -147,6 +147,24 @@ def test_one_of_thousands_of_ranks_investigates_and_the_others_ask_a_few_times(m
     assert max(asked[rank] for rank in living if rank != investigator) <= looks + 3
 
 
+def test_a_rank_that_is_not_the_first_to_notice_waits_for_the_verdict_and_looks_at_nobody(monkeypatch):
+    class Waits(Exception):  # noqa: N818 - in place of the wait
+        pass
+
+    def wait(seconds: float) -> None:
+        raise Waits(seconds)
+
+    store = CountingStore()
+    first, second, _ = opened(store, 3)
+    assert first.claim_report()
+    monkeypatch.setattr(watch.time, "sleep", wait)
+    monkeypatch.setattr(store, "multi_get", lambda keys: pytest.fail("another rank looks already"))
+    own = watch._Watch(World(1, 3, torch.device("cpu"), second), Layout.fit(None, ConAdv.duties, 3), second, print, "")
+    with pytest.raises(Waits) as waits:
+        own.leave_after_peer("a connection broke")
+    assert waits.value.args[0] > watch._PATIENCE
+
+
 def test_a_rank_asks_the_store_once_in_five_seconds():
     assert watch._BEAT >= 5
     assert watch.GRACE + watch._PATIENCE + watch._BEAT + module._ANSWER / 3 <= 15

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from conadv.parallel.collectives import own_device
-from conadv.parallel.launch import adopt_slurm, first_host, slurm_variables
+from conadv.parallel.launch import adopt_slurm, first_host, launcher_command, slurm_variables
 
 TASK = {
     "SLURM_JOB_ID": "91234", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8",
     "SLURM_STEP_NUM_TASKS": "8", "SLURM_NODELIST": "gpu[007-009,12]", "SLURM_STEP_NODELIST": "gpu[008-009]",
 }  # fmt: skip
+TORCHRUN_TWICE = "torchrun --nnodes 2 --nproc-per-node 4 -m "
 
 
 def test_a_task_of_srun_is_a_rank():
@@ -128,3 +129,26 @@ def device_with(variables: dict[str, str], gpus: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     assert own_device() == taken[0]
     return taken[0]
+
+
+@pytest.mark.parametrize(
+    ("environment", "command"),
+    [
+        ({}, ""),
+        ({**TASK, "SLURM_STEP_NUM_NODES": "2"}, "srun --nodes 2 --ntasks 8 "),
+        ({**TASK, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x"}, TORCHRUN_TWICE),
+        ({"RANK": "1", "WORLD_SIZE": "3"}, "torchrun --nproc-per-node 3 -m "),
+        (
+            {"RANK": "1", "WORLD_SIZE": "3", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"},
+            "torchrun --nproc-per-node 3 -m ",
+        ),
+    ],
+    ids=["alone", "srun", "torchrun within srun", "by hand", "by hand in one task"],
+)
+def test_the_command_to_resume_starts_with_the_same_launcher(environment, command, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    adopt_slurm()
+    assert launcher_command() == command

@@ -65,6 +65,22 @@ def test_an_interrupt_saves_and_the_resumed_run_ends_as_if_it_had_not_been(tmp_p
     assert tiny.equal(tiny.state(tmp_path / "run"), tiny.state(tmp_path / "whole"))
 
 
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_an_interrupt_before_the_first_step_is_raised_at_once(number, expected, tmp_path, monkeypatch):
+    """In a notebook, the process lives on."""
+
+    def interrupt(*_: object) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    monkeypatch.setattr("conadv.trainer.training.open_task_data", interrupt)
+    began = time.monotonic()
+    with pytest.raises(expected):
+        conadv.train(recipe(), folder=tmp_path / "run")
+    assert time.monotonic() - began < 50
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

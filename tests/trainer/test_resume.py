@@ -139,7 +139,7 @@ def make_older(run: Path) -> None:
     for path in (run / "checkpoints").iterdir():
         forge(path, recipe={key: value for key, value in about(path)["recipe"].items() if key not in ADDED})
     text, table = "", ""
-    for line in (run / "config.toml").read_text().splitlines(keepends=True):
+    for line in (run / "config.toml").read_text().splitlines(keepends=True)[1:]:  # they had no digest either
         table = line.strip("[]\n") + "." if line.startswith("[") else table
         text += "" if table + line.partition(" = ")[0] in ADDED else line
     (run / "config.toml").write_text(text)
@@ -151,6 +151,15 @@ def test_a_run_of_an_older_version_resumes_with_the_defaults_of_newer_fields(run
     assert resume(run, "--max-steps", "none") == 0
     assert "damaged" not in capsys.readouterr().err
     assert tiny.equal(tiny.state(run), tiny.state(whole))
+
+
+def test_a_recipe_that_is_damaged_where_numbers_depend_on_it_only_by_rounding_is_refused(run, capsys):
+    config = run / "config.toml"
+    text = config.read_text()
+    assert "threads = 1\n" in text
+    config.write_text(text.replace("threads = 1\n", "threads = 5\n"))
+    assert resume(run, "--max-steps", "none") == 2
+    assert "config.toml' is damaged or was edited after the run wrote it" in capsys.readouterr().err
 
 
 def test_a_checkpoint_without_a_newer_field_is_of_another_run_unless_the_default_is_meant(run, capsys):

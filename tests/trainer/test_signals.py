@@ -29,6 +29,7 @@ def until(condition) -> None:
 @pytest.mark.parametrize("number", [TERM, INT])
 def test_a_signal_is_noted(number):
     with listening() as request:
+        request.obey_by(None)
         assert request.signal is None
         os.kill(os.getpid(), number)
         until(lambda: request.signal is not None)
@@ -74,6 +75,57 @@ def test_without_torchrun_a_process_may_outlive_the_one_that_started_it(monkeypa
         monkeypatch.setattr(os, "getppid", lambda: 1)
         time.sleep(0.1)
     assert request.signal is None
+
+
+def test_a_signal_that_follows_the_end_of_torchrun_does_not_interrupt_the_stop():
+    with listening() as request:
+        request.obey_by(None)
+        request.take(TERM)  # as `following_launcher` does
+        os.kill(os.getpid(), INT)
+        time.sleep(0.1)  # a second request would have ended this process
+        assert request.signal == TERM
+
+
+@pytest.mark.parametrize(("number", "status"), [(TERM, 143), (INT, 130)])
+def test_a_signal_while_data_is_listed_ends_the_run_at_once(number, status, start, tmp_path):
+    """There is nothing to save, and a listing may take longer than a scheduler waits."""
+    run = start(tiny.words(), 1, ENDLESS_LISTING="yes")
+    until(lambda: "listing" in run.said())
+    run.kill(0, number)
+    assert run.statuses(timeout=10) == [status]
+    name = signal.Signals(number).name
+    line = f"stopped by {name} before the first step: nothing is lost; start it again with the same command"
+    assert run.said().splitlines() == ["listing", line]
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize("asked", [[0], [1], [0, 1, 2]], ids=str)
+def test_whichever_ranks_are_asked_while_data_is_listed_all_end_alike(asked, start):
+    run = start(tiny.words(layout="clean | adv | attack"), 3, ENDLESS_LISTING="yes")
+    until(lambda: "listing" in run.said())
+    for rank in asked:
+        run.kill(rank, TERM)
+    assert run.statuses(timeout=20) == [143] * 3
+    lines = [line for line in run.said().splitlines() if line != "listing"]
+    assert lines == ["stopped by SIGTERM before the first step: nothing is lost; start it again with the same command"]
+    assert not run.folder.exists()
+
+
+def test_a_resumed_run_that_is_stopped_before_its_next_step_says_how_to_resume_and_keeps_no_lock(start):
+    run = start(tiny.words(**ENDLESS), 1)
+    run.wait_for_step(3)
+    run.kill(0, TERM)
+    assert run.statuses() == [143]
+    kept = sorted(run.folder.rglob("*"))
+    resumed = start(["--resume", str(run.folder), "--model", "tiny:net"], 1, "resumed", ENDLESS_LISTING="yes")
+    until(lambda: "listing" in resumed.said())
+    resumed.kill(0, TERM)
+    assert resumed.statuses(timeout=10) == [143]
+    assert resumed.said().splitlines()[-1] == (
+        "stopped by SIGTERM before the first step: nothing is lost; "
+        f"to resume: conadv train --resume {run.folder} --model tiny:net"
+    )
+    assert sorted(run.folder.rglob("*")) == kept
 
 
 def steps_and_command(said: str) -> tuple[int, str]:

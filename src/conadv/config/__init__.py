@@ -15,6 +15,7 @@ from .files import (
     override,
     recipe_names,
     recipe_of_run,
+    sealed,
     settings,
     toml_value,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "override",
     "recipe_names",
     "recipe_of_run",
+    "sealed",
     "settings",
     "toml_value",
 ]

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
@@ -32,6 +33,9 @@ ADDED = (
     "ema", "rho", "twin_share", "attack.name", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
     "data.mixup", "data.cutmix", "deterministic", "tf32", "compile", "together",
 )  # fmt: skip
+
+# Before the digest of what follows, in the first line of a config.toml.
+_SEAL = "# sha256 "
 
 
 @cache
@@ -115,6 +119,7 @@ def recipe_of_run(run: str | Path, overrides: Mapping[str, object] | None = None
     """The recipe in a run folder; `overrides` may change only what does not change the results (`RESUMABLE`)."""
     path = check_run_folder(run)
     recipe = load_recipe(path, overrides)
+    _check_seal(path)
     before, after = flatten(_build(_read(path))), flatten(recipe)
     changed = [settings()[key].flag for key in after if after[key] != before[key] and key not in RESUMABLE]
     if changed:
@@ -123,6 +128,22 @@ def recipe_of_run(run: str | Path, overrides: Mapping[str, object] | None = None
             f"only {', '.join(settings()[key].flag for key in RESUMABLE)}"
         )
     return recipe
+
+
+def sealed(text: str) -> str:
+    """The text of a config.toml with a first line that tells damage and edits from what a run wrote."""
+    return f"{_SEAL}{sha256(text.encode()).hexdigest()}\n{text}"
+
+
+def _check_seal(path: Path) -> None:
+    """Refuse a config.toml that is not what its run wrote; that of an older version has no seal."""
+    text, _ = read_toml(path)
+    first, _, rest = text.partition("\n")
+    if first.startswith(_SEAL) and f"{first}\n{rest}" != sealed(rest):
+        raise ValueError(
+            f"{show(str(path))} is damaged or was edited after the run wrote it: restore it and pass changes as flags, "
+            "or remove its first line to accept it as it is"
+        )
 
 
 def dump_recipe(recipe: Recipe, header: str = "") -> str:

@@ -10,10 +10,15 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 
-def say_error(text: str) -> None:
+def say_line(text: str) -> None:
     """Print one line on standard error, if anything still reads it."""
     with suppress(OSError):
-        print(" ".join(f"error: {text}".split()), file=sys.stderr, flush=True)
+        print(" ".join(text.split()), file=sys.stderr, flush=True)
+
+
+def say_error(text: str) -> None:
+    """Print one line that says what went wrong."""
+    say_line(f"error: {text}")
 
 
 def end_process(status: int) -> NoReturn:

@@ -41,6 +41,20 @@ def started_by_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+def launcher_command() -> str:
+    """What to write before `conadv` to start as many ranks in the same way; empty for a single process."""
+    size = world_size()
+    if size == 1:
+        return ""
+    in_step = "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_PROCID") == os.environ.get("RANK")
+    if in_step and not started_by_torchrun():
+        nodes = os.environ.get("SLURM_STEP_NUM_NODES", "1")
+        return f"srun --nodes {nodes} --ntasks {size} "
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    nodes = f"--nnodes {size // local} " if size > local else ""
+    return f"torchrun {nodes}--nproc-per-node {local} -m "
+
+
 def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set the variables that torchrun would set from those of `srun`, where none of torchrun's are set.
 

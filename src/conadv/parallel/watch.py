@@ -16,12 +16,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NoReturn
 
 from conadv.core.memory import ADVICE, is_out_of_memory
 
 from .collectives import GRACE, PeerError, World
-from .ending import end_process, say_error
+from .ending import end_process, say_error, say_line
 from .heartbeats import Heartbeats, Verdict
 from .launch import rank_0_keeps_store
 from .layout import Layout
@@ -40,8 +41,10 @@ def watched(
     agreed: tuple[type[BaseException], ...] = (),
     before_exit: Callable[[int], None] = lambda status: None,
     hint: str = "raise --timeout",
-) -> Iterator[None]:
+) -> Iterator[Callable[[int, str], None]]:
     """Within, an error of any rank ends this process: one rank says why, and no status is 0.
+
+    It yields a function that ends all ranks at once, from any thread, with an exit status and one line that says why.
 
     Args:
         world: The ranks.
@@ -51,18 +54,24 @@ def watched(
         hint: What to do if a step may take longer than the timeout.
     """
     if world.heartbeats is None:
-        yield
+        yield partial(_leave_alone, before_exit)
         return
     watch = _Watch(world, layout, world.heartbeats, before_exit, hint)
     with watch.beating():
         try:
-            yield
+            yield watch.leave_with_all
         except agreed:
             raise
         except PeerError as error:
             watch.leave_after_peer(str(error))
         except Exception as error:
             watch.leave(error)
+
+
+def _leave_alone(before_exit: Callable[[int], None], status: int, text: str) -> None:
+    say_line(text)
+    before_exit(status)
+    end_process(status)
 
 
 class _Watch:
@@ -112,6 +121,14 @@ class _Watch:
             self._report(
                 Verdict(status, f"{self._layout.describe(self._world.rank)}: {name}{ADVICE if full else error}")
             )
+        self._end(status, lost=0)
+
+    def leave_with_all(self, status: int, text: str) -> None:
+        """End this process and all others; the first rank that asks for it says why."""
+        self._ending.acquire()
+        if self._speaks():
+            say_line(text)
+            self._publish(Verdict(status, text, 0))
         self._end(status, lost=0)
 
     def leave_after_peer(self, reason: str) -> NoReturn:
@@ -173,6 +190,9 @@ class _Watch:
 
     def _report(self, verdict: Verdict) -> None:
         say_error(verdict.text)
+        self._publish(verdict)
+
+    def _publish(self, verdict: Verdict) -> None:
         with suppress(RuntimeError):
             self._heartbeats.publish(verdict)
 

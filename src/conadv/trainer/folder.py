@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
 import shutil
@@ -15,7 +14,7 @@ import torch
 
 from conadv import __version__
 from conadv.core.catalog import is_callable
-from conadv.parallel.launch import world_size
+from conadv.parallel.launch import launcher_command
 
 from .checkpoint import checkpoints, set_aside_newer, sweep_partial
 from .files import write_atomically, writing
@@ -40,13 +39,9 @@ def default_folder(parent: Path, name: str, config: str, restarted: bool) -> Pat
 
 def resume_command(folder: Path, model: str) -> str:
     """The command that resumes a run."""
-    size = world_size()
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
-    nodes = f"--nnodes {size // local} " if size > local else ""
-    launcher = "" if size == 1 else f"torchrun {nodes}--nproc-per-node {local} -m "
     # A folder may not name code to import, so its command does.
     named = f" --model {shlex.quote(model)}" if is_callable(model) else ""
-    return f"{launcher}conadv train --resume {shlex.quote(str(folder))}{named}"
+    return f"{launcher_command()}conadv train --resume {shlex.quote(str(folder))}{named}"
 
 
 class RunFolder:
@@ -80,8 +75,12 @@ class RunFolder:
             reopen(self.path, self._config, step)
 
     def close(self, status: int = 0) -> None:
-        """Unlock the folder. After bad input (status 2) a new run without a checkpoint leaves nothing behind."""
-        if status == 2 and self._made is not None and not checkpoints(self.path / "checkpoints"):
+        """Unlock the folder.
+
+        After bad input (status 2) or a stop before the first step (that of a signal, above 128), a new run without a
+        checkpoint leaves nothing behind.
+        """
+        if (status == 2 or status > 128) and self._made is not None and not checkpoints(self.path / "checkpoints"):
             self._remove(self._made)
         self._lock.release()
 

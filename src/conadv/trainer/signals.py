@@ -1,6 +1,7 @@
 """A graceful stop: the first SIGTERM or SIGINT takes effect after the step, a second one at once.
 
-Signals are read by a thread, because the main one may wait for another rank, where Python notices none.
+Before the first step, while data is listed and checkpoints are read, there is nothing to save: the first one takes
+effect at once, too. A thread reads signals, because the main one may wait for another rank, where Python notices none.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 
-from conadv.parallel.launch import local_rank, started_by_torchrun
+from conadv.parallel.ending import end_process, say_line
+from conadv.parallel.launch import local_rank, own_rank, started_by_torchrun
 
 _HEARD = (signal.SIGTERM, signal.SIGINT)
 # Seconds in which signals are the same request: `timeout` and some schedulers send each one twice.
@@ -32,36 +35,90 @@ class Interrupted(Exception):  # noqa: N818 - nothing went wrong
 
 
 class StopRequest:
-    """The signal that asked this process to stop; None: none did."""
+    """The signal that asked this process to stop; None: none did.
 
-    def __init__(self) -> None:
+    Args:
+        obey: Called with a signal as soon as it comes, to end the process. None: `signal` is read after each step.
+    """
+
+    def __init__(self, obey: Callable[[int], None] | None = None) -> None:
         self.signal: int | None = None
+        self._obey = obey
+        self._lock = threading.RLock()  # the main thread may be interrupted while it holds it
+
+    def take(self, number: int) -> None:
+        """Note a signal, and obey it if signals take effect at once."""
+        with self._lock:
+            self.signal = self.signal or number
+            if self._obey is not None:
+                self._obey(number)
+
+    def obey_by(self, obey: Callable[[int], None] | None) -> None:
+        """End the process in another way from now on; None: signals take effect after the step."""
+        with self._lock:
+            self._obey = obey
 
 
 @contextmanager
 def listening(ends_process: bool = True) -> Iterator[StopRequest]:
-    """Within, the first signal is only noted; another one, a second or more after it, ends the process.
+    """Within, a signal takes effect at once, until `obey_by(None)`: then a second one, a second or more after it, does.
 
     Outside the main thread, where Python allows no signal handlers, signals do what they did before.
 
     Args:
-        ends_process: Whether a second signal ends the process; not where the process is someone's notebook.
+        ends_process: Whether signals may end the process. If not, as in a notebook, the first raises Interrupted.
     """
-    request = StopRequest()
+    request = StopRequest(_leave if ends_process else _interrupt)
     if threading.current_thread() is not threading.main_thread():
+        request.obey_by(None)
         yield request
-        return
+    elif not ends_process:
+        with _handling(lambda number, _: request.take(number)):
+            yield request
+    else:
+        with _read_by_thread(request), _handling(lambda *_: None):
+            yield request
+
+
+def stopped_early(signal_number: int, advice: str = "start it again with the same command") -> str:
+    """The line about a stop before the first step."""
+    return f"{Interrupted(signal_number)} before the first step: nothing is lost; {advice}"
+
+
+def _leave(signal_number: int) -> None:
+    """End a process that has not met the other ranks yet."""
+    if own_rank() == 0:
+        say_line(stopped_early(signal_number))
+    end_process(128 + signal_number)
+
+
+def _interrupt(signal_number: int) -> None:
+    """Raise Interrupted in the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        raise Interrupted(signal_number)
+    os.kill(os.getpid(), signal_number)
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in _HEARD}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextmanager
+def _read_by_thread(request: StopRequest) -> Iterator[None]:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    handlers = {number: signal.signal(number, lambda *_: None) for number in _HEARD}
-    thread = threading.Thread(target=_listen, args=(reader, request, ends_process), name="signals", daemon=True)
+    thread = threading.Thread(target=_listen, args=(reader, request), name="signals", daemon=True)
     thread.start()
     try:
-        yield request
+        yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)
         writer.close()
         thread.join()
@@ -83,8 +140,8 @@ def following_launcher(request: StopRequest) -> Iterator[None]:
             if os.getppid() != parent:
                 if local_rank() == 0:
                     with suppress(OSError):
-                        print(f"torchrun (process {parent}) is gone: stopping after this step", file=sys.stderr)
-                request.signal = request.signal or signal.SIGTERM
+                        print(f"torchrun (process {parent}) is gone: stopping", file=sys.stderr)
+                request.take(signal.SIGTERM)
                 return
 
     thread = threading.Thread(target=look, name="launcher", daemon=True)
@@ -96,13 +153,14 @@ def following_launcher(request: StopRequest) -> Iterator[None]:
         over.set()
 
 
-def _listen(reader: socket.socket, request: StopRequest, ends_process: bool) -> None:
-    """Note the first signal, and end the process at a later one; ends when the other side is closed."""
-    first = 0.0
+def _listen(reader: socket.socket, request: StopRequest) -> None:
+    """Take the first signal, and end the process at a later one; ends when the other side is closed."""
+    first: float | None = None
     while numbers := reader.recv(1):
         if numbers[0] not in _HEARD:
             continue
-        if request.signal is None:
-            request.signal, first = numbers[0], time.monotonic()
-        elif ends_process and time.monotonic() - first > _ONE_REQUEST:
+        if first is None:
+            first = time.monotonic()
+            request.take(numbers[0])
+        elif time.monotonic() - first > _ONE_REQUEST:
             os._exit(128 + numbers[0])

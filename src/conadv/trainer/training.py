@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conadv.config import Recipe, dump_recipe, flatten
+from conadv.config import Recipe, dump_recipe, flatten, sealed
 from conadv.core.catalog import METHODS
 from conadv.core.splitbn import plain_state_dict
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
@@ -37,7 +37,7 @@ from .profiling import Profile
 from .progress import ProgressBar, tell
 from .record import Callbacks, CheckpointSaver, NullSaver, Sinks, StateSaver
 from .resume import find_checkpoint, restore_job
-from .signals import Interrupted, following_launcher, listening
+from .signals import Interrupted, following_launcher, listening, stopped_early
 from .trained import expected, facts
 
 # Flags that may differ from machine to machine; whether the data is the same is compared by itself.
@@ -66,20 +66,22 @@ def train(
     layout = check_fit(recipe, world_size())
     agreed = (AgreedError, Interrupted, NotFiniteError, DriftError)
     with (
+        listening(owns_process) as request,
+        following_launcher(request),
         joined(recipe.timeout) as world,
         _run_folder(recipe, folder, resume, world) as place,
-        watched(world, layout, agreed, place.close),
+        watched(world, layout, agreed, place.close) as end_all,
         compiler_errors(),
     ):
+        if owns_process:
+            advice = [f"to resume: {resume_command(place.path, recipe.model)}"] if resume else []
+            request.obey_by(lambda number: end_all(128 + number, stopped_early(number, *advice)))
         check_agreement(world, {"flags": _shared_flags(recipe)})  # first: what follows depends on them
         task, stream = _build(recipe, world)
-        with (
-            kernels(task.device, recipe.deterministic, recipe.tf32),
-            listening(owns_process) as request,
-            following_launcher(request),
-        ):
+        with kernels(task.device, recipe.deterministic, recipe.tf32):
             check_agreement(world, _common(recipe, task))
             job, progress = _start(recipe, layout, world, place, task, stream)
+            request.obey_by(None)
             if progress.step >= job.stop and not quiet:
                 tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
             from_main(world, lambda: place.open(progress.step))
@@ -129,7 +131,7 @@ def _start(
 def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world: World) -> Iterator[RunFolder]:
     """The folder of the run, which only rank 0 opens; unlocked at the end."""
     header = "\n".join(f"{what} {version}" for what, version in versions().items())
-    config = dump_recipe(recipe, f"The recipe of this run, whole. Written with:\n{header}")
+    config = sealed(dump_recipe(recipe, f"The recipe of this run, whole. Written with:\n{header}"))
     name = f"{recipe.data.name or Path(str(recipe.data.path)).name}-{recipe.method}"
     restarted = world.attempt > 0
     path = resume or folder or default_folder(Path("runs"), name, config, restarted)

@@ -43,7 +43,8 @@ ARRAYS = {
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """A gigabyte more than there is now."""
+    """A gigabyte more than there is now, not counting what pyarrow reserves when it allocates for the first time."""
+    pa.array([0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30, hard))
