@@ -156,6 +156,33 @@ def exchange_oddities(oddities: dict[int, str], signals: dict[int, int]) -> tupl
         return outcome.culprits, outcome.stop
 
 
+def change_gradients(change: str, last: int) -> tuple[str, float]:
+    """What an exchange answers if gradients are changed around the backward pass of step `last`, and the last sum."""
+    with joined(30) as world:
+        model = _three_layers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        exchange = Exchange(model, world, share=1.0)
+        for step in range(last + 1):
+            exchange.zero_grad(one_pass=True)
+            if step == last and change == "clear":  # where many loops do it
+                optimizer.zero_grad()
+            if step == last and change == "zero":
+                optimizer.zero_grad(set_to_none=False)
+            sum(layer.weight.sum() for layer in list(model)[: 2 + world.rank]).backward()
+            if step == last and change == "clear late":
+                optimizer.zero_grad()
+            if step == last and change == "zero late":
+                optimizer.zero_grad(set_to_none=False)
+            if step == last and change == "clip":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            try:
+                exchange.reclaim()
+            except ValueError as error:
+                return str(error), 0.0
+            exchange.finish(Losses(torch.tensor(0.0), torch.tensor(0.0)))
+        return "", sum(float(layer.weight.grad.mean()) for layer in model)
+
+
 def exchange_after_drift(odd: int) -> list[tuple[int, ...]]:
     """Which ranks have other weights than most, before and after one bit changed on a rank."""
     with joined(30) as world:

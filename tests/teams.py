@@ -73,23 +73,28 @@ def train(
     resume: str = "",
     existing: bool = False,
     leave: int = 0,
+    step: str = "call",
 ) -> str:
     """The loop in a team, perhaps stopped after `stop` steps, or resumed; the digest of its weights.
 
-    An epoch is left after `leave` steps, for the next one.
+    An epoch is left after `leave` steps, for the next one. A step is a call of the method, or "loss", or "both" in
+    turn.
     """
     if existing:
         torch.distributed.init_process_group("gloo")
     with conadv.Team(layout, batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
-        digest = _loop(team, name, options, out, stop, resume, leave)
+        digest = _loop(team, name, options, out, stop, resume, leave, step)
     if existing:
         assert torch.distributed.is_initialized()
         torch.distributed.destroy_process_group()
     return digest
 
 
-def _loop(team: conadv.Team, name: str, options: dict[str, Any], out: str, stop: int, resume: str, leave: int) -> str:
+def _loop(
+    team: conadv.Team, name: str, options: dict[str, Any], out: str, stop: int, resume: str, leave: int, step: str
+) -> str:
     model, optimizer = network()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
     if not team.world.is_main:  # all get the weights of rank 0
         nn.init.zeros_(model[0].weight)
     method = make(name, model, lambda *words, **fields: team.method(getattr(conadv, name), *words, **fields), **options)
@@ -105,9 +110,19 @@ def _loop(team: conadv.Team, name: str, options: dict[str, Any], out: str, stop:
         sampler.set_epoch(epoch, start)
         start = 0
         for now, ahead in method.feed(loader):
-            optimizer.zero_grad()
-            method(now, ahead)
-            optimizer.step()
+            if step == "loss" or (step == "both" and method.step % 2):
+                loss = method.loss(now, ahead)
+                optimizer.zero_grad(set_to_none=method.step % 3 > 0)
+                scaler.scale(loss).backward()
+                team.all_reduce()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.zero_grad()
+                method(now, ahead)
+                optimizer.step()
             if method.step in (stop, leave):
                 break
         if method.step == stop:
@@ -119,6 +134,46 @@ def _loop(team: conadv.Team, name: str, options: dict[str, Any], out: str, stop:
     if team.world.is_main:
         Path(out).write_bytes(found)
     return sha256(found).hexdigest()
+
+
+def scale_differently() -> str:
+    """What a team answers if ranks multiply the loss by different numbers."""
+    try:
+        with conadv.Team("clean | adv", batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
+            method = team.method(conadv.Recycled, network()[0], F.cross_entropy, conadv.PGD(8 / 255))
+            for now, ahead in method.feed(DataLoader(data(), batch_sampler=team.sampler(data()))):
+                ((1 + team.world.rank) * method.loss(now, ahead)).backward()
+                team.all_reduce()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def overflow(layout: str | None, name: str) -> tuple[list[float], int]:
+    """Steps in float32 with a scaled loss that overflows in the first ones; weights, and the updates that were made."""
+    with conadv.Team(layout, batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
+        model, _ = network()
+        model.float()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+        options = {"batch": lambda item: conadv.Batch(item[0].float(), item[1])}
+        method = make(
+            name, model, lambda *words, **fields: team.method(getattr(conadv, name), *words, **fields), **options
+        )
+        scaler, updates, before = (
+            torch.amp.GradScaler("cpu", init_scale=3e38, backoff_factor=2.0**-60),
+            0,
+            model[0].weight._version,
+        )
+        for now, ahead in method.feed(DataLoader(data(), batch_sampler=team.sampler(data()))):
+            scaler.scale(1e4 * method.loss(now, ahead)).backward()
+            losses = team.all_reduce()
+            assert 0.5 < float(losses.clean) < 5, "the mean loss, not scaled"
+            scaler.step(optimizer)
+            scaler.update()
+            now_at = model[0].weight._version
+            updates, before = updates + (now_at != before), now_at
+        values = [float(number) for tensor in model.state_dict().values() for number in tensor.flatten()]
+        return values, updates
 
 
 def train_endlessly(folder: str) -> None:

@@ -72,6 +72,21 @@ def test_a_frozen_parameter_has_no_gradient():
     assert model.weight.grad is not None
 
 
+@pytest.mark.parametrize("last", [0, 2])
+@pytest.mark.parametrize("change", ["", "clear", "zero", "clear late", "zero late", "clip"])
+def test_gradients_that_a_caller_changes_are_summed_as_they_were_or_refused(change, last, pool):
+    """In a later step the sums have started during the backward pass. Rank 1 alone reaches the third layer."""
+    results = pool.run(2, tasks.change_gradients, change, last)
+    if change in ("zero late", "clip"):
+        says = (
+            "the gradients were changed before the sum over the ranks: clear them before the backward pass, and clip "
+            "or unscale them after team.all_reduce()"
+        )
+        assert results == [(says, 0.0)] * 2
+    else:
+        assert results == [("", 2 + 2 + 1)] * 2
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("what", ["loss", "gradient", "statistics of a BatchNorm layer"])
 def test_a_number_that_is_not_finite_is_noticed_wherever_it_is(what, bad):

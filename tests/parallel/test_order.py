@@ -8,6 +8,8 @@ import pytest
 
 from conadv.core.catalog import METHODS
 from conadv.parallel.layout import Layout
+from conadv.parallel.member import Member
+from conadv.parallel.outcome import Unread
 from recorded import Call, record, replay
 
 ATTACKED = [
@@ -53,6 +55,17 @@ def test_a_run_completes_where_each_rank_does_one_operation_at_a_time(method, de
     )
     assert all(calls), "every rank takes part"
     assert replay(calls) == [None] * size
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize(("method", "delay", "size", "layout"), [case for case in CASES if case[0] != "sam"])
+def test_it_completes_where_the_caller_runs_one_backward_pass(method, delay, size, layout, chunks, monkeypatch):
+    def step(member: Member, now: Any, ahead: Any, stop: int = 0, save: bool = False) -> Unread:
+        member.loss(now, ahead).backward()
+        return member.end_loss()
+
+    monkeypatch.setattr(Member, "step", step)
+    test_a_run_completes_where_each_rank_does_one_operation_at_a_time(method, delay, size, layout, chunks)
 
 
 # Lanes with several ranks of a role: ranks, layout, and chunks per lane.

@@ -51,6 +51,70 @@ def test_a_team_takes_the_steps_of_one_process(name, options, size, layout, pool
     assert tiny.distance(alone(name, options), found) <= 1e-12
 
 
+# "Sam" has no loss, which a test of refusals shows.
+LOSSES = [
+    ("Vanilla", {}, 2, None, "loss"),
+    ("Vanilla", {}, 4, "2 clean", "both"),
+    ("ConAdv", {}, 2, None, "loss"),
+    ("ConAdv", {"delay": 0}, 2, "clean | adv+attack", "loss"),
+    ("ConAdv", {"delay": 0}, 3, "clean | adv | attack", "both"),
+    ("ConAdv", {}, 2, "clean+attack | adv", "both"),
+    ("ConAdv", {}, 3, "clean | adv | attack", "loss"),
+    ("ConAdv", {"delay": 2}, 3, "clean | adv | attack", "both"),
+    ("ConAdv", {"delay": 3, "twin_share": "1/2"}, 3, "2 clean+adv | attack", "loss"),
+    ("Recycled", {}, 2, None, "both"),
+    ("Recycled", {}, 2, "clean | adv", "loss"),
+    ("Recycled", {}, 2, "adv | clean", "both"),
+    ("Recycled", {"twin_share": "1/4"}, 3, "2 clean | adv", "loss"),
+    ("Recycled", {"twin_share": "1/2"}, 3, "clean | 2 adv", "both"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "size", "layout", "step"), LOSSES)
+def test_a_scaled_loss_takes_the_same_steps(name, options, size, layout, step, pool, tmp_path):
+    """Of one process that calls the method; a GradScaler, whose factors are powers of 2, multiplies the loss."""
+    digests = pool.run(size, teams.train, layout, name, options, str(tmp_path / "out"), 0, "", False, 0, step)
+    assert len(set(digests)) == 1, "the ranks hold different weights"
+    found = safetensors.torch.load_file(tmp_path / "out")
+    assert tiny.distance(alone(name, options), found) <= 1e-12
+
+
+@pytest.mark.parametrize(("stop", "step"), [(3, "loss"), (4, "both")])
+def test_a_loss_that_was_scaled_resumes_bitwise(stop, step, pool, tmp_path):
+    saved, out = str(tmp_path / "saved"), str(tmp_path / "out")
+    setting = 2, teams.train, "clean | adv", "Recycled", {}
+    whole = pool.run(*setting, out, 0, "", False, 0, step)
+    pool.run(*setting, saved, stop, "", False, 0, step)
+    assert pool.run(*setting, out, 0, saved, False, 0, step) == whole
+
+
+def test_ranks_that_scale_the_loss_differently_end(pool):
+    says = "rank 1 multiplies the loss by 2.0, rank 0 by 1.0: scale the loss by the same number on all ranks"
+    assert pool.run(2, teams.scale_differently) == [says] * 2
+
+
+@pytest.mark.parametrize(("name", "layout"), [("ConAdv", "clean | adv | attack"), ("Recycled", "2 clean | adv")])
+def test_an_update_whose_scaled_gradients_overflow_is_left_out_on_all_ranks(name, layout, pool):
+    results = pool.run(3, teams.overflow, layout, name)
+    assert results == [results[0]] * 3
+    values, updates = results[0]
+    assert 0 < updates < teams.STEPS
+    alone, same = pool.run(1, teams.overflow, None, name)[0]
+    assert updates == same
+    torch.testing.assert_close(values, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_that_is_not_finite_ends_the_team():
+    with conadv.Team(batch_size=2, chunk_size=2) as team:
+        model = conadv.split_batchnorm(small_cnn())
+        nn.init.constant_(model[7].weight, float("nan"))
+        method = team.method(conadv.Vanilla, model, F.cross_entropy)
+        ((now, ahead),) = method.feed([(torch.rand(2, 2, 6, 6).double(), torch.tensor([0, 1]))])
+        method.loss(now, ahead).backward()
+        with pytest.raises(FloatingPointError, match=r"step 0: .*loss on .* is not finite"):
+            team.all_reduce()
+
+
 def test_a_team_of_one_takes_the_same_steps(tmp_path):
     for name, options in (("ConAdv", {"delay": 2}), ("Recycled", {"twin_share": "1/4"})):
         teams.train(None, name, options, str(tmp_path / "out"))
@@ -154,6 +218,20 @@ def method_of(team: conadv.Team, **options: Any) -> Any:
     return team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(0.1), **options)
 
 
+def one_loss(team: conadv.Team, backward: int = 1, then: str = "") -> None:
+    """A step by its loss, in which something is left out or done too often."""
+    method = method_of(team)
+    now, ahead = next(iter(method.feed([(torch.rand(8, 2, 6, 6).double(), torch.zeros(8, dtype=torch.long))] * 2)))
+    loss = method.loss(now, ahead)
+    for _ in range(backward):
+        loss.backward(retain_graph=True)
+    if then == "loss":
+        method.loss(now, ahead)
+    if then == "state":
+        method.state_dict()
+    team.all_reduce()
+
+
 @pytest.mark.parametrize(
     ("misuse", "says"),
     [
@@ -162,15 +240,28 @@ def method_of(team: conadv.Team, **options: Any) -> Any:
         (lambda team: team.sampler(range(3)), "3 images do not fill a batch of 8"),
         (lambda team: list(method_of(team).feed(iter([]))), "a loader with a length"),
         (lambda team: list(method_of(team).feed([(torch.rand(2, 2, 6, 6), torch.zeros(2))])), "batches of 8 images"),
-        (lambda team: method_of(team).loss(None), "call method"),
+        (lambda team: team.all_reduce(), "make it with team.method"),
+        (lambda team: (method_of(team), team.all_reduce()), "no loss to end a step with"),
+        (lambda team: one_loss(team, backward=0), "backpropagated 0 times: do it once"),
+        (lambda team: one_loss(team, backward=2), "backpropagated 2 times: do it once"),
+        (lambda team: one_loss(team, then="loss"), "the last step is not over: call team.all_reduce"),
+        (lambda team: one_loss(team, then="state"), "the last step is not over: call team.all_reduce"),
         (lambda team: method_of(team, twin_share="1/3"), "multiple of 3 chunks per lane"),
         (lambda team: team.method(conadv.Vanilla, FSDPModule(1, 1), F.mse_loss), "without DistributedDataParallel"),
     ],
 )  # fmt: skip
 def test_misuse_is_refused_in_one_line(misuse, says):
-    with conadv.Team(batch_size=8, chunk_size=2) as team, pytest.raises(ValueError, match=says) as refusal:
+    with pytest.raises(ValueError, match=says) as refusal, conadv.Team(batch_size=8, chunk_size=2) as team:
         misuse(team)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_step_that_was_not_ended_is_refused_when_the_team_leaves():
+    team = conadv.Team(batch_size=8, chunk_size=2).__enter__()
+    method = method_of(team)
+    method.loss(*next(iter(method.feed(small_batches(1))))).backward()
+    with pytest.raises(ValueError, match="the last step is not over"):
+        team.__exit__(None, None, None)
 
 
 def test_a_team_that_does_not_fit_is_refused_before_it_meets():

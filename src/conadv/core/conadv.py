@@ -110,6 +110,14 @@ class ConAdv:
         self._stale.keep()
         return total_loss(self._learner, work)
 
+    @property
+    def losses(self) -> Losses:
+        """The mean losses of the last step."""
+        return self._learner.losses
+
+    def hand_over(self) -> None:
+        """Twins are in flight before any backward pass."""
+
     def in_flight(self, step: int) -> range:
         return range(step, step + self._ahead)
 

@@ -53,6 +53,7 @@ class Learner:
         self._place = common.get("place", ALONE)
         self._clean: list[Tensor] = []
         self._adv: list[Tensor] = []
+        self.losses = Losses(torch.zeros(()), torch.zeros(()))  # of the last step
         if self.chunk_size is not None and self.chunk_size < 1:
             raise ValueError(f"chunk_size {self.chunk_size}: take at least 1 image, or None for the whole batch")
         if next(model.parameters(), None) is None:
@@ -168,9 +169,9 @@ class Learner:
         if place.updates_stats:
             update_running_stats(self.model)
         self.step += 1
-        losses = Losses(self._total(self._clean), self._total(self._adv))
+        self.losses = Losses(self._total(self._clean), self._total(self._adv))
         self._clean, self._adv = [], []
-        return losses
+        return self.losses
 
     def has_twins(self, share: TwinShare, batch_number: int, chunk_number: int) -> bool:
         """Whether a chunk of a batch gets twins; without chunks, some of its images do."""

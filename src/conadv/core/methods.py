@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from .attack import Loss
@@ -48,6 +49,13 @@ class Method(Protocol):
 
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
         """The loss of one step, which the caller backpropagates; it holds the graph of the whole batch."""
+
+    @property
+    def losses(self) -> Losses:
+        """The mean losses of the last step, which a call returns, and `loss` does not."""
+
+    def hand_over(self) -> None:
+        """Put in flight what the backward pass of `loss` brought; the next step does it otherwise."""
 
     def in_flight(self, step: int) -> range:
         """The numbers of the batches whose twins are in flight before `step`, each made one step after the last."""
@@ -98,6 +106,13 @@ class Vanilla:
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
         return total_loss(self._learner, list(self._work(now)))
 
+    @property
+    def losses(self) -> Losses:
+        return self._learner.losses
+
+    def hand_over(self) -> None:
+        """No backward pass brings anything."""
+
     def in_flight(self, step: int) -> range:
         return range(0)
 
@@ -123,8 +138,12 @@ class Vanilla:
 
 
 def total_loss(learner: Learner, work: Iterable[Work]) -> Tensor:
-    """The scaled losses of a whole step added up, with their graph, and the end of the step."""
+    """The scaled losses of a whole step added up, with their graph, and the end of the step.
+
+    A process that learns from nothing has a loss of 0, which can be backpropagated too.
+    """
     totals = [learner.objective(*item, mark=True) for item in work]
-    assert totals
     learner.end_step()
+    if not totals:
+        return torch.zeros((), device=learner.device, requires_grad=True)
     return totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])

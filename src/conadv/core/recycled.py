@@ -103,6 +103,20 @@ class Recycled:
             parts[0].images.register_hook(partial(self._receive, parts[0], factor, count, step, number))
         return total
 
+    @property
+    def losses(self) -> Losses:
+        """The mean losses of the last step."""
+        return self._learner.losses
+
+    def hand_over(self) -> None:
+        """Put the twins of the last loss in flight, in the order of their chunks."""
+        twins = [self._awaited[number] for number in sorted(self._awaited)]
+        self._awaited = {}
+        for twin in twins:
+            if twin is None:
+                raise ValueError("backpropagate the loss of each step: recycled takes the twins from there")
+            self.handoff.put(twin)
+
     def in_flight(self, step: int) -> range:
         return range(step - 1, step)
 
@@ -137,7 +151,7 @@ class Recycled:
         Args:
             all_ranks: on several ranks, gather the twins of all; every rank calls it.
         """
-        self._hand_over()
+        self.hand_over()
         twins = {f"twins.{name}": tensor for name, tensor in queue_of(self.handoff).state().items()}
         return pack({**self._identity(), "step": self.step}, twins, own=True, all_ranks=all_ranks)
 
@@ -154,7 +168,7 @@ class Recycled:
 
     def _work(self, now: Any) -> Iterator[Work]:
         self._learner.begin_step(delayed=True)
-        self._hand_over()
+        self.hand_over()
         batch = None if now is None else self._primed_batch(now)
         count = self._count(batch)
         clean = self._learner.chunks(batch) if batch is not None else None
@@ -212,15 +226,6 @@ class Recycled:
         # An overflow in 16 bits leaves no direction; the twin is the image itself there.
         own = torch.nan_to_num(gradient.detach() / factor[-1], nan=0.0)
         self._awaited[number] = self._twin(part, own, count, step, number)
-
-    def _hand_over(self) -> None:
-        """Put the twins of the last loss in flight, in the order of their chunks."""
-        twins = [self._awaited[number] for number in sorted(self._awaited)]
-        self._awaited = {}
-        for twin in twins:
-            if twin is None:
-                raise ValueError("backpropagate the loss of each step: recycled takes the twins from there")
-            self.handoff.put(twin)
 
     def _count(self, batch: Batch | Chunked | None) -> int:
         if batch is None:

@@ -86,6 +86,14 @@ class Sam:
             "sam moves the weights during its backward pass, so it has no loss to return: call method(now)"
         )
 
+    @property
+    def losses(self) -> Losses:
+        """The mean losses of the last step."""
+        return self._learner.losses
+
+    def hand_over(self) -> None:
+        """A call puts everything in flight itself."""
+
     def in_flight(self, step: int) -> range:
         return range(step - self.delay, step)
 

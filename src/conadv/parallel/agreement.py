@@ -18,12 +18,13 @@ T = TypeVar("T")
 
 # Seconds between two meetings of the ranks while rank 0 works.
 _MEETING = 2.0
-# Facts by group, each in words: "rank 1 WORDS key value, rank 0 value: ADVICE".
+# Facts by group, each in words: "rank 1 WORDS key value, rank 0 PREPOSITION value: ADVICE".
 Facts = Mapping[str, Mapping[str, Any]]
 _WORDING = {
-    "flags": ("was started with", "start all ranks with the same flags"),
-    "data": ("sees", "give all ranks the same data"),
-    "software": ("runs", "install the same on all machines"),
+    "flags": ("was started with", "with ", "start all ranks with the same flags"),
+    "data": ("sees", "", "give all ranks the same data"),
+    "software": ("runs", "", "install the same on all machines"),
+    "loss": ("multiplies", "by ", "scale the loss by the same number on all ranks"),
 }
 
 
@@ -36,7 +37,7 @@ def check_agreement(world: World, facts: Facts) -> None:
 
     Args:
         world: The ranks, all of which call this.
-        facts: What must be the same, as values that JSON can hold: `flags`, `data` and `software`, by name.
+        facts: What must be the same, as values that JSON can hold: `flags`, `data`, `software`, `loss`, by name.
     """
     if world.size == 1:
         return
@@ -105,11 +106,10 @@ def _ends_within(seconds: float, future: Future[bytes]) -> bool:
 
 def _difference(own: Facts, theirs: Facts, rank: int) -> str:
     """What differs first from rank 0, in words; empty: nothing."""
-    for group, (words, advice) in _WORDING.items():
+    for group, (words, preposition, advice) in _WORDING.items():
         mine, leading = own.get(group, {}), theirs.get(group, {})
         for key in {**leading, **mine}:
             if mine.get(key) != leading.get(key):
-                preposition = "with " if group == "flags" else ""
                 return (
                     f"rank {rank} {words} {key} {_show(mine.get(key))}, "
                     f"rank 0 {preposition}{_show(leading.get(key))}: {advice}"

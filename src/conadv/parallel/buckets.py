@@ -33,6 +33,12 @@ class OwnGradients:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def forget(self) -> None:
+        """Nothing is counted."""
+
+    def reclaim(self) -> None:
+        """Whatever a caller did to the gradients, nothing is added to them."""
+
     def close(self) -> None:
         """An optimizer treats a parameter that had no part in the loss like one whose gradient is zero."""
         for parameter in self._parameters:
@@ -59,10 +65,11 @@ class Bucket:
         self._arrivals = 0
         self._expected: int | None = None  # arrivals in a step; unknown until the first one is over
         self._closed = False
-        self._views: list[tuple[nn.Parameter, Tensor]] = []
+        self._version = 0  # PyTorch's counter of changes, at the last one that was ours
+        self._views: dict[nn.Parameter, Tensor] = {}
         offset = 0
         for parameter in parameters:
-            self._views.append((parameter, self.gradients.as_strided(parameter.shape, parameter.stride(), offset)))
+            self._views[parameter] = self.gradients.as_strided(parameter.shape, parameter.stride(), offset)
             parameter.register_post_accumulate_grad_hook(weakly(self._arrive))
             offset += parameter.numel()
         self.restart()
@@ -74,8 +81,22 @@ class Bucket:
     def restart(self) -> None:
         self._arrivals, self._closed = 0, False
         self.gradients.zero_()
-        for parameter, view in self._views:  # an optimizer may have put None in their place
-            parameter.grad = view
+        self._attach()
+
+    def forget(self) -> None:
+        """Count the gradients of a step again: the next one has another number of backward passes."""
+        self._expected = None
+
+    def reclaim(self) -> None:
+        """Make the gradients of the caller's backward pass ours again, or refuse those that the caller changed."""
+        if not self._closed and not self._arrivals:
+            self.gradients.zero_()
+        elif self.gradients._version != self._version:
+            raise ValueError(
+                "the gradients were changed before the sum over the ranks: clear them before the backward pass, and "
+                "clip or unscale them after team.all_reduce()"
+            )
+        self._attach()
 
     def close(self) -> None:
         """No gradient may be added any more."""
@@ -84,16 +105,31 @@ class Bucket:
         self._closed = True
         self.own_total = self.gradients.sum()
 
+    def mark(self) -> None:
+        """Take the gradients as they are for ours."""
+        self._version = self.gradients._version
+
     def total(self) -> Tensor:
         """Not finite where any gradient is not."""
         return self.gradients.sum()
 
-    def _arrive(self, parameter: Tensor) -> None:
+    def _attach(self) -> None:
+        """An optimizer may have put None in the place of a gradient."""
+        for parameter, view in self._views.items():
+            parameter.grad = view
+
+    def _arrive(self, parameter: nn.Parameter) -> None:
         if self._closed:
             raise RuntimeError(
                 "a gradient came after the sum over the ranks had started: "
                 "the model uses other parameters in this step than in the first one"
             )
+        view = self._views[parameter]
+        if parameter.grad is not view:  # it was cleared between the forward and the backward pass
+            assert parameter.grad is not None
+            view.copy_(parameter.grad)
+            parameter.grad = view
+        self.mark()
         self._arrivals += 1
         if self.ready:
             self._tell()

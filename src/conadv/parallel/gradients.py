@@ -64,17 +64,29 @@ class Exchange:
         self._report = Report(world.size)
         self._sums: list[dist.Work | None] = []
         self._started = 0  # buckets start in their order, which is the same on every rank
+        self._one_pass = False
 
     @property
     def may_lag(self) -> bool:
         """Whether this rank only attacks, and others do not wait for it."""
         return self._recipients.may_lag
 
-    def zero_grad(self) -> None:
-        """Begin a step."""
+    def zero_grad(self, one_pass: bool = False) -> None:
+        """Begin a step.
+
+        Args:
+            one_pass: the caller takes the gradients of the whole step in one backward pass.
+        """
         for bucket in self._buckets:
             bucket.restart()
-        self._started = 0
+            if one_pass != self._one_pass:
+                bucket.forget()
+        self._started, self._one_pass = 0, one_pass
+
+    def reclaim(self) -> None:
+        """Refuse gradients that the caller changed after the backward pass: some sums have started."""
+        for bucket in self._buckets:
+            bucket.reclaim()
 
     def start(self) -> None:
         """Start the sums of all gradients: none is added any more in this step."""
@@ -120,6 +132,10 @@ class Exchange:
     def drain(self) -> None:
         """Wait until ranks that only attack have received what was sent to them."""
         self._recipients.drain()
+
+    def has_finite_statistics(self) -> bool:
+        """Whether the pending statistics, those of all ranks after a step, are finite; waits for the device."""
+        return all(bool(part.isfinite().all()) for part in self._statistics)
 
     def discard(self) -> None:
         """Forget the statistics of a step that is not to be taken."""
@@ -211,7 +227,11 @@ class Exchange:
         """Start the sums of the buckets up to `end`."""
         for bucket in self._buckets[self._started : end]:
             bucket.close()
-            self._sums.append(self._recipients.start_sum(bucket.gradients) if isinstance(bucket, Bucket) else None)
+            if not isinstance(bucket, Bucket):
+                self._sums.append(None)
+                continue
+            self._sums.append(self._recipients.start_sum(bucket.gradients))
+            bucket.mark()
         self._started = max(self._started, end)
 
     def _complete(self) -> None:

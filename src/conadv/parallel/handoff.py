@@ -43,6 +43,7 @@ class RankHandoff:
         self.wire = wire
         self.note = 0  # sent with each twin by a rank that others may not wait for: the signal that asked it to stop
         self.asked: Tensor | None = None  # the largest note that came in this step
+        self.all_late = False  # one backward pass brings all twins of a step, so that none crosses before its sums
         self._traffic = traffic
         self._group = group
         self._world = world
@@ -199,7 +200,7 @@ class RankHandoff:
 
     def _post(self, count: int, late: bool = False) -> None:
         for _ in range(count):
-            if not self._to_post or (self._to_post[0].is_late and not late):
+            if not self._to_post or ((self.all_late or self._to_post[0].is_late) and not late):
                 return
             message = self._to_post.popleft()
             buffer = torch.empty(self._format.size, dtype=torch.uint8, device=self._world.device)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from conadv.core.handoff import Handoff
 from conadv.core.methods import Method
+from conadv.core.parts import Losses
 from conadv.core.roles import Place, Role
 from conadv.core.share import TwinShare
 from conadv.core.spans import span
@@ -56,14 +57,31 @@ class Member:
             stop: the number of the signal that asked this rank to stop; 0: none did.
             save: whether this rank asks for a checkpoint.
         """
-        self.exchange.zero_grad()
-        asked = None
+        self._begin(stop, save, one_pass=False)
+        return self._end(self.method(now, ahead), stop, save)
+
+    def loss(self, now: Any, ahead: Any) -> Tensor:
+        """The part that this rank has in the loss of a step; the caller backpropagates it once, before `end_loss`."""
+        self._begin(0, False, one_pass=True)
+        return self.method.loss(now, ahead)
+
+    def end_loss(self) -> Unread:
+        """Take the step whose loss was backpropagated, up to the update."""
+        self.exchange.reclaim()
+        return self._end(self.method.losses, 0, False)
+
+    def _begin(self, stop: int, save: bool, one_pass: bool) -> None:
+        self.exchange.zero_grad(one_pass)
         if self.handoff is not None:
             self.handoff.note = stop + SAVE * (save and self.exchange.may_lag)
             self.handoff.asked = None
-        losses = self.method(now, ahead)
+            self.handoff.all_late = one_pass and self.layout.maker() == Role.CLEAN
+
+    def _end(self, losses: Losses, stop: int, save: bool) -> Unread:
+        asked = None
         with span("gradient sum"):
             self.exchange.start()
+            self.method.hand_over()
             if self.handoff is not None:
                 self.handoff.end_step()
                 asked = self.handoff.asked

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from conadv.core.attack import Loss
+from conadv.core.parts import Losses
 from conadv.core.roles import Place, Role
 from conadv.core.share import TwinShare
 from conadv.core.wrappers import is_exchanged
@@ -111,7 +112,7 @@ class Team:
 
     def __exit__(self, *error: Any) -> bool | None:
         if self._method is not None and error[0] is None:
-            self._stack.callback(self._method.drain)
+            self._stack.callback(self._method.close)
         return self._stack.__exit__(*error)
 
     def sampler(self, data: Sized, shuffle: bool = True) -> TeamSampler:
@@ -164,6 +165,20 @@ class Team:
         share = TwinShare.from_number(options.get("twin_share", 1))
         self._method = TeamMethod(member, model, self._chunk_size, options.get("batch"), share, self._seed)
         return self._method
+
+    def all_reduce(self) -> Losses:
+        """End a step that began with `method.loss`, after its backward pass: sum gradients and statistics.
+
+        Every rank calls it. The sums of most gradients have started during the backward pass. Clip or unscale the
+        gradients afterwards. If they are not finite, they are so on all ranks, and a `GradScaler` leaves the update out
+        on each.
+
+        Returns:
+            The mean losses over the whole batch, unscaled and the same on all ranks.
+        """
+        if self._method is None:
+            raise ValueError("a Team sums the gradients of its method: make it with team.method(...)")
+        return self._method.all_reduce()
 
     def _check(self, factory: Any, model: nn.Module, options: dict[str, Any]) -> Layout:
         known = [name for name in _OWN if name in options]

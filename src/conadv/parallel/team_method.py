@@ -21,7 +21,7 @@ from conadv.core.state import State, below, pack, unpack
 
 from .agreement import check_agreement
 from .member import Member
-from .outcome import NotFiniteError
+from .outcome import NotFiniteError, Outcome, Unread
 from .twins import put_in_flight, twins_in_flight
 from .wire import Wire, wire_of
 
@@ -58,6 +58,9 @@ class TeamMethod:
         self._versions: list[State] = []  # weights to generate the twins in flight with again
         self._twins: dict[int, Tensor] = {}  # twins in flight of a state that was loaded, by chunk
         self._seen: list[tuple[int, float]] = []  # of the weights, before each of the first two steps
+        self._is_open = False  # a loss was returned, and its step is not over
+        self._factors: list[Tensor] = []  # what the caller multiplied it by, in each backward pass
+        self._scaled_alike = False  # whether all ranks were seen to multiply it by the same number
 
     @property
     def step(self) -> int:
@@ -83,24 +86,45 @@ class TeamMethod:
         Returns:
             The mean losses over the whole batch, the same on all ranks.
         """
-        step = self.step
+        self._check_ended()
         self._check_updated()
-        outcome = self._member.step(now, ahead).read()  # before the caller's update, which we cannot take back
-        self._member.check_weights(step, outcome)
-        if outcome.culprits is not None:
-            self._member.exchange.discard()
-            self.drain()
-            raise NotFiniteError(
-                f"step {step}: {self._member.not_finite(outcome)} is not finite: lower the learning rate"
-            )
-        self._member.stale.keep()
-        update_running_stats(self._model)
-        return Losses(torch.tensor(outcome.clean_loss), torch.tensor(outcome.adv_loss))
+        return self._take(self._member.step(now, ahead))
 
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
-        raise ValueError(
-            "a Team starts its exchange during the backward pass, so it has no loss to return: call method"
-        )
+        """The part that this rank has in the loss of a step, for a loop that scales it or calls backward itself.
+
+        Backpropagate it once on every rank, then call `Team.all_reduce`. It holds the graph of all chunks. On a rank
+        that only attacks it is 0.
+
+        Args:
+            now: the batch to learn from, as `feed` yields it.
+            ahead: the batch to attack.
+        """
+        self._check_ended()
+        self._check_updated()
+        self._factors = []
+        total = self._member.loss(now, ahead)
+        total.register_hook(lambda factor: self._factors.append(factor.detach()))
+        self._is_open = True
+        return total
+
+    def all_reduce(self) -> Losses:
+        """End the step of `loss`; see `Team.all_reduce`."""
+        if not self._is_open:
+            raise ValueError(
+                "no loss to end a step with: call it after method.loss(now, ahead) and its backward pass; "
+                "method(now, ahead) sums the gradients itself"
+            )
+        if len(self._factors) != 1:
+            times = len(self._factors)
+            raise ValueError(
+                f"the loss of this step was backpropagated {times} times: do it once, then team.all_reduce()"
+            )
+        if not self._scaled_alike:
+            check_agreement(self._member.world, {"loss": {"the loss by": float(self._factors[0])}})
+            self._scaled_alike = True
+        self._is_open = False
+        return self._take(self._member.end_loss(), scaled=True)
 
     def state_dict(self) -> State:
         """What the next step needs beside the weights, as tensors by name. Every rank calls it; rank 0 saves it.
@@ -108,6 +132,7 @@ class TeamMethod:
         It resumes in any layout. With `ConAdv` it holds the weights of the last `delay` steps, and with `Recycled` the
         twins in flight.
         """
+        self._check_ended()
         tensors: State = {}
         for number, version in enumerate(self._member.stale.versions() if self._is_attacked else []):
             tensors |= {f"stale.{number}.{name}": tensor for name, tensor in version.items()}
@@ -148,6 +173,43 @@ class TeamMethod:
             self._member.method.load_state_dict(below("inner.", tensors))
         return self._done
 
+    def close(self) -> None:
+        """End the last epoch; all ranks have taken the same number of steps."""
+        self._check_ended()
+        self.drain()
+
+    def _take(self, unread: Unread, scaled: bool = False) -> Losses:
+        """Wait for the outcome of a step, and move the running statistics; the update is the caller's.
+
+        Args:
+            unread: its outcome.
+            scaled: the caller may have scaled the loss until gradients overflowed, and then leaves the update out.
+        """
+        step, member = self.step - 1, self._member
+        outcome = unread.read()  # before the caller's update, which we cannot take back
+        member.check_weights(step, outcome)
+        if outcome.culprits is not None:
+            if not scaled or not self._is_overflow(outcome):
+                member.exchange.discard()
+                self.drain()
+                raise NotFiniteError(
+                    f"step {step}: {member.not_finite(outcome)} is not finite: lower the learning rate"
+                )
+            self._seen.clear()
+        member.stale.keep()
+        update_running_stats(self._model)
+        return Losses(torch.tensor(outcome.clean_loss), torch.tensor(outcome.adv_loss))
+
+    def _is_overflow(self, outcome: Outcome) -> bool:
+        """Whether of a step only the gradients are not finite; the same on all ranks."""
+        assert outcome.culprits is not None
+        has_losses = "loss" not in outcome.culprits.values()
+        return has_losses and self._member.exchange.has_finite_statistics()
+
+    def _check_ended(self) -> None:
+        if self._is_open:
+            raise ValueError("the last step is not over: call team.all_reduce() after the backward pass of its loss")
+
     def _check_updated(self) -> None:
         """Warn before the second step if nothing updated the weights: the gradients of the first are cleared."""
         if len(self._seen) == 2:
@@ -168,6 +230,7 @@ class TeamMethod:
 
     def begin_epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Agree on the epoch with the other ranks; the batches of this rank."""
+        self._check_ended()
         if not isinstance(loader, Sized):
             raise ValueError("a Team needs a loader with a length, since some ranks do not read from it")
         steps = len(loader)
