@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -168,6 +169,45 @@ def _accumulation_in_a_team() -> None:
             method(now, ahead)
 
 
+def _loss_of_a_team_not_ended() -> None:
+    team = Team(batch_size=8, chunk_size=4).__enter__()
+    method = team.method(ConAdv, split_batchnorm(small_cnn()), F.cross_entropy, ATTACK)
+    for now, ahead in method.feed(small_batches(2)):
+        method.loss(now, ahead).backward()
+
+
+def _copy_is_trained() -> None:
+    method = _conadv(model := split_batchnorm(small_cnn()))
+    optimizer = sgd(copy.deepcopy(model))
+    for batch in small_batches(65):
+        optimizer.zero_grad()
+        _step(method, batch)
+        optimizer.step()
+
+
+def _generator_again() -> None:
+    method, batches = _conadv(), iter(small_batches(1))
+    for _ in range(2):
+        for now, _ in method.feed(batches):
+            _step(method, now)
+
+
+def _ignored_late() -> None:
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, labels, ignore_index=4)
+
+    method = _conadv(loss=loss, chunk_size=4)
+    for number, (images, labels) in enumerate(small_batches(16)):
+        rare = torch.where(torch.arange(8) < 3, 4, labels.clamp(max=3))
+        _step(method, (images, rare if number == 15 else labels.clamp(max=3)))
+
+
+def _layer_replaced() -> None:
+    method = _conadv(model := split_batchnorm(small_cnn()))
+    model[1] = nn.BatchNorm2d(4).double()
+    _step(method)
+
+
 def _another_state() -> None:
     _conadv(delay=2).load_state_dict(_conadv().state_dict())
 
@@ -182,6 +222,16 @@ def _fabric_true() -> None:
 
 
 REFUSALS = (
+    Refusal(
+        "arguments in another order",
+        lambda: ConAdv(split_batchnorm(small_cnn()), ATTACK, F.cross_entropy),  # type: ignore[arg-type]
+        "a method takes (model, loss, attack) in this order, not (Sequential, PGD, ...)",
+    ),
+    Refusal(
+        "a setting changed after the method was made",
+        lambda: setattr(_conadv(), "chunk_size", 4),
+        "'ConAdv' object has no attribute 'chunk_size'",
+    ),
     Refusal(
         "BatchNorm that was not split",
         lambda: _conadv(small_cnn()),
@@ -198,6 +248,19 @@ REFUSALS = (
         "the same, where `model.zero_grad()` clears the gradients",
         _optimizer_first_and_all_cleared,
         "the adv branch is never updated: make the optimizer after split_batchnorm",
+    ),
+    Refusal(
+        "an optimizer with the weights of a copy of the model",
+        _copy_is_trained,
+        "the weights of the method's model did not change in 64 calls: give the optimizer the parameters of the very "
+        "model that the method was made with (a deepcopy has others)",
+        warns=True,
+    ),
+    Refusal(
+        "a BatchNorm layer put into the model after the method was made",
+        _layer_replaced,
+        "1 is a plain BatchNorm layer: call conadv.split_batchnorm(model, branches=('main', 'adv')) before making the "
+        "optimizer and the method",
     ),
     Refusal(
         "`split_batchnorm` after `DistributedDataParallel` or FSDP",
@@ -286,8 +349,21 @@ REFUSALS = (
     Refusal(
         "batches of (images, labels, index)",
         lambda: _step(_conadv(), (*small_batches(1)[0], torch.arange(8))),
-        "the loader yields a tuple of 3, not (images, labels): pass batch=lambda item: conadv.Batch(images, labels), "
-        "with what each of them is",
+        "the loader yields a tuple of 3, not (images, labels) as tensors: pass batch=lambda item: "
+        "conadv.Batch(images, labels), with what each of them is",
+    ),
+    Refusal(
+        "arrays, or lists of pictures",
+        lambda: _step(_conadv(), tuple(tensor.numpy() for tensor in small_batches(1)[0])),
+        "the loader yields a tuple of ndarray and ndarray, not (images, labels) as tensors: pass batch=lambda item: "
+        "conadv.Batch(images, labels), with what each of them is",
+    ),
+    Refusal(
+        "a generator in a second epoch",
+        _generator_again,
+        "the loader has no batch in this epoch: one that can be read only once (a generator) is empty the second time; "
+        "pass a DataLoader or a list",
+        warns=True,
     ),
     Refusal(
         'a loss with `reduction="sum"`',
@@ -311,6 +387,12 @@ REFUSALS = (
         lambda: _step(_conadv(chunk_size=4), (small_batches(1)[0][0], torch.full((8,), -100))),
         "labels that the loss ignores (below 0, or ignore_index) with chunks: each chunk would be averaged over "
         "another number of images; pass chunk_size=None, or drop these images",
+    ),
+    Refusal(
+        "labels that a function of your own ignores, with chunks, even if they come late",
+        _ignored_late,
+        "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): pass "
+        "chunk_size=None",
     ),
     Refusal(
         "images in [0, 1], although the attack was given mean and std",
@@ -346,6 +428,11 @@ REFUSALS = (
         warns=True,
     ),
     Refusal(
+        "`method.loss` in a `Team` without `team.all_reduce()`",
+        _loss_of_a_team_not_ended,
+        "the last step is not over: call team.all_reduce() after the backward pass of its loss",
+    ),
+    Refusal(
         "the state of another method",
         _another_state,
         "the state is of another method: it has delay 1 instead of 2",
@@ -360,7 +447,7 @@ def said(number: int) -> str:
         warnings.simplefilter("always")
         try:
             refusal.make()
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, AttributeError) as error:
             return str(error)
     messages = [str(warning.message) for warning in heard]
     return refusal.message if refusal.warns and refusal.message in messages else f"nothing, or {messages}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ def call_plainly(model: nn.Module, images: Tensor) -> Any:
     return model(images)
 
 
+@runtime_checkable
 class Attack(Protocol):
     """What generates the twins of images. `conadv.PGD` is one; catalog.py lists those that recipes can name."""
 

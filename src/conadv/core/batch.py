@@ -52,8 +52,10 @@ def as_batch(item: Any) -> Batch:
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Tensor):
         return Batch(*item)
     what = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list | dict) else type(item).__name__
+    if isinstance(item, tuple | list) and len(item) == 2:
+        what = f"{type(item).__name__} of {type(item[0]).__name__} and {type(item[1]).__name__}"
     raise ValueError(
-        f"the loader yields a {what}, not (images, labels): "
+        f"the loader yields a {what}, not (images, labels) as tensors: "
         "pass batch=lambda item: conadv.Batch(images, labels), with what each of them is"
     )
 

@@ -22,6 +22,8 @@ from .wrappers import data_parallel, unwrap
 _COMPARED = (1, 2, 4, 8, 16, 32, 64)
 # The first steps, in which updates of the branches are looked at.
 _UPDATES = 16
+# Calls after which weights that never changed are not those of an optimizer, nor of gradient accumulation.
+_IDLE = 64
 
 
 class Checks:
@@ -47,6 +49,8 @@ class Checks:
         self._changes: int | None = None
         self._updated = False
         self._steps = 0  # before the first update of the weights
+        self._calls = 0
+        self._start: tuple[int, float] | None = None  # of the weights, at the first call
         if isinstance(loss, _Loss) and loss.reduction != "mean":
             raise ValueError(f'the loss has reduction="{loss.reduction}": a method needs the mean, reduction="mean"')
         if self._chunked and isinstance(loss, _WeightedLoss) and loss.weight is not None:
@@ -91,8 +95,13 @@ class Checks:
                 "a method takes training steps, and gradients are off here (torch.no_grad, inference_mode): "
                 "to evaluate, call the model and the loss themselves"
             )
+        if self._calls == 0 and self._branches:
+            check_branches(self._model, self._branches)  # layers may have been replaced since the method was made
         _check_cleared(self._model)
         self._mean.begin_step()
+        if self._alone and self._calls in (0, _IDLE):
+            self._check_trained()
+        self._calls += 1
         if step <= _UPDATES:
             self._check_updated()
         if step < 2 and delayed and _in_lbfgs():
@@ -104,6 +113,21 @@ class Checks:
             self._compare_ranks()
         if queued and self._alone and not self._updated:
             self._look_for_accumulation()
+
+    def _check_trained(self) -> None:
+        """Warn if the weights are, after many calls, those of the first."""
+        weights = [weight for weight in self._model.parameters() if weight.requires_grad]
+        if not weights or type(weights[-1].data) is not Tensor:  # a shard
+            return
+        # PyTorch's counters of changes, and a sum, since an optimizer that writes to `.data` does not move them.
+        now = sum(weight._version for weight in weights), float(weights[-1].detach().double().sum())
+        if self._start == now:
+            warnings.warn(
+                f"the weights of the method's model did not change in {_IDLE} calls: give the optimizer the parameters "
+                "of the very model that the method was made with (a deepcopy has others)",
+                stacklevel=6,
+            )
+        self._start = now
 
     def _look_for_accumulation(self) -> None:
         """Warn before the step after the first update, if that came after several steps."""

@@ -51,6 +51,20 @@ class ConAdv:
             place.
     """
 
+    __slots__ = (
+        "_ahead",
+        "_attacked",
+        "_delay",
+        "_learner",
+        "_loaded",
+        "_share",
+        "_stale",
+        "_weights",
+        "adv_weight",
+        "attack",
+        "handoff",
+    )  # so that another attribute cannot be set in vain
+
     duties = Role.CLEAN | Role.ADV | Role.ATTACK
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -49,9 +50,11 @@ class Feed:
             self._window.clear()
             self._ended = False
             self._begin()
+        is_empty = not self._resumed  # the rest of an epoch that was resumed may be
         self._resumed = False
         ends = _End(self._loader)
         for batch in () if self._ended else self._loader:
+            is_empty = False
             self._window.append(batch)
             if len(self._window) > self.reads_ahead:
                 ends.tell(last=ends.reached and self.reads_ahead == 0)
@@ -63,6 +66,12 @@ class Feed:
         self._ended = True
         yield from self._rest(ends)
         self._ended = False
+        if is_empty:
+            warnings.warn(
+                "the loader has no batch in this epoch: one that can be read only once (a generator) is empty the "
+                "second time; pass a DataLoader or a list",
+                stacklevel=2,
+            )
 
     def _rest(self, ends: _End) -> Iterator[Pair]:
         while self._window:

@@ -56,6 +56,9 @@ class Learner:
         self.losses = Losses(torch.zeros(()), torch.zeros(()))  # of the last step
         if self.chunk_size is not None and self.chunk_size < 1:
             raise ValueError(f"chunk_size {self.chunk_size}: take at least 1 image, or None for the whole batch")
+        if not isinstance(model, nn.Module) or isinstance(loss, Attack):
+            given = f"({type(model).__name__}, {type(loss).__name__}, ...)"
+            raise ValueError(f"a method takes (model, loss, attack) in this order, not {given}")
         if next(model.parameters(), None) is None:
             raise ValueError("a model without parameters has nothing to learn")
         if self.together and self._input_name is not None:

@@ -1,4 +1,4 @@
-"""Checks in the first steps that a loss is the mean over the images, also over those of several chunks."""
+"""Checks, mostly in the first steps, that a loss is the mean over the images, also over those of several chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from .attack import Loss
 
-# Steps in which chunks are compared, if no step has two of them: each look waits for the device.
+# Chunks are compared in so many first steps, then in ever fewer: labels that a loss ignores may come late, and each
+# look waits for the device.
 _STEPS = 8
 
 
@@ -29,15 +30,15 @@ class MeanLoss:
     def __init__(self, loss: Loss, chunked: bool) -> None:
         self._loss = loss
         self._seen_twice = False
-        self._seen_chunks = not chunked
+        self._chunked = chunked
+        self._compares = False
         self._first: tuple[Tensor, Any, Any] | None = None  # of the first chunk of a step
-        self._compared = False
         self._steps = 0
 
     def begin_step(self) -> None:
-        """Forget the chunks of the last step; one step whose chunks were compared is enough."""
-        self._seen_chunks |= self._compared or self._steps == _STEPS
+        """Forget the chunks of the last step."""
         self._steps += 1
+        self._compares = self._chunked and (self._steps <= _STEPS or self._steps & (self._steps - 1) == 0)
         self._first = None
 
     @torch.no_grad()
@@ -51,7 +52,7 @@ class MeanLoss:
                     f"the loss of images given twice is {float(twice):.4g}, not {float(loss):.4g} as once: "
                     'a method needs the mean over the images, reduction="mean"'
                 )
-        if not self._seen_chunks:
+        if self._compares:
             self._compare_chunks(loss.detach(), outputs, labels, count)
 
     def _compare_chunks(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
@@ -61,7 +62,6 @@ class MeanLoss:
         first, first_outputs, first_labels = self._first
         if _same(first_labels, labels):  # the twins of this chunk, which would hide class weights
             return
-        self._compared = True
         both = self._together(first_outputs, outputs, first_labels, labels, count)
         if both is not None and not close(both, (first + loss) / 2, outputs):
             raise ValueError(

@@ -83,6 +83,8 @@ class Vanilla:
             place.
     """
 
+    __slots__ = ("_learner",)  # so that another attribute cannot be set in vain
+
     duties = Role.CLEAN
     delay = 0
 

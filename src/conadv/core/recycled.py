@@ -44,6 +44,17 @@ class Recycled:
             place.
     """
 
+    __slots__ = (
+        "_awaited",
+        "_learner",
+        "_made",
+        "_primed",
+        "_share",
+        "adv_weight",
+        "attack",
+        "handoff",
+    )  # so that another attribute cannot be set in vain
+
     duties = Role.CLEAN | Role.ADV
     delay = 1
 

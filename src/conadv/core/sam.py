@@ -47,6 +47,8 @@ class Sam:
             place.
     """
 
+    __slots__ = ("_delay", "_learner", "_waiting", "rho")  # so that another attribute cannot be set in vain
+
     duties = Role.CLEAN
 
     def __init__(
