@@ -64,6 +64,7 @@ def step_seconds(delay: int, pause: float, every: int) -> float:
     with conadv.Team("clean | adv | attack", batch_size=2, chunk_size=2) as team:
         model = conadv.split_batchnorm(SleepingNet())
         method = team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(4 / 255), delay=delay)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loader = [(torch.rand(2, 4), torch.tensor([0, 1]))] * (_UNTIMED + _STEPS)
         is_late = team.place.role == Role.ATTACK
         for now, ahead in method.feed(loader):
@@ -73,6 +74,7 @@ def step_seconds(delay: int, pause: float, every: int) -> float:
             if is_late and method.step % every == 0:
                 time.sleep(pause * 3 * UNIT)
             method(now, ahead)
+            optimizer.step()
         return (time.perf_counter() - start) / _STEPS
 
 
