@@ -361,8 +361,8 @@ REFUSALS = (
     Refusal(
         "a generator in a second epoch",
         _generator_again,
-        "the loader has no batch in this epoch: one that can be read only once (a generator) is empty the second time; "
-        "pass a DataLoader or a list",
+        "the loader has no batch: an iterator (a generator, say) can be read only once; pass a DataLoader or a list, "
+        "for every epoch",
         warns=True,
     ),
     Refusal(

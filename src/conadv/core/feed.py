@@ -50,7 +50,7 @@ class Feed:
             self._window.clear()
             self._ended = False
             self._begin()
-        is_empty = not self._resumed  # the rest of an epoch that was resumed may be
+        is_empty = isinstance(self._loader, Iterator) and not self._resumed
         self._resumed = False
         ends = _End(self._loader)
         for batch in () if self._ended else self._loader:
@@ -68,8 +68,8 @@ class Feed:
         self._ended = False
         if is_empty:
             warnings.warn(
-                "the loader has no batch in this epoch: one that can be read only once (a generator) is empty the "
-                "second time; pass a DataLoader or a list",
+                "the loader has no batch: an iterator (a generator, say) can be read only once; pass a DataLoader or a "
+                "list, for every epoch",
                 stacklevel=2,
             )
 
