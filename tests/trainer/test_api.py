@@ -41,6 +41,12 @@ def test_the_name_of_a_recipe_is_enough(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(("method", "epsilon"), [("vanilla", None), ("sam", None), ("recycled", 8 / 255)])
+def test_a_summary_has_the_epsilon_of_methods_that_attack(method, epsilon, tmp_path):
+    summary = conadv.train(recipe(method=method, attack__epsilon=8 / 255, max_steps=1), folder=tmp_path / "run")
+    assert summary["epsilon"] == epsilon
+
+
 def test_runs_in_a_thread_where_no_signal_handler_can_be_set(tmp_path):
     found = []
     thread = threading.Thread(target=lambda: found.append(conadv.train(recipe(), folder=tmp_path / "run")))

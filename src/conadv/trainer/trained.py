@@ -10,7 +10,7 @@ from typing import Any
 import safetensors.torch
 
 from conadv.config import RESUMABLE, Recipe, added_values, check_run_folder, flatten
-from conadv.core.catalog import ATTACKS
+from conadv.core.catalog import ATTACKS, METHODS
 from conadv.core.pgd import PGD
 from conadv.parallel.collectives import World, own_device
 
@@ -92,9 +92,10 @@ def expected(recipe: Recipe, task: Task) -> Expected:
 
 
 def facts(recipe: Recipe) -> dict[str, Any]:
-    """What a summary says of the recipe."""
+    """What a summary says of the recipe; epsilon is None for a method that does not attack."""
     names = ("method", "delay", "model", "batch_size", "chunk_size", "epochs", "seed")
-    found = {**{name: getattr(recipe, name) for name in names}, "epsilon": recipe.attack.epsilon}
+    attacks = METHODS[recipe.method].maker is not None
+    found = {**{name: getattr(recipe, name) for name in names}, "epsilon": recipe.attack.epsilon if attacks else None}
     return {**found, "ema": recipe.ema} if recipe.ema else found
 
 
