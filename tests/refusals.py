@@ -235,8 +235,8 @@ REFUSALS = (
     Refusal(
         "BatchNorm that was not split",
         lambda: _conadv(small_cnn()),
-        "1 is a plain BatchNorm layer: call conadv.split_batchnorm(model, branches=('main', 'adv')) before making the "
-        "optimizer and the method",
+        "layer 1 is a plain BatchNorm layer: call conadv.split_batchnorm(model) before making the optimizer and the "
+        "method",
     ),
     Refusal(
         "an optimizer made before `split_batchnorm`",
@@ -271,14 +271,14 @@ REFUSALS = (
     Refusal(
         "`DistributedDataParallel(find_unused_parameters=True)`",
         _unused,
-        "two branches in a step look unused in turn: wrap with find_unused_parameters=False "
+        "each pass leaves one branch unused, which find_unused_parameters=True cannot handle: set it to False "
         "(Transformers: ddp_find_unused_parameters=False)",
         ranks=2,
     ),
     Refusal(
         "Transformers on several ranks, without `ddp_find_unused_parameters`",
         _trainer_unused,
-        "two branches in a step look unused in turn: wrap with find_unused_parameters=False "
+        "each pass leaves one branch unused, which find_unused_parameters=True cannot handle: set it to False "
         "(Transformers: ddp_find_unused_parameters=False)",
         ranks=2,
         library="transformers",
@@ -310,18 +310,18 @@ REFUSALS = (
     Refusal(
         "float16 autocast around `method(batch)`, which cannot scale the loss",
         _float16_unscaled,
-        "float16 needs a scaled loss: scaler.scale(method.loss(now, ahead)).backward()",
+        "float16 needs a scaled loss: scaler.scale(method.loss(batch)).backward()",
     ),
     Refusal(
         "`method.loss` for evaluation",
         _without_gradients,
         "a method takes training steps, and gradients are off here (torch.no_grad, inference_mode): to evaluate, call "
-        "the model and the loss themselves",
+        "the model itself",
     ),
     Refusal(
         "`Sam.loss`",
         lambda: Sam(small_cnn(), F.cross_entropy).loss(small_batches(1)[0]),
-        "sam moves the weights during its backward pass, so it has no loss to return: call method(now)",
+        "sam moves the weights during its backward pass, so it has no loss to return: call method(batch)",
     ),
     Refusal(
         "an LBFGS closure, where each call counts as a step",
@@ -335,10 +335,10 @@ REFUSALS = (
         "backpropagate the loss of each step: recycled takes the twins from there",
     ),
     Refusal(
-        "recycled, and a smaller last batch",
+        "recycled with chunks, and a smaller last batch",
         _smaller_last_batch,
-        "a batch of 1 chunks with twins, after one of 2: recycled needs batches of one size (drop_last=True drops the "
-        "smaller last one)",
+        "a batch with 1 chunks of twins follows one with 2: recycled needs batches of one size (drop_last=True drops "
+        "the smaller last one)",
     ),
     Refusal(
         "a last batch that the chunks do not divide",
@@ -349,14 +349,14 @@ REFUSALS = (
     Refusal(
         "batches of (images, labels, index)",
         lambda: _step(_conadv(), (*small_batches(1)[0], torch.arange(8))),
-        "the loader yields a tuple of 3, not (images, labels) as tensors: pass batch=lambda item: "
-        "conadv.Batch(images, labels), with what each of them is",
+        "the loader yields a tuple of 3, not (images, labels) as tensors: say how to get them, such as "
+        "batch=lambda item: conadv.Batch(item[0], item[1])",
     ),
     Refusal(
         "arrays, or lists of pictures",
         lambda: _step(_conadv(), tuple(tensor.numpy() for tensor in small_batches(1)[0])),
-        "the loader yields a tuple of ndarray and ndarray, not (images, labels) as tensors: pass batch=lambda item: "
-        "conadv.Batch(images, labels), with what each of them is",
+        "the loader yields a tuple of ndarray and ndarray, not (images, labels) as tensors: say how to get them, such as "
+        "batch=lambda item: conadv.Batch(torch.as_tensor(item[0]), torch.as_tensor(item[1]))",
     ),
     Refusal(
         "a generator in a second epoch",

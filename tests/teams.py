@@ -90,6 +90,17 @@ def train(
     return digest
 
 
+def train_without_feed() -> str:
+    """What is said to a rank whose batches come from the loader itself."""
+    with conadv.Team("clean | adv", batch_size=BATCH, chunk_size=CHUNK, timeout=30) as team:
+        method = make("Recycled", network()[0], lambda *words: team.method(conadv.Recycled, *words))
+        try:
+            method(next(iter(DataLoader(data(), batch_sampler=team.sampler(data())))))
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
 def _loop(
     team: conadv.Team, name: str, options: dict[str, Any], out: str, stop: int, resume: str, leave: int, step: str
 ) -> str:

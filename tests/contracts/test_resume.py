@@ -100,6 +100,15 @@ def test_a_state_of_another_delay_or_chunk_size_is_refused() -> None:
             method.load_state_dict(state)
 
 
+@pytest.mark.parametrize(("one", "other"), [("recycled", "conadv"), ("conadv", "recycled"), ("sam", "conadv")])
+def test_the_state_of_another_method_is_refused_by_name(one: str, other: str) -> None:
+    run = Run(Setting("", one, 1))
+    run.train(2)
+    method = Setting("", other, 1).make(run.model, ATTACK, chunk_size=4)
+    with pytest.raises(ValueError, match=r"of another method: it has method \w+ instead of \w+$"):
+        method.load_state_dict(run.method.state_dict())
+
+
 def test_a_state_between_ranks_is_refused() -> None:
     class Elsewhere:
         """A hand-off whose twins this process cannot see."""

@@ -666,7 +666,7 @@ def test_a_batch_that_did_not_come_from_feed_is_refused_where_twins_wait(setting
 def test_recycled_needs_batches_of_one_number_of_chunks() -> None:
     model = make_model()
     method = Recycled(model, F.cross_entropy, ATTACK, chunk_size=4)
-    with pytest.raises(ValueError, match=r"a batch of 1 chunks with twins, after one of 2: .*drop_last=True"):
+    with pytest.raises(ValueError, match=r"a batch with 1 chunks of twins follows one with 2: .*drop_last=True"):
         train(method, model, [*small_batches(1), *small_batches(1, size=4)])
 
 

@@ -324,12 +324,21 @@ def test_images_of_any_dimension(shape: tuple[int, ...], norm: Norm) -> None:
         ({"direction": "up"}, "direction 'up': sign, unit, raw or noise"),
         ({"mean": (0.5,)}, "mean and std go together: give both or neither"),
         ({"mean": (0.5,), "std": (0.0,)}, r"std \(0.0,\): positive numbers"),
+        ({"mean": 0.5, "std": 0.2}, "mean 0.5: one number per channel, such as"),
+        ({"mean": "0.5", "std": (1.0,) * 3}, "mean '0.5': one number per channel, such as"),
+        ({"epsilon": "4/255"}, "epsilon '4/255': pass a number, without quotes"),
         ({"statistics": "runing"}, "statistics 'runing': batch or running"),
     ],
 )
 def test_bad_values_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PGD(**({"epsilon": 0.1} | options))  # type: ignore[arg-type]
+
+
+def test_mean_and_std_may_be_tensors() -> None:
+    mean, std = (0.25, 0.5), (0.5, 0.125)
+    shaped = [torch.tensor(mean).view(2, 1, 1), torch.tensor(std).view(1, 2, 1, 1)]
+    assert PGD(EPSILON, mean=shaped[0], std=shaped[1]) == PGD(EPSILON, mean=mean, std=std)
 
 
 def test_channels_must_meet_the_images() -> None:

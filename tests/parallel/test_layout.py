@@ -203,7 +203,7 @@ def test_a_world_that_lanes_do_not_fill_is_refused_with_sizes_that_fit(partition
     if size % len(lane) == 0:
         assert Layout.fit(written(lane), duties, size).world_size == size
         return
-    with pytest.raises(ValueError, match="ranks a lane") as refusal:
+    with pytest.raises(ValueError, match="needs a multiple of") as refusal:
         Layout.fit(written(lane), duties, size)
     named = re.findall(r"\d+", str(refusal.value).partition("start")[2])
     assert len(named) == 3
@@ -239,17 +239,17 @@ def test_any_text_is_a_layout_or_refused_in_one_line(text):
     ("text", "duties", "wrong"),
     [
         ("clean | adv", ConAdv.duties, "no rank for attack"),
-        ("clean | adv | attack", Recycled.duties, "attack, which the method does not need"),
-        ("clean | adv", Vanilla.duties, "adv, which the method does not need"),
+        ("clean | adv | attack", Recycled.duties, "attack, which the method does not do"),
+        ("clean | adv", Vanilla.duties, "adv, which the method does not do"),
         ("clean | clean | adv", Recycled.duties, "clean twice"),
         ("0 clean | adv", Recycled.duties, "0 ranks for 'clean'"),
-        ("-1 clean | adv", Recycled.duties, "'-1 clean' is not a duty"),
-        ("2clean | adv", Recycled.duties, "'2clean' is not a duty"),
-        ("9999999 clean | adv", Recycled.duties, "is not a duty"),
+        ("-1 clean | adv", Recycled.duties, "'-1 clean' is not a role"),
+        ("2clean | adv", Recycled.duties, "'2clean' is not a role"),
+        ("9999999 clean | adv", Recycled.duties, "is not a role"),
         ("clean+clean | adv", Recycled.duties, "clean twice"),
-        ("clean | advers", Recycled.duties, "'advers' is not a duty"),
-        ("clean || adv", Recycled.duties, "'' is not a duty"),
-        ("", Vanilla.duties, "'' is not a duty"),
+        ("clean | advers", Recycled.duties, "'advers' is not a role"),
+        ("clean || adv", Recycled.duties, "'' is not a role"),
+        ("", Vanilla.duties, "'' is not a role"),
     ],
 )
 def test_what_is_wrong_with_a_layout_is_named(text, duties, wrong):

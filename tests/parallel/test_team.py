@@ -166,6 +166,11 @@ def test_a_team_meets_in_a_process_group_that_exists(pool, tmp_path):
     assert tiny.distance(alone("Recycled", {}), safetensors.torch.load_file(out)) <= 1e-12
 
 
+def test_batches_that_do_not_come_from_the_feed_are_refused(pool):
+    for answer in pool.run(2, teams.train_without_feed):
+        assert answer == "no epoch has begun: take the batches from `method.feed(loader)`, in each epoch"
+
+
 def test_a_killed_rank_of_a_team_is_named(start_team):
     run = start_team()
     run.wait_for_step(3)

@@ -71,7 +71,7 @@ def test_a_world_that_does_not_fit_gets_its_line_once(launch, run):
     launcher = launch(["--nproc-per-node", "2"], words(run, layout=LAYOUT))
     assert launcher.status() == 1
     assert launcher.complaints() == [
-        f"error: layout '{LAYOUT}' has 3 ranks a lane, which 2 do not fill: start 3, 6, 9, ... ranks"
+        f"error: layout '{LAYOUT}' needs a multiple of 3 ranks, and 2 were started: start 3, 6, 9, ... ranks"
     ], launcher.said()
     assert not run.exists()
 

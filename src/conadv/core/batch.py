@@ -51,12 +51,18 @@ def as_batch(item: Any) -> Batch:
         return item
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Tensor):
         return Batch(*item)
-    what = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list | dict) else type(item).__name__
-    if isinstance(item, tuple | list) and len(item) == 2:
-        what = f"{type(item).__name__} of {type(item[0]).__name__} and {type(item[1]).__name__}"
+    what, example = type(item).__name__, "item[0], item[1]"
+    if isinstance(item, dict):
+        images, labels = [*item, "images", "labels"][:2]
+        what, example = f"dict with the keys {', '.join(map(str, item))}", f"item[{images!r}], item[{labels!r}]"
+    elif isinstance(item, tuple | list) and len(item) == 2:
+        what = f"{what} of {type(item[0]).__name__} and {type(item[1]).__name__}"
+        example = "torch.as_tensor(item[0]), torch.as_tensor(item[1])"
+    elif isinstance(item, tuple | list):
+        what = f"{what} of {len(item)}"
     raise ValueError(
-        f"the loader yields a {what}, not (images, labels) as tensors: "
-        "pass batch=lambda item: conadv.Batch(images, labels), with what each of them is"
+        f"the loader yields a {what}, not (images, labels) as tensors: say how to get them, such as "
+        f"batch=lambda item: conadv.Batch({example})"
     )
 
 

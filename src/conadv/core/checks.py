@@ -93,7 +93,7 @@ class Checks:
         if not torch.is_grad_enabled():
             raise ValueError(
                 "a method takes training steps, and gradients are off here (torch.no_grad, inference_mode): "
-                "to evaluate, call the model and the loss themselves"
+                "to evaluate, call the model itself"
             )
         if self._calls == 0 and self._branches:
             check_branches(self._model, self._branches)  # layers may have been replaced since the method was made
@@ -187,16 +187,17 @@ class Checks:
 
 def check_branches(model: nn.Module, branches: Sequence[str]) -> None:
     """Refuse a model that would silently mix the statistics of clean and adversarial images."""
-    call = f"conadv.split_batchnorm(model, branches={branches}) before making the optimizer and the method"
+    which = "" if tuple(branches) == ("main", "adv") else f", branches={branches}"
+    call = f"conadv.split_batchnorm(model{which}) before making the optimizer and the method"
     for name in plain_layers(model):
-        raise ValueError(f"{name} is a plain BatchNorm layer: call {call}")
+        raise ValueError(f"layer {name} is a plain BatchNorm layer: call {call}")
     for layer in split_layers(model):
         if not set(branches) <= set(layer.branches):
             raise ValueError(f"the model has only the branches {', '.join(layer.branches)}: call {call}")
     parallel = data_parallel(model)
     if "adv" in branches and parallel is not None and parallel.find_unused_parameters:
         raise ValueError(
-            "two branches in a step look unused in turn: wrap with find_unused_parameters=False "
+            "each pass leaves one branch unused, which find_unused_parameters=True cannot handle: set it to False "
             "(Transformers: ddp_find_unused_parameters=False)"
         )
 

@@ -132,7 +132,7 @@ class Learner:
         graph does not allow a first backward pass without all_reduce: then all parts share one backward pass.
         """
         if self._is_float16():
-            raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(now, ahead)).backward()")
+            raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(batch)).backward()")
         at_once = self._parallel is not None and self._parallel.static_graph
         groups = [parts] if at_once else self._passes(parts)
         for some in groups:

@@ -47,8 +47,8 @@ class PGD:
         grid: draw random starts (linf) on whole 255ths, so that twins of 8-bit images are 8-bit images too.
         targeted: step towards a random wrong label instead of away from the right one.
         classes: number of classes for a targeted attack on a model that does not return (N, classes) logits.
-        mean: per channel, with `std`: the images were normalized with these. None: they are in [0, 1].
-        std: per channel.
+        mean: one number per channel, with `std`: the images were normalized with these. None: they are in [0, 1].
+        std: one number per channel.
         low: smallest valid input before normalization; None: unbounded.
         high: largest valid input before normalization; None: unbounded.
         branch: the branch of split BatchNorm layers that the attack goes through. To judge a model rather than to
@@ -82,8 +82,10 @@ class PGD:
             raise ValueError(f"statistics {self.statistics!r}: batch or running")
         if (self.mean is None) != (self.std is None):
             raise ValueError("mean and std go together: give both or neither")
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, _numbers(name, getattr(self, name)))
         if self.std is not None and min(self.std) <= 0:
-            raise ValueError(f"std {tuple(self.std)}: positive numbers")
+            raise ValueError(f"std {self.std}: positive numbers")
         if self.grid and (self.norm != "linf" or not self._pixels or self.mean is not None):
             raise ValueError("grid is for images in [0, 1] and norm linf: drop grid=True")
 
@@ -92,6 +94,8 @@ class PGD:
         return (self.low, self.high) == (0.0, 1.0)
 
     def _check_sizes(self) -> None:
+        if isinstance(self.epsilon, str):
+            raise ValueError(f"epsilon {self.epsilon!r}: pass a number, without quotes: epsilon=4/255")
         if (self.low is None) != (self.high is None) or (
             self.low is not None and self.high is not None and not self.low < self.high
         ):
@@ -255,6 +259,19 @@ class PGD:
         mean = _per_channel(self.mean, 0.0, images)
         low, high = (self.low - mean) / std, (self.high - mean) / std
         return torch.clamp(twins, images.clamp(max=low), images.clamp(min=high))
+
+
+def _numbers(name: str, values: Any) -> tuple[float, ...] | None:
+    """Numbers by channel, from a sequence, an array or a tensor, which may have the shape (C, 1, 1)."""
+    if values is None:
+        return None
+    try:
+        numbers = torch.as_tensor(values, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.tensor(0.0)
+    if numbers.dim() == 0:
+        raise ValueError(f"{name} {values!r}: one number per channel, such as (0.485, 0.456, 0.406)")
+    return tuple(numbers.flatten().tolist())
 
 
 def _per_channel(values: Sequence[float] | None, default: float, images: Tensor) -> Any:

@@ -247,7 +247,7 @@ class Recycled:
         twins = count if self._learner.chunk_size is None else self._share.count(count)
         if len(self.handoff) != twins:
             raise ValueError(
-                f"a batch of {twins} chunks with twins, after one of {len(self.handoff)}: recycled needs batches of "
+                f"a batch with {twins} chunks of twins follows one with {len(self.handoff)}: recycled needs batches of "
                 "one size (drop_last=True drops the smaller last one)"
             )
         return count

@@ -85,7 +85,7 @@ class Sam:
 
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
         raise ValueError(
-            "sam moves the weights during its backward pass, so it has no loss to return: call method(now)"
+            "sam moves the weights during its backward pass, so it has no loss to return: call method(batch)"
         )
 
     @property

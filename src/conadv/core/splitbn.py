@@ -184,6 +184,8 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
     Returns:
         What the plain model's `state_dict()` would be, with its metadata; it loads strictly in the plain model.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"a {type(model).__name__} is not a model: load the state into a split model, and pass that")
     model = innermost(model)
     branches = tuple(
         f"{name}.{branch}" if name else branch
@@ -299,5 +301,6 @@ def _check_branch(layer: SplitLayer, branch: str, batch_statistics: bool | None,
     tracked = layer.owner(branch)._buffers.get("num_batches_tracked")
     if evaluated and not frozen and tracked is not None and tracked == 0:
         raise ValueError(
-            f"the {branch} branch was never trained, so it has no statistics to evaluate with: train it first"
+            f"the {branch} branch was never trained, so it has no running statistics: "
+            "call model.train() before a training step, or train it before you evaluate it"
         )

@@ -47,7 +47,8 @@ def unpack(state: Mapping[str, Any], about: Mapping[str, Any], own: bool) -> tup
     """
     try:
         found = json.loads(bytes(state[_ABOUT].tolist()))
-        other = [name for name, value in about.items() if found[name] != value]
+        names = ["method"] if found["method"] != about["method"] else list(about)
+        other = [name for name in names if found[name] != about[name]]
     except (KeyError, AttributeError, ValueError, TypeError):
         raise ValueError("not the state of a method: pass what method.state_dict() returned") from None
     if other:

@@ -24,7 +24,7 @@ def choose_layout(method: MethodInfo, delay: int, world_size: int, chunks: int) 
     if not fitting:
         texts = ", ".join(f'"{text}"' for text in method.layouts)
         raise ValueError(
-            f"no layout of {method.name} ({texts}) fits {world_size} ranks and {chunks} chunks a batch: start "
+            f"no layout of {method.name} ({texts}) fits {world_size} ranks and {chunks} chunks per batch: start "
             f"{_sizes(method, chunks)} ranks, or change --batch-size or --chunk-size"
         )
     return min(fitting, key=lambda layout: (_passes(layout, method, delay, chunks), len(layout.roles)))

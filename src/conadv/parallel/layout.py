@@ -51,7 +51,7 @@ class Layout:
         if rest or not lanes:
             sizes = ", ".join(str(width * n) for n in (1, 2, 3))
             raise ValueError(
-                f"layout {_write(groups)!r} has {width} ranks a lane, which {world_size} do not fill: "
+                f"layout {_write(groups)!r} needs a multiple of {width} ranks, and {_ranks(world_size)} started: "
                 f"start {sizes}, ... ranks"
             )
         return cls(tuple(role for count, role in groups for _ in range(count)), lanes)
@@ -97,7 +97,7 @@ class Layout:
         share, rest = divmod(chunks, self.lanes)
         if rest:
             raise ValueError(
-                f"{chunks} chunks a batch cannot be shared by {self.lanes} lanes: "
+                f"{chunks} chunks per batch cannot be shared by {self.lanes} lanes: "
                 f"take {_divisors(chunks)} lanes, or another batch or chunk size"
             )
         return range(self.lane(rank) * share, (self.lane(rank) + 1) * share)
@@ -151,7 +151,7 @@ class Layout:
     def ahead(self, delay: int) -> int:
         """How many steps before their use twins are made: none where the rank that attacks also learns.
 
-        It has nothing to run beside, and can attack a batch when it learns from it, with the weights of `delay` steps
+        It has nothing to overlap with, and can attack a batch when it learns from it, with the weights of `delay` steps
         ago.
         """
         return 0 if any(Role.ATTACK in role and role != Role.ATTACK for role in self.roles) else delay
@@ -206,7 +206,9 @@ def _parse(text: str, duties: Role) -> list[tuple[int, Role]]:
         if duty in duties and duty not in listed:
             raise ValueError(f"layout {text!r} has no rank for {_name(duty)}: the method needs {_name_role(duties)}")
         if duty not in duties and duty in listed:
-            raise ValueError(f"layout {text!r} has {_name(duty)}, which the method does not need: {_name_role(duties)}")
+            raise ValueError(
+                f"layout {text!r} has {_name(duty)}, which the method does not do: use only {_name_role(duties)}"
+            )
         if listed.count(duty) > 1:
             raise ValueError(f'layout {text!r} has {_name(duty)} twice: for several ranks write a count, "2 clean"')
     return groups
@@ -224,7 +226,8 @@ def _parse_group(part: str, text: str) -> tuple[int, Role]:
         duty = _DUTIES.get(word.strip())
         if duty is None:
             raise ValueError(
-                f"layout {text!r}: {word.strip()!r} is not a duty: combine clean, adv and attack with + and |"
+                f"layout {text!r}: {word.strip()!r} is not a role: "
+                "use clean, adv and attack, joined by + (on the same rank) or | (on separate ranks)"
             )
         if duty in role:
             raise ValueError(f"layout {text!r} has {word.strip()} twice: one rank of a lane does it")
@@ -243,6 +246,10 @@ def _name_role(role: Role) -> str:
 def _name(duty: Role) -> str:
     assert duty.name is not None
     return duty.name.lower()
+
+
+def _ranks(number: int) -> str:
+    return "1 was" if number == 1 else f"{number} were"
 
 
 def _divisors(number: int) -> str:

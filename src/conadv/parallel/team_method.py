@@ -87,6 +87,7 @@ class TeamMethod:
             The mean losses over the whole batch, the same on all ranks.
         """
         self._check_ended()
+        self._check_fed()
         self._check_updated()
         return self._take(self._member.step(now, ahead))
 
@@ -101,6 +102,7 @@ class TeamMethod:
             ahead: the batch to attack.
         """
         self._check_ended()
+        self._check_fed()
         self._check_updated()
         self._factors = []
         total = self._member.loss(now, ahead)
@@ -209,6 +211,11 @@ class TeamMethod:
     def _check_ended(self) -> None:
         if self._is_open:
             raise ValueError("the last step is not over: call team.all_reduce() after the backward pass of its loss")
+
+    def _check_fed(self) -> None:
+        """Refuse a step outside of an epoch that all ranks know of: nobody would send or expect its twins."""
+        if self._member.handoff is not None and not self._begin <= self.step < self._end:
+            raise ValueError("no epoch has begun: take the batches from `method.feed(loader)`, in each epoch")
 
     def _check_updated(self) -> None:
         """Warn before the second step if nothing updated the weights: the gradients of the first are cleared."""
