@@ -1,4 +1,5 @@
-"""What MkDocs does beside rendering: pages from files in the root, equations as MathML, a check of the built site.
+"""What MkDocs does beside rendering: pages from files in the root, equations as MathML, the order of search results, a
+check of the built site.
 
 Equations are written as GitHub renders them, ```math blocks and $`...`$, and become MathML when the site is built, so
 that no page loads a script for them.
@@ -18,6 +19,12 @@ from mkdocs.structure.files import File, Files
 
 # Files of the root that are pages of the site too.
 _ROOT_PAGES = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+# How much a page counts in the site's search; others count 1. Guides come before records that name everything.
+_BOOST = {
+    "faq.md": 4.0, "own-loop.md": 2.0, "integrations.md": 2.0, "choosing.md": 2.0, "resume.md": 3.0, "ranks.md": 2.0,
+    "how-it-works.md": 2.0, "paper.md": 2.0, "log.md": 0.1, "changelog.md": 0.1, "planning.md": 0.8,
+}  # fmt: skip
+_BOOST_BELOW = {"results/": 0.3, "design/": 0.2}
 _BLOCK = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"\$`([^`]+)`\$")
 
@@ -32,7 +39,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Take the equations out of the text, so that Markdown does not read their underscores as emphasis."""
+    """Take the equations out of the text, so that Markdown does not read their underscores as emphasis.
+
+    Also say how much the page counts in search: here and not in its front matter, which GitHub would show as a table.
+    """
+    name = page.file.src_uri
+    below = [boost for folder, boost in _BOOST_BELOW.items() if name.startswith(folder)]
+    page.meta["search"] = {"boost": _BOOST.get(name, below[0] if below else 1.0)}
     page.meta["equations"] = equations = []
 
     def set_aside(match: re.Match[str], display: str) -> str:

@@ -8,19 +8,14 @@ import conadv  # conadv
 from digits import net, report, train_set
 
 
-def as_batch(inputs):  # conadv
-    return conadv.Batch(inputs["pixel_values"], inputs["labels"])  # conadv
-
-
 class Digits(Trainer):
     method = None  # conadv
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        images, labels = inputs["pixel_values"], inputs["labels"]
         if self.method is None:  # conadv
-            self.method = conadv.ConAdv(model, F.cross_entropy, conadv.PGD(24 / 255), batch=as_batch)  # conadv
-        return self.method.loss(
-            inputs
-        )  # conadv, was: return F.cross_entropy(model(inputs["pixel_values"]), inputs["labels"])
+            self.method = conadv.ConAdv(model, F.cross_entropy, conadv.PGD(epsilon=24 / 255))  # conadv
+        return self.method.loss((images, labels))  # conadv, was: return F.cross_entropy(model(images), labels)
 
 
 model = net()

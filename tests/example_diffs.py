@@ -30,12 +30,31 @@ def plain(text: str) -> str:
 
 
 def diff(name: str) -> str:
-    """What is added and removed, without the lines around it."""
+    """What is added and removed, below the lines that it is indented under."""
     text = (ROOT / "examples" / name).read_text()
     ours = [re.sub(r"  # conadv(, was: .*)?$", "", line) for line in text.splitlines()]
-    lines = difflib.unified_diff(plain(text).splitlines(), ours, n=0, lineterm="")
-    changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
-    return "\n".join(line for line in changed if line.strip("+- "))
+    shown: list[str] = []
+    for line in difflib.unified_diff(plain(text).splitlines(), ours, n=0, lineterm=""):
+        if line.startswith("@@"):
+            first = int(re.findall(r"\+(\d+)", line)[0]) - 1
+            shown += [f" {above}" for above in _above(ours, first) if not {f" {above}", f"+{above}"} & set(shown)]
+        elif line.strip("+- ") and not line.startswith(("---", "+++")):
+            shown.append(line)
+    return "\n".join(shown)
+
+
+def _above(lines: list[str], number: int) -> list[str]:
+    """The lines that another one is indented under, outermost first: the heads of its class, function, loop, call."""
+    indent, found = _indent(next(line for line in lines[number:] if line)), []
+    for line in reversed(lines[:number]):
+        if line and _indent(line) < indent:
+            indent = _indent(line)
+            found.insert(0, line)
+    return found
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def written(page: str) -> str:
