@@ -349,14 +349,14 @@ REFUSALS = (
     Refusal(
         "batches of (images, labels, index)",
         lambda: _step(_conadv(), (*small_batches(1)[0], torch.arange(8))),
-        "the loader yields a tuple of 3, not (images, labels) as tensors: say how to get them, such as "
-        "batch=lambda item: conadv.Batch(item[0], item[1])",
+        "the loader yields a tuple of 3, not (images, labels) as tensors: say how to get them, such "
+        "as batch=lambda item: conadv.Batch(item[0], item[1])",
     ),
     Refusal(
         "arrays, or lists of pictures",
         lambda: _step(_conadv(), tuple(tensor.numpy() for tensor in small_batches(1)[0])),
-        "the loader yields a tuple of ndarray and ndarray, not (images, labels) as tensors: say how to get them, such as "
-        "batch=lambda item: conadv.Batch(torch.as_tensor(item[0]), torch.as_tensor(item[1]))",
+        "the loader yields a tuple of ndarray and ndarray, not (images, labels) as tensors: say how to get them, such "
+        "as batch=lambda item: conadv.Batch(torch.as_tensor(item[0]), torch.as_tensor(item[1]))",
     ),
     Refusal(
         "a generator in a second epoch",
