@@ -429,7 +429,7 @@ def test_cli_and_config_do_without_torch():
     ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog"]
     ours += ["conadv.core.memory", "conadv.core.roles"]
     ours += ["conadv.flags", "conadv.optim", "conadv.optim.catalog"]
-    ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.launch"]
+    ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.ending", "conadv.parallel.launch"]
     ours += ["conadv.printing", "conadv.readable", "conadv.recipe_flags"]
     ours += [
         "conadv.setting",
