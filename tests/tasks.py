@@ -320,6 +320,9 @@ class _StopAfter:
         self._asked += 1
         return signal.SIGTERM if self._asked == self._steps else None
 
+    def obey_by(self, obey: Any) -> None:
+        """It asks only between steps, so that nothing ends the process before."""
+
 
 def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked_rank: int = 0) -> int:
     """`conadv train` in this process, whose rank may be asked to stop; the exit status."""

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import torch
 from torch import Tensor
 
 import tasks
 import tiny
 from conadv.core.catalog import METHODS
 from conadv.parallel.layout import Layout
+from conadv.trainer.build import _attack, _wire
+from conadv.trainer.build_task import build_task
 from ranks import Pool
 
 # (ranks, layout); the 6 chunks of a batch are shared by 1, 2, 3 or 6 lanes.
@@ -71,6 +74,26 @@ def test_every_layout_takes_the_steps_of_one_process(method, delay, size, layout
     one = alone(**fields(method, delay))
     several = trained(pool, tmp_path, size, layout=layout or "none", **fields(method, delay))
     assert tiny.distance(one, several) <= 1e-12
+
+
+@pytest.mark.parametrize("layout", ["clean | adv | attack", "clean+adv | attack"])
+def test_twins_that_cross_as_bytes_take_the_steps_of_one_process(layout, alone, pool, tmp_path):
+    changes = {"attack__random_start": 1, "attack__grid": True}
+    recipe = tiny.recipe(**changes)
+    task = build_task(recipe, torch.device("cpu"))
+    assert [_wire(own, task, _attack(own)).as_bytes for own in (recipe, tiny.recipe())] == [True, False]
+    one = alone(**changes)
+    assert tiny.distance(one, alone(attack__random_start=1)) > 1e-6  # the starts are others
+    assert tiny.distance(one, trained(pool, tmp_path, len(layout.split("|")), layout=layout, **changes)) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("method", "layout"), [("conadv", "none"), ("conadv", "2 clean+adv | attack"), ("recycled", "none")]
+)
+def test_images_and_twins_in_one_pass_take_the_steps_of_one_process(method, layout, alone, pool, tmp_path):
+    changes = {"method": method, "model": "tiny:steady"}
+    several = trained(pool, tmp_path, 3, layout=layout, together=True, **changes)
+    assert tiny.distance(alone(**changes), several) <= 1e-12
 
 
 @pytest.mark.parametrize("chunk", [2, 12, 24])

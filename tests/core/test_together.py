@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -79,6 +80,25 @@ def test_with_twins_of_a_part_of_the_batch(make, chunk_size):
         return {name: weight.grad for name, weight in model.named_parameters()}
 
     torch.testing.assert_close(run(True), run(False), **EXACT)
+
+
+@pytest.mark.parametrize("share", [1, "1/2"])
+def test_the_twins_of_recycled_are_generated_again_bit_by_bit(share):
+    """As a resumed run does. With few images, products of matrices round differently for another number of them."""
+    model = split_batchnorm(small_cnn())
+    attack = PGD(8 / 255, direction="raw", random_start=0)
+    method = Recycled(model, F.cross_entropy, attack, twin_share=share, chunk_size=2, seed=3, together=True)
+    first, second = small_batches(2)
+    method(first)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    method(second)
+    twins = [method.handoff.take().images for _ in range(len(method.handoff))]
+    model.load_state_dict(weights)
+    method.resume(2)
+    method.prime(second, 1)
+    again = [method.handoff.take().images for _ in range(len(method.handoff))]
+    assert len(again) == len(twins) == 4 * Fraction(share)
+    assert all(torch.equal(one, other) for one, other in zip(twins, again, strict=True))
 
 
 class Checkpointed(nn.Module):

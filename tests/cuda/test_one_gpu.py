@@ -61,6 +61,18 @@ def test_a_resumed_run_is_the_same_bit_for_bit(method, tmp_path):
     assert tiny.equal(tiny.state(tmp_path / "part"), whole)
 
 
+@pytest.mark.parametrize("method", ["conadv", "recycled"])
+def test_images_and_twins_in_one_pass_give_the_same_numbers_and_resume_bit_for_bit(method, tmp_path):
+    changes = {"method": method, "deterministic": "true", "model": "resnet8", "precision": "float64"}
+    separate = train(tmp_path / "separate", **changes)
+    joint = train(tmp_path / "joint", **changes, together="true")
+    assert tiny.distance(joint, separate) < 1e-9
+    train(tmp_path / "part", **changes, together="true", max_steps=3)
+    command = [sys.executable, "-m", "conadv", "train", "--resume", str(tmp_path / "part"), "--max-steps", "none"]
+    subprocess.run([*command, "--quiet"], check=True, env=_environment(), timeout=280)
+    assert tiny.equal(tiny.state(tmp_path / "part"), joint)
+
+
 def test_random_starts_are_those_of_the_cpu():
     images = torch.rand(4, 3, 32, 32)
     assert torch.equal(centered(images.shape, 7, images), centered(images.shape, 7, images.to(CUDA)).cpu())

@@ -13,11 +13,12 @@ import pytest
 import tiny
 
 CASES = [
-    pytest.param(2, "vanilla", None, marks=pytest.mark.gpus(2)),
-    pytest.param(2, "recycled", "clean | adv", marks=pytest.mark.gpus(2)),
-    pytest.param(2, "disadv", "clean | adv+attack", marks=pytest.mark.gpus(2)),
-    pytest.param(3, "conadv", "clean | adv | attack", marks=pytest.mark.gpus(3)),
-    pytest.param(6, "conadv", "clean | adv | attack", marks=pytest.mark.gpus(6)),
+    pytest.param(2, "vanilla", 0, "none", marks=pytest.mark.gpus(2)),
+    pytest.param(2, "recycled", 1, "clean | adv", marks=pytest.mark.gpus(2)),
+    pytest.param(2, "disadv", 0, "clean | adv+attack", marks=pytest.mark.gpus(2)),
+    pytest.param(3, "conadv", 1, "clean | adv | attack", marks=pytest.mark.gpus(3)),
+    pytest.param(3, "conadv", 3, "attack | clean | adv", marks=pytest.mark.gpus(3)),
+    pytest.param(6, "conadv", 1, "clean | adv | attack", marks=pytest.mark.gpus(6)),
 ]
 
 
@@ -30,12 +31,12 @@ def train(folder: Path, ranks: int, environment: dict[str, str], **changes: Any)
 
 
 @pytest.mark.parametrize("blocking", ["0", "1"], ids=["", "one kernel at a time"])
-@pytest.mark.parametrize(("ranks", "method", "layout"), CASES)
-def test_a_layout_trains_like_one_gpu(ranks, method, layout, blocking, tmp_path):
+@pytest.mark.parametrize(("ranks", "method", "delay", "layout"), CASES)
+def test_a_layout_trains_like_one_gpu(ranks, method, delay, layout, blocking, tmp_path):
     """CUDA_LAUNCH_BLOCKING makes each rank run its kernels one by one: a wrong order of communication hangs."""
-    changes = {"method": method, "deterministic": "true"}
+    changes = {"method": method, "delay": delay, "deterministic": "true"}
     train(tmp_path / "one", 1, {}, **changes)
-    train(tmp_path / "all", ranks, {"CUDA_LAUNCH_BLOCKING": blocking}, layout=layout or "none", **changes)
+    train(tmp_path / "all", ranks, {"CUDA_LAUNCH_BLOCKING": blocking}, layout=layout, **changes)
     assert tiny.distance(tiny.state(tmp_path / "all"), tiny.state(tmp_path / "one")) < 1e-9
 
 

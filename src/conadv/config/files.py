@@ -30,7 +30,7 @@ RESUMABLE = (
 
 # Fields that recipes did not always have. A run from before did what the default says, so its checkpoints still resume.
 ADDED = (
-    "ema", "rho", "twin_share", "attack.name", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
+    "ema", "rho", "twin_share", "attack.name", "attack.grid", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
     "data.mixup", "data.cutmix", "deterministic", "tf32", "compile", "together",
 )  # fmt: skip
 

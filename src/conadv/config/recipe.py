@@ -52,6 +52,9 @@ class Attack:
     """Probability of a random start in the ball; otherwise the attack starts at the image."""
     targeted: bool = False
     """Attack towards a random wrong label instead of away from the true one."""
+    grid: bool = False
+    """linf only: random starts in whole grey levels. Twins of one step of whole levels then cross between ranks as
+    bytes, a quarter of the data."""
 
     def __post_init__(self) -> None:
         normalise(self, "attack.")

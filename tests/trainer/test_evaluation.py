@@ -1,0 +1,84 @@
+"""What an evaluation takes: a fixed sample of the training images, shared by all ranks, in training's precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from conadv.parallel.collectives import World
+from conadv.task.augment import augmentation
+from conadv.trainer import evaluation
+from conadv.trainer.build_task import Task, build_task
+from conadv.trainer.evaluation import evaluate_source
+
+CPU = torch.device("cpu")
+
+
+def task_of(**changes: Any) -> Task:
+    """1,400 of the digits are for training, 397 for the test."""
+    return build_task(tiny.recipe(method="vanilla", data__train_size=1400, **changes), CPU)
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The images that each evaluation takes."""
+    taken: list[list[int]] = []
+    batches = evaluation.evaluation_batches
+
+    def noted(source: Any, size: int, fit: Any, workers: int, part: list[int], **options: Any) -> Any:
+        taken.append(part)
+        return batches(source, size, fit, workers, part, **options)
+
+    monkeypatch.setattr(evaluation, "evaluation_batches", noted)
+    return taken
+
+
+def test_a_sample_is_as_large_as_the_test_set_and_always_the_same(looked_at):
+    task = task_of()
+    assert task.train_sample == len(task.data.test) < len(task.data.train)
+    found = [evaluate_source(task, World(0, 1, CPU), task.data.train, sample=task.train_sample) for _ in range(2)]
+    first, second = looked_at
+    assert first == second == sorted(set(first))
+    assert found[0].images == len(first) == len(task.data.test)
+    # Spread over the data, which is ordered by class in many data sets.
+    assert len({index * 10 // len(task.data.train) for index in first}) == 10
+
+
+def test_its_accuracy_is_that_of_its_images(looked_at):
+    task = task_of()
+    found = evaluate_source(task, World(0, 1, CPU), task.data.train, sample=task.train_sample)
+    fit = augmentation("none", None).fit
+    chosen = evaluation.evaluation_batches(task.data.train, 64, fit, 0, looked_at[0])
+    with torch.no_grad():
+        task.model.eval()
+        right = [task.model(images.to(torch.float64) / 255).argmax(1) == labels for images, labels in chosen]
+    assert found.top1 == pytest.approx(100 * torch.cat(right).double().mean().item(), abs=1e-9)
+
+
+def test_all_training_images_are_taken_if_asked_for(looked_at):
+    task = task_of(eval_train="all")
+    assert task.train_sample is None
+    evaluate_source(task, World(0, 1, CPU), task.data.train, sample=task.train_sample)
+    assert looked_at == [list(range(len(task.data.train)))]
+
+
+def test_ranks_share_the_sample(looked_at, monkeypatch):
+    task = task_of()
+    monkeypatch.setattr(World, "all_reduce", lambda _, tensor: tensor)
+    for rank in range(3):
+        evaluate_source(task, World(rank, 3, CPU), task.data.train, sample=task.train_sample)
+    monkeypatch.undo()
+    whole = evaluation.sampled(len(task.data.train), task.train_sample).tolist()
+    assert [index for part in looked_at for index in part] == whole
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+def test_it_computes_in_the_precision_of_training(precision):
+    task = task_of(precision=precision)
+    seen: set[torch.dtype] = set()
+    task.model[0].register_forward_hook(lambda _, images, outputs: seen.add(outputs.dtype))
+    evaluate_source(task, World(0, 1, CPU), task.data.test)
+    assert seen == {getattr(torch, precision)}
