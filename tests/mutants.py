@@ -25,6 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -64,6 +65,9 @@ COSTLY = {
     "trainer/test_torchrun.py": [],
     "trainer/test_waits.py": [],
 }
+# What takes seconds to import, once for all children; nothing of ours.
+IMPORTS = ("torch._dynamo", "torch.utils.data", "numpy.random", "safetensors.torch", "cyclopts", "rich.progress")
+IMPORTS += ("pytest", "hypothesis", "PIL.Image", "tensorboardX")
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -71,8 +75,8 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
 }  # fmt: skip
 # For one mutant: so many tests, so many seconds of a processor as they took when they were traced, and so many seconds
 # until it is taken for one that hangs. A single test that took longer than LONGEST is left out.
-MOST, BUDGET, LIMIT, LONGEST = 40, 6.0, 400.0, 30.0
-TIMEOUT = 90  # seconds of one test: a busy machine is no failure
+MOST, BUDGET, LIMIT, LONGEST = 25, 4.0, 600.0, 30.0
+TIMEOUT = 200  # seconds of one test: a busy machine is no failure
 
 
 class Mutant:
@@ -186,7 +190,7 @@ class Covering:
             self._costs[test] = float("inf")
 
     def choose(self, mutant: Mutant) -> list[str]:
-        """The cheapest tests of the line or, where it is executed at import, of the file."""
+        """The cheapest tests of the line or, where it is executed at import, of the file; else those of its name."""
         file = str(mutant.path.relative_to("conadv"))
         found = set().union(*(self._tests.get((file, line), set()) for line in mutant.lines))
         chosen: list[str] = []
@@ -196,7 +200,9 @@ class Covering:
             if len(chosen) == MOST or (chosen and spent > BUDGET) or spent == float("inf"):
                 break
             chosen.append(test)
-        return chosen + [f"tests/{test}" for test, files in COSTLY.items() if file in files]
+        own = f"{mutant.path.parent.name}/test_{mutant.path.stem}.py"
+        named = [own] if not chosen and (ROOT / "tests" / own).exists() and own not in COSTLY else []
+        return chosen + [f"tests/{test}" for test in (*named, *(test for test in COSTLY if file in COSTLY[test]))]
 
 
 def killer(mutant: Mutant, tests: Sequence[str]) -> str:
@@ -298,9 +304,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after this time")
     parser.add_argument("--survivors", nargs="+", help="run these tests against the known survivors")
     options = parser.parse_args()
-    import hypothesis  # noqa: F401 - what takes seconds to import, for all children
-    import torch._dynamo  # noqa: F401
-
+    for name in IMPORTS:
+        import_module(name)
     known = Known(options.state)
     end = time.monotonic() + 60 * options.minutes
     for part in options.part or TESTS:

@@ -433,6 +433,15 @@ def test_a_sealed_recipe_that_was_changed_is_refused(place, tmp_path):
         recipe_of_run(tmp_path)
 
 
+def test_a_sealed_recipe_is_refused_wherever_it_is_cut_off(tmp_path):
+    path = run_folder(tmp_path, Recipe()) / "config.toml"
+    text = sealed(path.read_text(encoding="utf-8"))
+    for length in (*range(12), *range(12, len(text), 97), len(text) - 1):
+        path.write_text(text[:length], encoding="utf-8")
+        with pytest.raises(ValueError, match=r"damaged or was edited|recipe '"):
+            recipe_of_run(tmp_path)
+
+
 def test_a_run_goes_on_with_its_recipe(tmp_path):
     recipe = Recipe(method="recycled", seed=5)
     run = run_folder(tmp_path, recipe)

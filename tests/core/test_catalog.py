@@ -105,4 +105,5 @@ def test_a_method_takes_the_options_of_its_row(name: str) -> None:
     options = {"attack": PGD(EPSILON), "delay": row.default_delay, "adv_weight": 0.5, "rho": 0.05}
     method = row.build(split_batchnorm(small_cnn(), row.branches), F.cross_entropy, options, chunk_size=4)
     assert set(row.options) <= inspect.signature(type(method)).parameters.keys()
+    assert method.delay == row.default_delay
     assert row.overlapped in row.layouts

@@ -128,3 +128,13 @@ def test_labels_are_compared_in_the_first_steps_only(chunks, monkeypatch):
                 outputs, labels = torch.rand(4, 3), torch.full((4,), chunk)
                 check.look(F.cross_entropy(outputs, labels), outputs, labels, 4)
     assert len(looks) == (8 if chunks == 1 else 3)
+
+
+def test_only_what_has_a_row_per_image_is_joined() -> None:
+    """Values that are not per image, such as the weights of a loss, are the same for two chunks as for one."""
+    one = {"logits": torch.zeros(4, 2), "shared": torch.ones(3), "number": torch.tensor(5.0)}
+    other = {"logits": torch.ones(4, 2), "shared": torch.ones(3), "number": torch.tensor(6.0)}
+    both = mean_loss._joined(one, other, 4)
+    assert both["logits"].shape == (8, 2)
+    assert both["shared"].shape == (3,)
+    assert both["number"] == 5

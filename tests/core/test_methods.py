@@ -737,3 +737,13 @@ def test_evaluation_between_the_steps_goes_through_main() -> None:
             assert torch.equal(model(images), outputs)
         model.train()
     assert outputs.shape == (8, CLASSES)
+
+
+@adversarial_methods
+def test_only_the_first_images_are_looked_at(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look would wait for the device."""
+    looks: list[int] = []
+    monkeypatch.setattr(PGD, "check_range", lambda self, images: looks.append(1))
+    model = make_model()
+    train(setting.make(model), model, small_batches(3))
+    assert len(looks) == 1

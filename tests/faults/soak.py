@@ -114,7 +114,7 @@ def soak(scenario: Scenario, place: Path, references: References) -> Counter[str
         counts += by_torchrun(scenario, run, fields, references.server)
     else:
         for number, faults in enumerate(scenario.attempts):
-            timeout = PATIENT if scenario.kind in (*HARMLESS, "two processes") else IMPATIENT
+            timeout = PATIENT if scenario.kind in (*HARMLESS, "two processes", "flag mismatch") else IMPATIENT
             attempt = Attempt(
                 references.server, run, scenario.size, fields, number, timeout, scenario.is_real and number == 0
             )

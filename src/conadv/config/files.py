@@ -136,10 +136,10 @@ def sealed(text: str) -> str:
 
 
 def _check_seal(path: Path) -> None:
-    """Refuse a config.toml that is not what its run wrote; that of an older version has no seal."""
-    text, _ = read_toml(path)
+    """Refuse a config.toml that is not what its run wrote; that of an older version has no seal, but every field."""
+    text, tables = read_toml(path)
     first, _, rest = text.partition("\n")
-    if first.startswith(_SEAL) and f"{first}\n{rest}" != sealed(rest):
+    if text != sealed(rest) if first.startswith(_SEAL) else "method" not in tables:
         raise ValueError(
             f"{show(str(path))} is damaged or was edited after the run wrote it: restore it and pass changes as flags, "
             "or remove its first line to accept it as it is"
