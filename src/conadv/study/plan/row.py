@@ -13,7 +13,7 @@ from conadv.parallel.layout import Layout
 
 from .devices import duty_seconds
 from .lane import LEARNING, Chain, Lane, fit_lane
-from .network import all_reduce_seconds, handoff_link, lanes_cross_nodes
+from .network import handoff_link, lanes_cross_nodes
 from .request import PlanRequest
 
 
@@ -124,10 +124,11 @@ def evaluate(
 
 def exposed_reduction(request: PlanRequest, lane: Lane, ranks: int) -> float:
     """Seconds of the all-reduce that nothing hides: what cannot overlap, or outlasts the last chunk's backward pass."""
-    total = all_reduce_seconds(request.gradient_size, ranks, request.machine, request.algorithm)
+    total = request.reduction_seconds(ranks)
     learning = min(len(role & LEARNING) for role in lane.roles if role & LEARNING)
     hidden = learning * request.times.backward(request.chunk_size)
-    return total - min(request.overlap * total, hidden)
+    overlap = min(request.overlap, 1 - 1 / request.buckets)  # the last bucket is full when the backward pass ends
+    return total - min(overlap * total, hidden)
 
 
 def _named(layout: Layout) -> list[tuple[str, int]]:

@@ -68,7 +68,8 @@ def _inputs(plan: Plan) -> str:
             f"{request.data_size} images: {request.steps(request.batch_size)} steps",
             f"Machine {machine.nodes} × {machine.devices_per_node} devices; {'; '.join(links)}",
             f"Device  {passes}",
-            f"Reduce  {request.gradient_size / 1e6:.4g} MB, {request.algorithm}, {request.overlap:.0%} can overlap; "
+            f"Reduce  {request.gradient_size / 1e6:.4g} MB in {request.buckets} bucket{'s' * (request.buckets > 1)}, "
+            f"{request.algorithm}, {request.overlap:.0%} can overlap; "
             f"jitter {request.jitter:.2%} of a rank's work",
         )
     )
