@@ -115,16 +115,14 @@ def _where_time_goes(plan: Plan) -> str:
 
 def _handoffs(plan: Plan) -> str:
     header = ("hand-off of a lane", "MB per step", "over", "MB/s as bytes", "floats", "hidden from MB/s", "floats")
-    rows = [header, *(_handoff(row) for row in plan.rows if row.handoff is not None)]
+    rows: list[tuple[str, ...]] = [header]
+    for row in plan.rows:
+        if need := row.handoff:
+            rates = (need.load_as_bytes, need.load_as_floats, need.hides_as_bytes, need.hides_as_floats)
+            over = "nodes" if need.crosses_nodes else "node"
+            name = f"{row.method}  {row.layout}"
+            rows.append((name, _megabytes(need.bytes_per_step), over, *map(_megabytes, rates)))
     return columns(rows) if len(rows) > 1 else ""
-
-
-def _handoff(row: PlanRow) -> tuple[str, ...]:
-    need = row.handoff
-    assert need is not None
-    rates = (need.load_as_bytes, need.load_as_floats, need.hides_as_bytes, need.hides_as_floats)
-    over = "nodes" if need.crosses_nodes else "node"
-    return (f"{row.method}  {row.layout}", _megabytes(need.bytes_per_step), over, *map(_megabytes, rates))
 
 
 def _megabytes(size: float | None) -> str:
