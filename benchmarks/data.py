@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from conadv.study.bench.alternate import Laps, Tell, alternate
 from conadv.study.bench.command import Measurement, report
-from conadv.study.bench.result import Findings, Goal, Ratio, Result, Spread, Time, compare, wall_time, work_time
+from conadv.study.bench.result import Findings, Goal, Result, Spread, compare, wall_time, work_time
 from conadv.task.augment import augmentation
 from conadv.task.augment.geometry import DRAWS, random_box
 from conadv.task.data import DataSet, Stream, open_data
@@ -85,9 +85,10 @@ def _results(laps: Laps, reading: Reading, workers: int) -> Iterator[Result]:
         if name != "conadv":
             spread = compare(laps, name, "conadv", clock)
             wall = compare(laps, name, "conadv", wall_time).median
-            yield Ratio(f"{name}/conadv{end}", spread, goal=_GOAL if name == "plain" else None, wall=wall)
+            yield Result(f"{name}/conadv{end}", spread, goal=_GOAL if name == "plain" else None, wall=wall)
     for name, times in laps.items():
-        yield Time(f"{name}{end}", "seconds_per_image", Spread.of([clock(lap) / reading.images for lap in times]))
+        spread = Spread.of([clock(lap) / reading.images for lap in times])
+        yield Result(f"{name}{end}", spread, unit="seconds_per_image")
 
 
 def _runs(

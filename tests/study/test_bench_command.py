@@ -11,7 +11,7 @@ from conadv import cli
 from conadv.study.bench import layout, step
 from conadv.study.bench.alternate import progress
 from conadv.study.bench.command import render
-from conadv.study.bench.result import Findings, Goal, Ratio, Spread, Time
+from conadv.study.bench.result import Findings, Goal, Result, Spread
 from conadv.study.bench.workload import Workload
 
 SMALL = ["--model", "resnet8", "--width", "4", "--chunk-size", "4", "--image-size", "8", "--rounds", "2"]
@@ -25,7 +25,7 @@ def stand_ins(monkeypatch):
     def measure(name):
         def run(sizes, rounds, tell):
             asked.append((name, sizes, rounds))
-            return Findings([Ratio(f"{name}/other", Spread.of([2.0]))], ["a note"])
+            return Findings([Result(f"{name}/other", Spread.of([2.0]))], ["a note"])
 
         return run
 
@@ -71,11 +71,11 @@ def test_a_rank_that_fails_ends_the_benchmark_with_status_1(monkeypatch, capsys)
 def test_the_table_says_it_all() -> None:
     spread = Spread.of([1.0, 1.5, 2.0])
     results = [
-        Ratio("recycled/vanilla-2", spread, Goal("≤", 1.03), composed=False),
-        Ratio("conadv/vanilla-3", spread, flops=2.5, composed=True),
-        Ratio("disadv/vanilla-2 composed", spread, composed=True),
-        Time("forward", "seconds_per_image", spread),
-        Time("update", "seconds", spread),
+        Result("recycled/vanilla-2", spread, Goal("≤", 1.03), composed=False),
+        Result("conadv/vanilla-3", spread, flops=2.5, composed=True),
+        Result("disadv/vanilla-2 composed", spread, composed=True),
+        Result("forward", spread, unit="seconds_per_image"),
+        Result("update", spread, unit="seconds"),
     ]
     text = render(
         {

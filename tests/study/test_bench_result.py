@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from conadv.study.bench.alternate import Lap
-from conadv.study.bench.result import Goal, Ratio, Spread, Time, compare, wall_time, work_ratio
+from conadv.study.bench.result import Goal, Result, Spread, compare, wall_time, work_ratio
 
 figures = st.lists(st.floats(0.01, 100), min_size=1, max_size=40)
 
@@ -63,12 +63,12 @@ def test_a_ratio_of_work_has_that_of_the_wall_beside_it() -> None:
     ("relation", "ratio", "met"), [("≤", 1.0, True), ("≤", 1.01, False), ("≥", 1.0, True), ("≥", 0.99, False)]
 )
 def test_goals(relation, ratio: float, met: bool) -> None:
-    entry = Ratio("A/B", Spread.of([ratio]), Goal(relation, 1.0), composed=True).to_json()
+    entry = Result("A/B", Spread.of([ratio]), Goal(relation, 1.0), composed=True).to_json()
     assert (entry["met"], entry["composed"], entry["goal"]) == (met, True, f"{relation} 1")
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    assert set(Ratio("A/B", Spread.of([1.0])).to_json()) == {
+    assert set(Result("A/B", Spread.of([1.0])).to_json()) == {
         "name",
         "ratio",
         "low",
@@ -80,4 +80,4 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_a_time_has_its_unit_as_a_key() -> None:
-    assert Time("forward", "seconds_per_image", Spread.of([1.0, 3.0])).to_json()["seconds_per_image"] == 2.0
+    assert Result("forward", Spread.of([1.0, 3.0]), unit="seconds_per_image").to_json()["seconds_per_image"] == 2.0

@@ -5,16 +5,22 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conadv.core.catalog import METHODS
+from conadv.parallel.buckets import bucket_bytes, grouped
 from conadv.study.plan.devices import MODELS, ModelSize, PassTimes
+from conadv.study.plan.measured import times_in
 from conadv.study.plan.network import Link, Machine, all_reduce_seconds
 from conadv.study.plan.planner import Plan, plan
 from conadv.study.plan.request import PlanRequest
 from conadv.study.plan.row import evaluate
+from conadv.task.models import build_model
 from study.plans import FREE, link, machine, passes, request
+
+PASSES = ("forward", "input_backward", "weight_backward")
 
 
 def times_by_place(answer: Plan) -> dict[tuple[str, str], float]:
@@ -69,18 +75,44 @@ def test_a_free_network_and_devices_for_every_role_give_the_paths_of_the_paper()
 
 def test_two_ranks_add_what_shows_of_the_ring() -> None:
     asked = request(
-        **machine(2, 1, link(0.25, 1000.0), FREE), batch_size=8, algorithm="ring", overlap=0.25, methods=("vanilla",)
+        **machine(2, 1, link(0.25, 1000.0), FREE),
+        **{"batch_size": 8, "algorithm": "ring", "overlap": 0.25, "methods": ("vanilla",), "bucket_mib": 2000 / 2**20},
     )
     (row,) = plan(asked).rows
-    ring = 2 * (0.25 + 4000 / 2 / 1000)  # 1000 parameters of 4 bytes
-    assert row.step_seconds == 4 * 3 + 0.75 * ring
-    assert (row.compute_seconds, row.reduction_seconds) == (12, 0.75 * ring)
+    rings = 2 * 2 * (0.25 + 2000 / 2 / 1000)  # 1000 parameters of 4 bytes, in two buckets
+    assert row.step_seconds == 4 * 3 + 0.75 * rings
+    assert (row.compute_seconds, row.reduction_seconds) == (12, 0.75 * rings)
+
+
+@pytest.mark.parametrize(("bytes_per_bucket", "buckets"), [(4000, 1), (3999, 2), (2000, 2), (1999, 3), (1100, 4)])
+def test_each_bucket_has_its_latency_and_the_last_one_never_overlaps(bytes_per_bucket: int, buckets: int) -> None:
+    asked = request(
+        **machine(2, 1, link(0.5, 1e18), FREE),
+        **{"batch_size": 8, "algorithm": "ring", "overlap": 1.0, "methods": ("vanilla",)},
+        bucket_mib=bytes_per_bucket / 2**20,
+    )
+    row = evaluate(asked, "vanilla", "clean", lanes=2)
+    assert asked.buckets == buckets
+    assert row.reduction_seconds == pytest.approx(1.0)  # 2 × 0.5 s, of the last bucket
+
+
+def test_buckets_are_those_of_the_trainer() -> None:
+    assert PlanRequest().bucket_mib * 2**20 == bucket_bytes(torch.device("cuda"))
+    cpu = times_in({"machine": {"gpu": None}, "results": [{"name": name, "seconds_per_image": 1.0} for name in PASSES]})
+    assert cpu["bucket_mib"] * 2**20 == bucket_bytes(torch.device("cpu"))
+    gpu = times_in({"machine": {"gpu": "A"}, "results": [{"name": name, "seconds_per_image": 1.0} for name in PASSES]})
+    assert "bucket_mib" not in gpu
+    with torch.device("meta"):
+        parameters = list(build_model("resnet50", 1000, 3, None).parameters())
+    assert sum(one.numel() for one in parameters) == PlanRequest().network.parameters
+    assert len(grouped(parameters[::-1], bucket_bytes(torch.device("cuda")))) - PlanRequest().buckets in (0, 1)
 
 
 def test_a_reduction_longer_than_the_backward_pass_shows_beyond_it() -> None:
-    asked = request(**machine(2, 1, link(100.0, 1e18), FREE), batch_size=8, overlap=1.0, methods=("vanilla",))
+    buckets = {"bucket_mib": 2000 / 2**20, "overlap": 1.0}
+    asked = request(**machine(2, 1, link(100.0, 1e18), FREE), **buckets, batch_size=8, methods=("vanilla",))
     row = evaluate(asked, "vanilla", "clean", lanes=2)
-    assert row.reduction_seconds == 200 - 4 * 2
+    assert row.reduction_seconds == 2 * 200 - 4 * 2
     (alone,) = plan(asked).rows
     assert (alone.ranks, alone.idle) == (1, 1), "then one device is faster than two"
 

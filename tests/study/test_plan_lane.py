@@ -133,6 +133,10 @@ seconds = st.floats(0.05, 5.0)
             ("recycled", "4 clean | adv"),
             ("recycled", "2 clean | adv"),
             ("recycled", "2 clean | 3 adv"),
+            ("recycled", "clean | adv"),
+            ("recycled", "clean | 2 adv"),
+            ("conadv", "clean | adv | attack"),
+            ("disadv", "clean+adv | attack"),
         ]
     ),
     delay=st.integers(0, 3),

@@ -11,7 +11,6 @@ from typing import Literal
 import pytest
 
 from conadv.study import paper
-from conadv.study.plan.network import all_reduce_seconds
 from conadv.study.plan.request import PlanRequest
 from conadv.study.plan.row import PlanRow, evaluate
 from conadv.study.plan.table import columns
@@ -92,8 +91,7 @@ def calibrate() -> dict[str, float]:
         step = published.batch_size / published.value / 1000
         if published.unit == "s":
             step = published.value / asked.steps(published.batch_size)
-        reduction = all_reduce_seconds(asked.gradient_size, published.lanes, asked.machine, asked.algorithm)
-        work.append((published.images, step - (1 - asked.overlap) * reduction))
+        work.append((published.images, step - (1 - asked.overlap) * asked.reduction_seconds(published.lanes)))
     (few, few_work), (many, many_work) = work
     seconds = (many_work - few_work) / (many - few) / 3
     return passes(seconds, seconds, seconds) | {"overhead": few_work / 3 - few * seconds}
@@ -168,11 +166,11 @@ def test_published_numbers_are_met_as_closely_as_the_docs_say(method, batch_size
 
 
 def test_disadv_is_five_thirds_of_vanilla_but_for_the_reduction() -> None:
-    # By hand: a step of 2048/75.7 ms, of which half of a reduction over 1024 cores shows: 2 × 10 levels of 1 µs and
-    # 2 × 102.2 MB at 83 GB/s. The rest of it are three passes; disadv takes five.
+    # By hand: a step of 2048/75.7 ms, of which half of a reduction over 1024 cores shows: 2 × 10 levels of 1 µs for
+    # each of 4 buckets, and 2 × 102.2 MB at 83 GB/s. The rest of it are three passes; disadv takes five.
     vanilla = 2048 / 75.7
-    shown = 0.5 * (2 * 10 * 1e-3 + 2 * 4 * 25_557_032 / 83e9 * 1e3)
-    shown_twice_the_cores = shown + 0.5 * 2 * 1e-3
+    shown = 0.5 * (4 * 2 * 10 * 1e-3 + 2 * 4 * 25_557_032 / 83e9 * 1e3)
+    shown_twice_the_cores = shown + 0.5 * 4 * 2 * 1e-3
     step = (vanilla - shown) * 5 / 3 + shown_twice_the_cores
     assert predicted("disadv", 2048, "images/ms") == pytest.approx(2048 / step, rel=1e-6)
     full = (vanilla - shown) * 2 + shown_twice_the_cores

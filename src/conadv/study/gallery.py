@@ -49,12 +49,7 @@ def add_galleries(
 
 
 def make_gallery(task: Task, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Images, twins and differences as base64 PNG, with the predictions for images and twins.
-
-    Args:
-        task: The trained network and its data.
-        values: The recipe of the run, by dotted key.
-    """
+    """Images, twins and differences as base64 PNG, with the predictions of a trained network for images and twins."""
     source = task.data.train
     size = min(int(values["chunk_size"]), len(source))
     raw, labels = next(iter(evaluation_batches(source, size, task.augment.fit, indices=range(size))))

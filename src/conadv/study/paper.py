@@ -38,13 +38,8 @@ LIMIT_THROUGHPUT = {VANILLA: 75.7, DISADV: 36.1, CONADV: 71.3}
 # Section 4.2: images/ms of DisAdv by batch, in thousands, on batch/64 processors.
 DISADV_THROUGHPUT = {4: 10.3, 32: 81.7}
 
-# Table 4: training accuracy and its gap to the test accuracy.
+# Table 4: training minus test accuracy.
 GAP_BATCHES = (16, 32, 64, 96)
-TRAIN_TOP1: dict[str, tuple[float, ...]] = {
-    VANILLA: (81.4, 82.5, 79.6, 78.9),
-    CONADV: (80.3, 80.8, 78.2, 78.0),
-    CONADV_AUTOAUGMENT: (81.6, 81.7, 79.6, 78.4),
-}
 GAP: dict[str, tuple[float, ...]] = {
     VANILLA: (4.8, 5.9, 4.3, 4.6),
     CONADV: (2.9, 3.5, 2.0, 2.7),

@@ -94,13 +94,9 @@ def parse_json(text: str) -> Any:
 
 
 def read_saved(path: Path, check: Callable[[Any], Known], missing: Known, advice: str = _NOT_NEEDED) -> Known:
-    """Read a JSON file that a report can do without.
+    """Read a JSON file that a report can do without; `check` turns its content into what is returned.
 
-    Args:
-        path: the file.
-        check: maps its content to what is returned; any error of it means that the file is damaged.
-        missing: what is returned if there is no such file.
-        advice: the end of the message about a damaged file.
+    Any error of `check` means that the file is damaged, which is a ValueError that ends in `advice`.
     """
     try:
         return check(parse_json(path.read_text(encoding="utf-8")))

@@ -32,6 +32,9 @@ from conadv.toml_file import read_toml
 Resolve = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
 """Maps a recipe's name and overrides (strings by dotted key) to all values; ValueError if one is wrong."""
 
+Axes = dict[str, list[str]]
+"""Lists of values by dotted key; every combination of values is a point of the grid."""
+
 # Fields that do not affect the results of a run: cells that differ only in these are the same cell.
 NUMBERLESS = frozenset({
     "layout", "threads", "timeout", "eval_every", "diagnose", "data.workers", "data.memory",
@@ -78,21 +81,13 @@ class Study:
 
 
 @dataclass(frozen=True)
-class _Grid:
-    """Lists of values by dotted key; every combination of values is a point of the grid."""
-
-    name: str
-    axes: dict[str, list[str]]
-
-
-@dataclass(frozen=True)
 class _Arm:
     """One of the things that a study compares: overrides, and axes of its own."""
 
     name: str
     """Empty: the name of the method."""
     overrides: dict[str, str]
-    axes: dict[str, list[str]]
+    axes: Axes
     grids: tuple[str, ...]
     """Empty: all."""
 
@@ -140,13 +135,13 @@ def slugged(text: str) -> str:
 
 
 def _expand(
-    recipe: str, base: dict[str, str], arms: Sequence[_Arm], grids: Sequence[_Grid], resolve: Resolve
+    recipe: str, base: dict[str, str], arms: Sequence[_Arm], grids: Mapping[str, Axes], resolve: Resolve
 ) -> tuple[Cell, ...]:
     """All cells, grid by grid and arm by arm. A cell that several grids contain is listed once, with all its grids."""
     for arm in arms:
-        _check_names(arm.grids, [grid.name for grid in grids], f"arm {arm.name}: the list of grids")
-    pairs = [(grid, arm) for grid in grids for arm in arms if not arm.grids or grid.name in arm.grids]
-    parts = [(grid, arm, {**grid.axes, **arm.axes}) for grid, arm in pairs]
+        _check_names(arm.grids, list(grids), f"arm {arm.name}: the list of grids")
+    pairs = [(grid, arm) for grid in grids for arm in arms if not arm.grids or grid in arm.grids]
+    parts = [(grid, arm, {**grids[grid], **arm.axes}) for grid, arm in pairs]
     count = sum(math.prod(map(len, axes.values())) for _, _, axes in parts)
     if not 0 < count <= _MOST_CELLS:
         raise ValueError(f"{count} cells, but a study has from 1 to {_MOST_CELLS}: shorten its lists")
@@ -154,11 +149,11 @@ def _expand(
     for grid, arm, axes in parts:
         for point in itertools.product(*axes.values()):
             chosen = dict(zip(axes, point, strict=True))
-            cell = _cell(recipe, {**base, **arm.overrides, **chosen}, chosen, arm.name, grid.name, resolve)
+            cell = _cell(recipe, {**base, **arm.overrides, **chosen}, chosen, arm.name, grid, resolve)
             identity = (cell.arm, identity_of(cell.values))
             first = found.setdefault(identity, cell)
-            if grid.name not in first.grids:
-                found[identity] = replace(first, grids=(*first.grids, grid.name))
+            if grid not in first.grids:
+                found[identity] = replace(first, grids=(*first.grids, grid))
     ((slug, times),) = Counter(cell.slug for cell in found.values()).most_common(1)
     if times > 1:
         raise ValueError(f"two cells would share the folder {slug}: give their arms names that differ in letters")
@@ -186,20 +181,20 @@ def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str
 # The tables of the file
 
 
-def _grids(tables: object) -> list[_Grid]:
+def _grids(tables: object) -> dict[str, Axes]:
+    """The grids by name."""
     if isinstance(tables, dict):
-        return [_Grid("main", _axes(tables, "grid"))]
-    grids = []
+        return {"main": _axes(tables, "grid")}
+    grids: dict[str, Axes] = {}
     for number, table in enumerate(_list_of_tables(tables, "grid"), 1):
         axes = dict(table)
         name = axes.pop("name", None)
         if not isinstance(name, str) or not name:
             raise ValueError(f'grid {number} of several needs a name: write name = "tuning"')
-        grids.append(_Grid(name, _axes(axes, f"grid {name}")))
-    names = [grid.name for grid in grids]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two grids have the same name ({', '.join(names)}): rename one")
-    return grids or [_Grid("main", {})]
+        if name in grids:
+            raise ValueError(f"two grids have the same name ({name}): rename one")
+        grids[name] = _axes(axes, f"grid {name}")
+    return grids or {"main": {}}
 
 
 def _arms(tables: object) -> list[_Arm]:
@@ -218,7 +213,7 @@ def _arms(tables: object) -> list[_Arm]:
     return arms or [_Arm("", {}, {}, ())]
 
 
-def _axes(table: object, place: str) -> dict[str, list[str]]:
+def _axes(table: object, place: str) -> Axes:
     axes = {}
     for key, values in _leaves(table, place):
         if not isinstance(values, list) or not values:

@@ -143,19 +143,9 @@ def sweep(
     nice: int,
     quiet: bool,
 ) -> dict[str, Any]:
-    """Run the missing cells of a study.
+    """Run the missing cells of a study, and return what `conadv sweep` prints.
 
-    Args:
-        study: The study, read and checked.
-        folder: Where to write; it is created if needed.
-        resolve: Turns a recipe and overrides into all values of the recipe.
-        added: Fields that recipes did not always have, with the values that older results stand for.
-        jobs: Number of cells at a time; None: as many as the cores allow.
-        nice: Niceness of the cells, from 0 to 19.
-        quiet: Print no progress.
-
-    Returns:
-        The title, the number of cells, how many are done and failed, and the path of results.jsonl.
+    `added` are fields that recipes did not always have, with the values that older results stand for.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs} but must be 1 or more: change --jobs")

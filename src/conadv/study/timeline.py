@@ -47,14 +47,9 @@ Timeline = dict[int, list[Span]]
 
 
 def profile_run(folder: Path, method: str, layout: str, ranks: int, fields: Mapping[str, object]) -> None:
-    """Train on some ranks of this machine, with one thread each, and record steps for `conadv timeline`.
+    """Train `digits` on some ranks of this machine, with one thread each, and record steps for `conadv timeline`.
 
-    Args:
-        folder: the run folder to write; its traces are in FOLDER/traces.
-        method: as in a recipe.
-        layout: as in a recipe.
-        ranks: number of processes.
-        fields: further fields of the recipe `digits`, by dotted name; `profile` says how many steps to record.
+    The field `profile` of the recipe, among `fields`, says how many steps to record.
     """
     values = {"method": method, "layout": layout, "threads": 1, "checkpoint.every": 1000, **fields}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -66,13 +61,9 @@ def profile_run(folder: Path, method: str, layout: str, ranks: int, fields: Mapp
 
 
 def read_timeline(run: Path) -> Timeline:
-    """The spans of each rank of a run that was profiled with `conadv train --profile STEPS`.
+    """The spans of each rank in a run folder that was profiled with `conadv train --profile STEPS`.
 
-    Args:
-        run: the folder of the run.
-
-    Returns:
-        Spans by rank. Time 0 is the start of a typical step, the one of median length among those recorded.
+    Time 0 is the start of a typical step, the one of median length among those recorded.
     """
     paths = (run / "traces").glob("*.json")
     files = {int(found[1]): path for path in paths if (found := re.fullmatch(r"rank-(\d{1,6})\.json", path.name))}
@@ -87,12 +78,7 @@ def read_timeline(run: Path) -> Timeline:
 
 
 def draw_timeline(timelines: Sequence[tuple[str, Timeline]], out: Path) -> dict[str, object]:
-    """Draw a typical step of some runs, one below the other, on one scale.
-
-    Args:
-        timelines: titles and what `read_timeline` returned.
-        out: the picture to write; its suffix (.svg, .png, .pdf) says which kind.
-    """
+    """Draw a typical step of some runs, with their titles, one below the other on one scale, as .svg, .png or .pdf."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -106,15 +92,7 @@ def draw_timeline(timelines: Sequence[tuple[str, Timeline]], out: Path) -> dict[
 
 
 def draw_steps(figure: Any, timelines: Sequence[tuple[str, Timeline]]) -> list[float]:
-    """Draw a typical step of some runs into a figure of matplotlib, or a part of one.
-
-    Args:
-        figure: what to draw into.
-        timelines: titles and what `read_timeline` returned.
-
-    Returns:
-        The length of each step in milliseconds.
-    """
+    """Draw the same into a figure of matplotlib, or a part of one; returns the milliseconds of each step."""
     from matplotlib.patches import Patch
 
     lengths = [_step_end(timeline) for _, timeline in timelines]

@@ -73,18 +73,9 @@ def alternate(
     tell: Tell = silent,
     clock: Callable[[], Lap] = clock,
 ) -> Laps:
-    """Time each run once per round.
+    """The laps of each candidate, one per round, after `warmup` rounds that are not counted.
 
-    Args:
-        runs: the candidates by name.
-        rounds: how often each is timed.
-        warmup: rounds before them that are not counted.
-        prepare: called before each lap, and not timed.
-        tell: called after each round.
-        clock: what times are read from.
-
-    Returns:
-        The laps of each candidate, one per round.
+    `prepare` is called before each lap, and not timed.
     """
 
     def lap(run: Callable[[], object]) -> Lap:

@@ -19,7 +19,7 @@ from conadv.parallel.wire import Wire
 from .alternate import Tell, alternate
 from .contender import Contender, block_steps, build_share, build_step, repeated, take_turns, wire
 from .ranks import one_core, places, run_ranks
-from .result import Findings, Goal, Ratio, Spread, work_time
+from .result import Findings, Goal, Result, Spread, work_time
 from .workload import Workload
 
 ROUNDS = 5
@@ -68,7 +68,7 @@ def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
     for lane in LANES:
         laps = seconds if lane in composed else found[lane.lane.world_size]["wall"]
         spread = Spread.of_ratio(laps[lane.name], laps[f"{lane.name} vanilla"])
-        ratios.append(Ratio(f"{lane.name}/vanilla", spread, composed=lane in composed))
+        ratios.append(Result(f"{lane.name}/vanilla", spread, composed=lane in composed))
     missing = [
         f"without {', '.join(of_width(size))}: {size} ranks need as many cores or GPUs, and there are {places()}; "
         "python benchmarks/composed.py composes a step from its parts"
@@ -111,7 +111,7 @@ def _width(method: str) -> int:
     return OVERLAPPED[method].count("|") + 1
 
 
-def measured_ratios(size: int, wall: Seconds, work: Seconds) -> list[Ratio]:
+def measured_ratios(size: int, wall: Seconds, work: Seconds) -> list[Result]:
     """Ratios of contenders that ran on the same ranks."""
     return [
         ratio(wall, first, second, composed=False, work=Spread.of_ratio(work[first], work[second]).median)
@@ -126,10 +126,10 @@ def pairs(size: int) -> list[tuple[str, str]]:
     return [*found, (f"vanilla-{size}", "vanilla-1")] if found and size > 1 else found
 
 
-def ratio(seconds: Seconds, first: str, second: str, composed: bool, work: float | None = None) -> Ratio:
+def ratio(seconds: Seconds, first: str, second: str, composed: bool, work: float | None = None) -> Result:
     """The ratio of two contenders, with its goal if it has one."""
     name, spread = f"{first}/{second}", Spread.of_ratio(seconds[first], seconds[second])
-    return Ratio(name, spread, _GOALS.get(name), composed=composed, work=work)
+    return Result(name, spread, _GOALS.get(name), composed=composed, work=work)
 
 
 # Composed, in this process

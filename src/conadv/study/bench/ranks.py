@@ -49,16 +49,9 @@ def one_core() -> Iterator[None]:
 
 
 def run_ranks(tasks: Sequence[str], size: int, workload: Workload, rounds: int) -> list[Any]:
-    """Run functions on `size` ranks.
+    """Run functions, named as module:name, on `size` ranks; returns what each returned on rank 0.
 
-    Args:
-        tasks: as module:name; each is called with the workload, the rounds and the world of the rank.
-        size: number of ranks.
-        workload: what is computed.
-        rounds: how often each candidate is timed.
-
-    Returns:
-        What each task returned on rank 0.
+    Each is called with the workload, the rounds and the world of the rank.
     """
     with TemporaryDirectory(prefix="conadv-bench-") as folder:
         task, out = Path(folder, "task.json"), Path(folder, "out.json")

@@ -13,7 +13,7 @@ import torch
 
 from .alternate import Lap, Laps
 
-Unit = Literal["seconds", "seconds_per_image"]
+Unit = Literal["ratio", "seconds", "seconds_per_image"]
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,14 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """Time of the first divided by time of the second, by the clock that the benchmark names."""
+class Result:
+    """A ratio of two times, by the clock that the benchmark names, or a time."""
 
     name: str
-    """FIRST/SECOND"""
+    """FIRST/SECOND of a ratio; of a time, a name that `conadv plan --measured` may know."""
     spread: Spread
     goal: Goal | None = None
+    unit: Unit = "ratio"
     wall: float | None = None
     """By wall time, where the ratio is one of processor times."""
     work: float | None = None
@@ -81,7 +82,7 @@ class Ratio:
     """Whether a side was composed from parts, each measured alone."""
 
     def to_json(self) -> dict[str, Any]:
-        entry: dict[str, Any] = {"name": self.name, **self.spread.to_json("ratio")}
+        entry: dict[str, Any] = {"name": self.name, **self.spread.to_json(self.unit)}
         if self.goal is not None:
             entry |= {"goal": str(self.goal), "met": self.goal.is_met(self.spread.median)}
         further = {
@@ -91,21 +92,6 @@ class Ratio:
             "composed": self.composed,
         }
         return entry | {key: value for key, value in further.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class Time:
-    """Seconds, under a name that `conadv plan --measured` may know."""
-
-    name: str
-    unit: Unit
-    spread: Spread
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, **self.spread.to_json(self.unit)}
-
-
-Result = Ratio | Time
 
 
 @dataclass(frozen=True)
@@ -133,10 +119,10 @@ def compare(laps: Laps, first: str, second: str, by: Callable[[Lap], float]) -> 
     return Spread.of_ratio(map(by, laps[first]), map(by, laps[second]))
 
 
-def work_ratio(laps: Laps, first: str, second: str, goal: Goal | None = None, flops: float | None = None) -> Ratio:
+def work_ratio(laps: Laps, first: str, second: str, goal: Goal | None = None, flops: float | None = None) -> Result:
     """The ratio of two candidates that ran in one process, by `work_time` and by wall time."""
     wall = compare(laps, first, second, wall_time).median
-    return Ratio(f"{first}/{second}", compare(laps, first, second, work_time), goal, wall=wall, flops=flops)
+    return Result(f"{first}/{second}", compare(laps, first, second, work_time), goal, wall=wall, flops=flops)
 
 
 def _sure_rank(n: int) -> int:

@@ -26,7 +26,7 @@ from conadv.parallel.gradients import Exchange
 from conadv.parallel.layout import Layout
 
 from .alternate import Laps, Tell, alternate
-from .result import Findings, Goal, Spread, Time, work_ratio, work_time
+from .result import Findings, Goal, Result, Spread, work_ratio, work_time
 from .workload import Workload
 
 ROUNDS = 10
@@ -145,7 +145,7 @@ def _count_flops(step: Step) -> int:
     return int(counter.get_total_flops())
 
 
-def _pass_times(laps: Laps, images: int) -> list[Time]:
+def _pass_times(laps: Laps, images: int) -> list[Result]:
     """Times by the names of `conadv plan`; at the chunk size to plan for, a pass has no overhead left."""
 
     def seconds(name: str, less: str | None = None, share: int = images) -> Spread:
@@ -153,16 +153,16 @@ def _pass_times(laps: Laps, images: int) -> list[Time]:
         bases = map(work_time, laps[less]) if less else repeat(0.0, len(times))
         return Spread.of([(time - base) / share for time, base in zip(times, bases, strict=True)])
 
+    to_pixels = seconds("to both", "to weights")
+    passes = {
+        "forward": seconds("forward"),
+        "input_backward": seconds("to pixels", "forward"),
+        "weight_backward": seconds("to both", "to pixels"),
+        # The difference of two noisy times may be too small to tell from 0.
+        "pixel_backward": replace(to_pixels, median=max(to_pixels.median, 0.0)),
+    }
     return [
-        Time("forward", "seconds_per_image", seconds("forward")),
-        Time("input_backward", "seconds_per_image", seconds("to pixels", "forward")),
-        Time("weight_backward", "seconds_per_image", seconds("to both", "to pixels")),
-        Time("pixel_backward", "seconds_per_image", _not_negative(seconds("to both", "to weights"))),
-        Time("update", "seconds", seconds("update", share=1)),
-        *(Time(f"step of {name}", "seconds", seconds(name, share=1)) for name in METHODS),
+        *(Result(name, spread, unit="seconds_per_image") for name, spread in passes.items()),
+        Result("update", seconds("update", share=1), unit="seconds"),
+        *(Result(f"step of {name}", seconds(name, share=1), unit="seconds") for name in METHODS),
     ]
-
-
-def _not_negative(spread: Spread) -> Spread:
-    """The difference of two noisy times, when it is too small to tell from 0."""
-    return replace(spread, median=max(spread.median, 0.0))

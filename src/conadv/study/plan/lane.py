@@ -62,8 +62,8 @@ class Lane:
     """Chunks per step."""
     duties: Mapping[Role, float]
     """Seconds per chunk."""
-    counts: tuple[int, ...] = ()
-    """How many ranks have each role; empty: one each."""
+    ranks: tuple[int, ...]
+    """How many ranks have each role."""
     twins: tuple[int, int] = (1, 1)
     """How many chunks have twins, of every so many."""
 
@@ -74,11 +74,6 @@ class Lane:
         return tuple(
             sum(self.duties[duty] * (1 if duty is Role.CLEAN else share) for duty in role) for role in self.roles
         )
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """How many ranks have each role."""
-        return self.counts or (1,) * len(self.roles)
 
     @property
     def width(self) -> int:

@@ -19,6 +19,7 @@ from .table import columns
 _NEEDED = ("forward", "input_backward", "weight_backward")
 # The results that a plan reads and the key under which each has its value.
 _UNITS = dict.fromkeys((*_NEEDED, "pixel_backward"), "seconds_per_image") | {"overhead": "seconds", "update": "seconds"}
+_CPU_BUCKET_MIB = 1.0  # as parallel/buckets.py, which needs torch
 _TERM = rf"({'|'.join(METHODS)})(?:-([0-9]{{1,6}}))?"
 _NAME = re.compile(f"{_TERM}/{_TERM}")
 
@@ -38,7 +39,7 @@ def read_measurement(path: Path) -> Mapping[str, Any]:
 
 
 def times_in(document: Mapping[str, Any]) -> dict[str, float]:
-    """The times of passes that a measurement holds, under the names that `PlanRequest` has for them."""
+    """The times of passes that a measurement holds, and on CPUs the size of a bucket, as `PlanRequest` names them."""
     found: dict[str, float] = {}
     for entry in document["results"]:
         name = entry.get("name")
@@ -54,6 +55,9 @@ def times_in(document: Mapping[str, Any]) -> dict[str, float]:
     if missing := [name for name in _NEEDED if name not in found]:
         flags = ", ".join("--" + name.replace("_", "-") for name in missing)
         raise ValueError(f"the measurement has no {', '.join(missing)}: run conadv bench step --json, or give {flags}")
+    machine = document.get("machine")
+    if isinstance(machine, dict) and machine.get("gpu", "unknown") is None:
+        found["bucket_mib"] = _CPU_BUCKET_MIB
     return found
 
 

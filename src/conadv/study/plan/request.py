@@ -13,7 +13,7 @@ from conadv.setting import BelowOne, OneOf, PositiveShare, Seed, Share, normalis
 
 from .devices import DEVICES, MODELS, ModelSize, PassTimes, Stragglers
 from .lane import fit_lane
-from .network import Algorithm, Link, Machine, parse_link
+from .network import Algorithm, Link, Machine, all_reduce_seconds, parse_link
 
 Wire = Literal["bytes", "floats"]
 _WIRE_BYTES: dict[Wire, int] = {"bytes": 1, "floats": 4}
@@ -104,10 +104,13 @@ class PlanRequest:
     """How the pixels of a twin are sent from rank to rank."""
     gradient_bytes: Annotated[int, within(1, 16)] = 4
     """Bytes per weight in the all-reduce."""
+    bucket_mib: Annotated[float, within(1e-3, 1e6)] = 25.0
+    """MiB of gradients that are reduced at once: as conadv train does, 25 on GPUs, and 1 on CPUs, which --measured
+    takes for a machine without a GPU."""
     algorithm: Algorithm = "auto"
     """How gradients are reduced; auto: the faster of ring and tree."""
     overlap: Share = 0.5
-    """Share of the all-reduce that can run during the backward pass of the last chunk."""
+    """Share of the all-reduce that can run during the backward pass of the last chunk; the last bucket never can."""
     jitter: BelowOne = 0.005
     """Mean delay of a rank as a share of its work; delays are exponential, drawn anew for every rank and step."""
     samples: Annotated[int, within(1, 1e5)] = 1000
@@ -174,6 +177,16 @@ class PlanRequest:
     def gradient_size(self) -> int:
         """Bytes that a rank puts into the all-reduce."""
         return self.network.parameters * self.gradient_bytes
+
+    @property
+    def buckets(self) -> int:
+        """How many all-reduces a step has."""
+        return math.ceil(self.gradient_size / (self.bucket_mib * 2**20))
+
+    def reduction_seconds(self, ranks: int) -> float:
+        """Seconds of the all-reduces of all buckets, one after the other."""
+        each = self.gradient_size / self.buckets
+        return self.buckets * all_reduce_seconds(each, ranks, self.machine, self.algorithm)
 
     def twin_size(self, wire: Wire) -> int:
         """Bytes of a chunk's twin with its labels."""

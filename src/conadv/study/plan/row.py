@@ -13,7 +13,7 @@ from conadv.parallel.layout import Layout
 
 from .devices import duty_seconds
 from .lane import LEARNING, Chain, Lane, fit_lane
-from .network import all_reduce_seconds, handoff_link, lanes_cross_nodes
+from .network import handoff_link, lanes_cross_nodes
 from .request import PlanRequest
 
 
@@ -89,6 +89,7 @@ def evaluate(
     assert one_lane is not None
     lane = _lane(request, method, one_lane, chunks // lanes, share)
     ranks = lanes * lane.width
+    roles = [name.lstrip("0123456789 ") for name in str(one_lane).split(" | ")]
     parts = _step_parts(request, lane, lanes)
     step = sum(parts)
     steps = request.steps(batch_size)
@@ -99,7 +100,7 @@ def evaluate(
         twin_share=str(share),
         batch_size=batch_size,
         lanes=lanes,
-        roles={name.lstrip("0123456789 "): lanes * count for name, count in _named(one_lane)},
+        roles=dict(zip(roles, (lanes * count for count in lane.ranks), strict=True)),
         ranks=ranks,
         idle=max(0, request.machine.devices - ranks),
         nodes=request.machine.nodes_for(ranks),
@@ -124,14 +125,11 @@ def evaluate(
 
 def exposed_reduction(request: PlanRequest, lane: Lane, ranks: int) -> float:
     """Seconds of the all-reduce that nothing hides: what cannot overlap, or outlasts the last chunk's backward pass."""
-    total = all_reduce_seconds(request.gradient_size, ranks, request.machine, request.algorithm)
+    total = request.reduction_seconds(ranks)
     learning = min(len(role & LEARNING) for role in lane.roles if role & LEARNING)
     hidden = learning * request.times.backward(request.chunk_size)
-    return total - min(request.overlap * total, hidden)
-
-
-def _named(layout: Layout) -> list[tuple[str, int]]:
-    return list(zip(str(layout).split(" | "), layout.counts.values(), strict=True))
+    overlap = min(request.overlap, 1 - 1 / request.buckets)  # the last bucket is full when the backward pass ends
+    return total - min(overlap * total, hidden)
 
 
 def _lane(request: PlanRequest, method: str, layout: Layout, chunks: int, share: Fraction) -> Lane:

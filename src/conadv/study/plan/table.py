@@ -68,7 +68,8 @@ def _inputs(plan: Plan) -> str:
             f"{request.data_size} images: {request.steps(request.batch_size)} steps",
             f"Machine {machine.nodes} × {machine.devices_per_node} devices; {'; '.join(links)}",
             f"Device  {passes}",
-            f"Reduce  {request.gradient_size / 1e6:.4g} MB, {request.algorithm}, {request.overlap:.0%} can overlap; "
+            f"Reduce  {request.gradient_size / 1e6:.4g} MB in {request.buckets} bucket{'s' * (request.buckets > 1)}, "
+            f"{request.algorithm}, {request.overlap:.0%} can overlap; "
             f"jitter {request.jitter:.2%} of a rank's work",
         )
     )
@@ -114,16 +115,14 @@ def _where_time_goes(plan: Plan) -> str:
 
 def _handoffs(plan: Plan) -> str:
     header = ("hand-off of a lane", "MB per step", "over", "MB/s as bytes", "floats", "hidden from MB/s", "floats")
-    rows = [header, *(_handoff(row) for row in plan.rows if row.handoff is not None)]
+    rows: list[tuple[str, ...]] = [header]
+    for row in plan.rows:
+        if need := row.handoff:
+            rates = (need.load_as_bytes, need.load_as_floats, need.hides_as_bytes, need.hides_as_floats)
+            over = "nodes" if need.crosses_nodes else "node"
+            name = f"{row.method}  {row.layout}"
+            rows.append((name, _megabytes(need.bytes_per_step), over, *map(_megabytes, rates)))
     return columns(rows) if len(rows) > 1 else ""
-
-
-def _handoff(row: PlanRow) -> tuple[str, ...]:
-    need = row.handoff
-    assert need is not None
-    rates = (need.load_as_bytes, need.load_as_floats, need.hides_as_bytes, need.hides_as_floats)
-    over = "nodes" if need.crosses_nodes else "node"
-    return (f"{row.method}  {row.layout}", _megabytes(need.bytes_per_step), over, *map(_megabytes, rates))
 
 
 def _megabytes(size: float | None) -> str:

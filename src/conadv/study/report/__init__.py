@@ -24,14 +24,9 @@ __all__ = ["write_report"]
 
 
 def write_report(folder: Path, out: Path | None = None) -> dict[str, Any]:
-    """Write the report of a study as OUT.html, OUT.md and OUT-figures/.
+    """Write the report of a study as OUT.html, OUT.md and OUT-figures/, and return what `conadv report` prints.
 
-    Args:
-        folder: The folder of the study, as `conadv sweep` wrote it; only results.jsonl is required.
-        out: The page to write, which must end in .html; None: report.html in the folder.
-
-    Returns:
-        The paths of the page and of the Markdown file, the number of cells, and how many of them are done.
+    Of the folder of the study only results.jsonl is required. `out` is by default report.html in it.
     """
     evidence = collect(folder)
     page = out or folder / "report.html"

@@ -31,6 +31,7 @@ _GAIN = (
     "Minus vanilla: difference in points from vanilla with the same data, model, batch and seed; "
     "* if p < 0.05 after Holm's correction."
 )
+_METRICS = {TOP1: ("Test accuracy", "test accuracy, %"), "gap": ("Generalization gap", "gap, points")}
 # Up to this many arms, accuracies and differences share one table.
 _FEW = 2
 _LEVEL = 0.05  # a corrected p-value below it tells an arm from vanilla
@@ -130,7 +131,10 @@ def _section(evidence: Evidence, key: str, rows: Sequence[Family]) -> Section:
 
 def _family_names(rows: Sequence[Family], key: str) -> list[str]:
     """The arm that most conditions of a row have, and the settings that tell it from other rows of that arm."""
-    heads = [_head(row) for row in rows]
+    heads = []
+    for row in rows:
+        counts = Counter(one.arm for one in row)  # in a tie, the arm with the shorter name; of that, the last
+        heads.append(max(reversed(row), key=lambda one: (counts[one.arm], -len(one.arm))))
     names = []
     for head in heads:
         alike = [other.settings for other in heads if other.arm == head.arm]
@@ -139,18 +143,13 @@ def _family_names(rows: Sequence[Family], key: str) -> list[str]:
     return names
 
 
-def _head(row: Family) -> Condition:
-    """A condition of the most frequent arm; in a tie, of the one with the shorter name, and the last."""
-    counts = Counter(condition.arm for condition in row)
-    return max(enumerate(row), key=lambda pair: (counts[pair[1].arm], -len(pair[1].arm), pair[0]))[1]
-
-
 def _tables(evidence: Evidence, slug: str, key: str, rows: Sequence[Family], names: Sequence[str]) -> list[Table]:
     """Accuracies, and differences from vanilla if the study has it."""
     values = _values(key, rows)
     accuracies, gains = [], []
     for name, row in zip(names, rows, strict=True):
-        found = [_at(row, key, value) for value in values]
+        by_value = {condition.settings[key]: condition for condition in row}
+        found = [by_value.get(value) for value in values]
         top1 = [one.metric(TOP1) if one else None for one in found]
         accuracies.append([name, *(of.text_n() if of else "–" for of in top1)])
         gain = [evidence.gain(one) if one else None for one in found]
@@ -187,40 +186,36 @@ def _is_numeric(values: Sequence[Any]) -> bool:
     return all(isinstance(value, int | float) for value in values)
 
 
-def _at(row: Family, key: str, value: Any) -> Condition | None:
-    return next((condition for condition in row if condition.settings[key] == value), None)
-
-
 def _figure(slug: str, key: str, rows: Sequence[Family], names: Sequence[str]) -> Figure:
-    is_epsilon = key == "attack.epsilon"
-    label = f"{word(key)}, in 255ths" if is_epsilon else word(key)
-    ticks = {value: show(key, value).removesuffix("/255" if is_epsilon else "") for value in _values(key, rows)}
-    is_batch = key == "batch_size"
-    lines = [metric_line(name, key, row, TOP1, interval=is_batch) for name, row in zip(names, rows, strict=True)]
-    drawings = [line_chart(f"{slug}-ours", f"Test accuracy by {word(key)}", lines, label, "test accuracy, %", ticks)]
-    bars = "their 95 % intervals" if is_batch else "one sample standard deviation"
+    drawings = [setting_chart(f"{slug}-ours", key, list(zip(names, rows, strict=True)))]
+    bars = "their 95 % intervals" if key == "batch_size" else "one sample standard deviation"
     caption = f"Test accuracy by {word(key)}: means, and {bars} where there are several seeds."
-    if is_epsilon:
+    if key == "attack.epsilon":
         drawings.append(_paper_by_epsilon())
         caption += " First this study, then the paper's ConAdv on ImageNet at three batch sizes (its table 5)."
     return Figure(f"figure-{slug}", caption, drawings)
 
 
-def metric_line(name: str, key: str, row: Family, metric: str = TOP1, interval: bool = False) -> Line:
-    """A metric of a family over the setting that it varies, with standard deviations or 95 % intervals."""
-    known = [(condition.settings[key], of) for condition in row if (of := condition.metric(metric))]
-    bars = [of.interval[1] - of.mean if interval and of.interval else of.deviation for _, of in known]
-    return Line(name, [x for x, _ in known], [of.mean for _, of in known], bars)
+def setting_chart(slug: str, key: str, families: Sequence[tuple[str, Family]], metric: str = TOP1) -> str:
+    """A metric over a setting: one line per family, with 95 % intervals over the batch, else standard deviations."""
+    lines = []
+    for name, row in families:
+        known = [(condition.settings[key], of) for condition in row if (of := condition.metric(metric))]
+        bars = [of.half if key == "batch_size" else of.deviation for _, of in known]
+        lines.append(Line(name, [x for x, _ in known], [of.mean for _, of in known], bars))
+    title, label = _METRICS[metric]
+    axis = {"attack.epsilon": "ε, in 255ths", RATE: "peak learning rate"}.get(key, word(key))
+    suffix = "/255" if key == "attack.epsilon" else ""
+    ticks = {x: show(key, x).removesuffix(suffix) for x in sorted({x for line in lines for x in line.x})}
+    return line_chart(slug, f"{title} by {word(key)}", lines, axis, label, ticks)
 
 
-def by_batch(evidence: Evidence, metric: str, slug: str, title: str, label: str) -> str | None:
+def by_batch(evidence: Evidence, slug: str, metric: str) -> str | None:
     """A metric drawn over the batch size; None if fewer than three batch sizes are compared."""
     key, rows = "batch_size", compared_settings(evidence.main).get("batch_size", [])
     if not rows or max(map(len, rows)) <= _FEW:
         return None
-    named = zip(_family_names(rows, key), rows, strict=True)
-    lines = [metric_line(name, key, row, metric, interval=True) for name, row in named]
-    return line_chart(slug, title, lines, "batch", label, {value: show(key, value) for value in _values(key, rows)})
+    return setting_chart(slug, key, list(zip(_family_names(rows, key), rows, strict=True)), metric)
 
 
 def _paper_by_epsilon() -> str:

@@ -42,13 +42,16 @@ class Spread:
     n: int
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """95 % interval of the mean, by Student's t; None for a single number."""
+    def half(self) -> float | None:
+        """Half of the 95 % interval of the mean, by Student's t; None for a single number."""
         if self.deviation is None:
             return None
-        factor = _T95[self.n - 2] if self.n - 2 < len(_T95) else 1.96
-        half = factor * self.deviation / math.sqrt(self.n)
-        return self.mean - half, self.mean + half
+        return (_T95[self.n - 2] if self.n - 2 < len(_T95) else 1.96) * self.deviation / math.sqrt(self.n)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % interval of the mean; None for a single number."""
+        return None if self.half is None else (self.mean - self.half, self.mean + self.half)
 
     @property
     def p_value(self) -> float | None:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from conadv.core.catalog import METHODS
 from conadv.core.roles import Role
 
-from .conditions import TOP1, Condition, Spread, baseline, context, labels, show
+from .conditions import TOP1, Condition, Spread, context, labels, show
 from .document import Block, Figure, Section, Table
 from .evidence import Evidence
-from .figures import Point, frontier_chart
+from .figures import frontier_chart
 
 _FEWEST = 3  # conditions that make a comparison
 
@@ -35,13 +35,8 @@ def passes(values: Mapping[str, Any]) -> float:
     )  # fmt: skip
 
 
-def relative_work(condition: Condition, vanilla: Condition) -> float | None:
-    """The work of a whole training relative to vanilla's with the same data, network and batch."""
-    mine, theirs = (_work(one) for one in (condition, vanilla))
-    return mine / theirs if mine and theirs else None
-
-
-def _work(condition: Condition) -> float | None:
+def work_of(condition: Condition) -> float | None:
+    """Passes of a whole training over images of the batch; None: unknown."""
     steps = condition.metric("steps") if condition.settings["method"] in METHODS else None
     return passes(condition.settings) * steps.mean * condition.settings["batch_size"] if steps else None
 
@@ -78,13 +73,11 @@ def _groups(evidence: Evidence) -> list[list[Condition]]:
 
 
 def _costs(evidence: Evidence, group: Sequence[Condition]) -> list[Cost]:
-    vanilla = next((one for one in group if baseline(evidence.main, one) is one), None)
-    if vanilla is None:
+    vanilla = next((work_of(one) for one in group if evidence.is_baseline(one)), None)
+    if not vanilla:
         return []
-    found = [
-        (name, relative_work(one, vanilla), one.metric(TOP1)) for name, one in zip(labels(group), group, strict=True)
-    ]
-    known = [Cost(name, work, top1) for name, work, top1 in found if work is not None and top1 is not None]
+    found = [(name, work_of(one), one.metric(TOP1)) for name, one in zip(labels(group), group, strict=True)]
+    known = [Cost(name, work / vanilla, top1) for name, work, top1 in found if work and top1]
     return sorted(known, key=lambda cost: (cost.work, -cost.top1.mean))
 
 
@@ -102,8 +95,7 @@ def _blocks(batch: str, costs: Sequence[Cost], number: int) -> list[Block]:
     )
     head = ["arm", "in the figure", "work", "test accuracy, %", "dominated"]
     points = [
-        Point(str(place), cost.work, cost.top1.mean, _half(cost.top1), other is not None)
-        for place, (cost, other) in enumerate(zip(costs, over, strict=True), 1)
+        (row[1], cost.work, cost.top1, other is not None) for row, cost, other in zip(rows, costs, over, strict=True)
     ]
     drawing = frontier_chart(slug, f"Accuracy against work at batch {batch}", points, "work relative to vanilla")
     text = (
@@ -114,7 +106,3 @@ def _blocks(batch: str, costs: Sequence[Cost], number: int) -> list[Block]:
         Table(f"table-{slug}", caption, head, rows, frozenset({4})),
         Figure(f"figure-{slug}", text, [drawing]),
     ]
-
-
-def _half(of: Spread) -> float | None:
-    return of.interval[1] - of.mean if of.interval else None

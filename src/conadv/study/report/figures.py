@@ -1,5 +1,8 @@
 """Figures as SVG, drawn by matplotlib: lines with error bars, dots, and grids of images.
 
+Each function returns an `svg` element. Its slug, unique on the page, is the prefix of all ids within; its title is for
+readers who do not see it.
+
 Colours become CSS variables (figure.css), so that a figure follows the reader's light or dark mode. Markers and dashes
 tell the lines apart without colour.
 """
@@ -71,19 +74,9 @@ class Line:
 def line_chart(
     slug: str, title: str, lines: Sequence[Line], x_label: str, y_label: str, ticks: Mapping[float, str] | None = None
 ) -> str:
-    """Draw lines over a common axis.
+    """Draw at most 8 lines over a common axis, each with its own marker and dashes.
 
-    Args:
-        slug: Prefix of the ids within the figure, unique on the page.
-        title: Text for readers who do not see the figure.
-        lines: At most 8, so that each has its own marker and dashes.
-        x_label: Name of the horizontal axis.
-        y_label: Name of the vertical axis.
-        ticks: Labels by position on the horizontal axis; None: chosen by matplotlib. If they span a factor of 4 or
-            more, the axis is logarithmic.
-
-    Returns:
-        An `svg` element.
+    `ticks` are labels by position on the horizontal axis; if they span a factor of 4 or more, it is logarithmic.
     """
     with _figure(300 + 19 * len(lines)) as figure:
         axes = figure.subplots()
@@ -99,27 +92,19 @@ def line_chart(
         return _svg(figure, slug, title)
 
 
-@dataclass(frozen=True)
-class Point:
-    """A point of a frontier, and half the length of its interval where it is known."""
+def frontier_chart(slug: str, title: str, points: Sequence[tuple[str, float, Spread, bool]], x_label: str) -> str:
+    """Draw test accuracy against cost, with a line through the best.
 
-    name: str
-    x: float
-    y: float
-    half: float | None
-    dominated: bool
-
-
-def frontier_chart(slug: str, title: str, points: Sequence[Point], x_label: str) -> str:
-    """Draw test accuracy against cost: each point with its name, and a line through those that are not dominated."""
+    Each point has a name, a cost, an accuracy, drawn with its 95 % interval, and whether another one dominates it.
+    """
     with _figure(320) as figure:
         axes = figure.subplots()
-        best = sorted((point for point in points if not point.dominated), key=lambda point: point.x)
-        axes.plot([point.x for point in best], [point.y for point in best], color=_COLOURS[0], linewidth=1.8)
-        for point in points:
-            colour, face = (_QUIET, _PAPER) if point.dominated else (_COLOURS[0], _COLOURS[0])
-            axes.errorbar(point.x, point.y, point.half, color=colour, marker="o", markersize=6, markerfacecolor=face)
-            axes.annotate(_cut(point.name, 12), (point.x, point.y), (6, 5), textcoords="offset points")
+        best = sorted((x, of.mean) for _, x, of, dominated in points if not dominated)
+        axes.plot([x for x, _ in best], [y for _, y in best], color=_COLOURS[0], linewidth=1.8)
+        for name, x, of, dominated in points:
+            colour, face = (_QUIET, _PAPER) if dominated else (_COLOURS[0], _COLOURS[0])
+            axes.errorbar(x, of.mean, of.half, color=colour, marker="o", markersize=6, markerfacecolor=face)
+            axes.annotate(_cut(name, 12), (x, of.mean), (6, 5), textcoords="offset points")
         axes.set(xlabel=_cut(x_label, 50), ylabel="test accuracy, %")
         return _svg(figure, slug, title)
 
@@ -141,15 +126,9 @@ def dot_plot(slug: str, title: str, rows: Sequence[tuple[str, Sequence[float], S
 
 
 def image_grid(slug: str, title: str, rows: Sequence[tuple[str, Sequence[str], Sequence[str]]]) -> str:
-    """Draw rows of images.
+    """Draw rows of images: for each its name, the images as base64 PNG, and the texts below them.
 
-    Args:
-        slug: Prefix of the ids within the figure.
-        title: Text above the images.
-        rows: For each row its name, the images as base64 PNG, and the texts below them.
-
-    Returns:
-        An `svg` element; ValueError if an image cannot be decoded.
+    ValueError if an image cannot be decoded.
     """
     left, side, step = 78, 60, 66
     with _figure(24 + sum(78 if texts else 64 for _, _, texts in rows), layout=None) as figure:

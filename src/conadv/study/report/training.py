@@ -9,7 +9,7 @@ from typing import Any
 
 from conadv.study.results import Result, is_number, is_text, is_tuning, is_tuning_grid, read_saved
 
-from .accuracy import by_batch, metric_line
+from .accuracy import by_batch, setting_chart
 from .conditions import RATE, TOP1, Condition, Spread, conditions, labels, show
 from .document import Block, Figure, Paragraph, Section, Strong, Table
 from .evidence import Evidence
@@ -77,13 +77,9 @@ def _rate_caption(evidence: Evidence, results: Sequence[Result]) -> str:
 
 
 def _rate_figure(rows: Sequence[tuple[str, list[Condition]]]) -> list[Figure]:
-    lines = [line for name, row in rows if len((line := metric_line(name, RATE, row)).x) > 1]
-    drawings: list[str] = []
-    for part in [lines[first : first + 6] for first in range(0, len(lines), 6)]:
-        slug = f"rates-{len(drawings) + 1}"
-        ticks = {rate: show(RATE, rate) for rate in sorted({rate for line in part for rate in line.x})}
-        title = "Test accuracy by learning rate"
-        drawings.append(line_chart(slug, title, part, "peak learning rate", "test accuracy, %", ticks))
+    lines = [(name, row) for name, row in rows if sum(one.metric(TOP1) is not None for one in row) > 1]
+    parts = [lines[first : first + 6] for first in range(0, len(lines), 6)]
+    drawings = [setting_chart(f"rates-{number}", RATE, part) for number, part in enumerate(parts, 1)]
     return [Figure("figure-rates", "Test accuracy by peak learning rate.", drawings)] if drawings else []
 
 
@@ -106,14 +102,11 @@ def gap(evidence: Evidence) -> Section:
         "Generalization gap: accuracy on the training images, without augmentation, minus that on the test images. "
         "Mean ± sample standard deviation over n seeds."
     )
-    return Section("gap", "Generalization gap", [Table("table-gap", caption, head, rows), *_gap_figure(evidence)])
-
-
-def _gap_figure(evidence: Evidence) -> list[Figure]:
-    """If three batch sizes or more are compared."""
-    drawing = by_batch(evidence, "gap", "gap-by-batch", "Generalization gap by batch", "gap, points")
-    caption = "Generalization gap by batch: means, and their 95 % intervals where there are several seeds."
-    return [Figure("figure-gap", caption, [drawing])] if drawing else []
+    blocks: list[Block] = [Table("table-gap", caption, head, rows)]
+    if drawing := by_batch(evidence, "gap-by-batch", "gap"):
+        caption = "Generalization gap by batch: means, and their 95 % intervals where there are several seeds."
+        blocks.append(Figure("figure-gap", caption, [drawing]))
+    return Section("gap", "Generalization gap", blocks)
 
 
 def time(evidence: Evidence) -> Section:
@@ -256,12 +249,9 @@ def pictures(evidence: Evidence) -> Section | None:
 def _gallery(slug: str, arm: str, gallery: Mapping[str, Any]) -> str:
     images = gallery["images"][:_MOST_IMAGES]
     title = f"{arm}: ε = {show('attack.epsilon', gallery['epsilon'])}, difference × {gallery['magnified']:.3g}"
-    rows = [
-        (name, [image[kind] for image in images], [_prediction(image, answer) for image in images] if answer else [])
-        for kind, name, answer in _ROWS
-    ]
+    rows = []
+    for kind, name, answer in _ROWS:
+        marks = ["" if answer and image[answer] == image["label"] else "• " for image in images]
+        texts = [mark + image[answer] for mark, image in zip(marks, images, strict=True)] if answer else []
+        rows.append((name, [image[kind] for image in images], texts))
     return image_grid(slug, title, rows)
-
-
-def _prediction(image: Mapping[str, str], kind: str) -> str:
-    return image[kind] if image[kind] == image["label"] else f"• {image[kind]}"
