@@ -259,8 +259,8 @@ REFUSALS = (
     Refusal(
         "a BatchNorm layer put into the model after the method was made",
         _layer_replaced,
-        "1 is a plain BatchNorm layer: call conadv.split_batchnorm(model, branches=('main', 'adv')) before making the "
-        "optimizer and the method",
+        "layer 1 is a plain BatchNorm layer: call conadv.split_batchnorm(model) before making the optimizer and the "
+        "method",
     ),
     Refusal(
         "`split_batchnorm` after `DistributedDataParallel` or FSDP",

@@ -115,8 +115,8 @@ def test_an_optimizer_without_the_branches_is_refused_however_gradients_are_clea
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_labels_are_compared_in_the_first_steps_only(chunks, monkeypatch):
-    """Also where no step has two chunks: each look waits for the device."""
+def test_labels_are_compared_in_the_first_steps_and_then_ever_more_rarely(chunks, monkeypatch):
+    """In steps 1 to 8, 16, 32, ...: each look waits for the device, and labels that a loss ignores may come late."""
     looks: list[None] = []
     same = mean_loss._same
     monkeypatch.setattr(mean_loss, "_same", lambda *pair: (looks.append(None), same(*pair))[1])
@@ -127,7 +127,8 @@ def test_labels_are_compared_in_the_first_steps_only(chunks, monkeypatch):
             for _ in ("images", "twins"):
                 outputs, labels = torch.rand(4, 3), torch.full((4,), chunk)
                 check.look(F.cross_entropy(outputs, labels), outputs, labels, 4)
-    assert len(looks) == (8 if chunks == 1 else 3)
+    compared = len([*range(1, 9), 16])
+    assert len(looks) == compared * (2 * chunks - 1)  # with the first part of a step, each of the others
 
 
 def test_only_what_has_a_row_per_image_is_joined() -> None:
