@@ -37,7 +37,7 @@ def run(
     first, asked = progress.step, False
     began = time.monotonic() - progress.seconds
     with closing(job.batches(progress.step)) as batches, closing(profile):
-        for now, ahead in job.method.feed(batches):
+        for now, ahead in job.method.feed(batches) if progress.step < job.stop else ():
             profile.begin_step()
             due = not asked and _is_due_by_time(policy, saver)
             asked = asked or due  # once: a rank that may lag hears of it some steps later
