@@ -31,7 +31,7 @@ class ConAdv:
     weights of step t - delay (the first ones: with the weights at the start). delay 1 is the paper's ConAdv, delay 0 is
     DisAdv.
 
-    In a process of its own it keeps a copy of the weights of the last `delay` steps, and generates the twins of a batch
+    In a single process it keeps a copy of the weights of the last `delay` steps, and generates the twins of a batch
     when it learns from them. A step is an update of the weights: with gradient accumulation, all calls between two
     updates take the same stale weights. With `handoff=Queue()`, twins wait in memory instead, and batches come from
     `feed`; `delay` then counts calls.
@@ -42,8 +42,8 @@ class ConAdv:
         attack: what generates the twins, such as `PGD(4/255)`.
         delay: age, in updates of the weights, of those that twins are generated with.
         adv_weight: share of the twins in the loss; the clean images have the rest.
-        twin_share: the share of a batch's chunks that get twins, such as "1/4", other ones in each step; without
-            chunks, of its images. The loss takes the mean over the twins.
+        twin_share: the part of a batch's chunks that gets twins, such as "1/4"; other chunks in each step. Without
+            chunks: the part of its images. The loss takes the mean over the twins.
         handoff: where twins wait between generating and learning; None: no twin waits.
         stale_weights: a context in which the model has the weights of `delay` steps ago, kept by the caller.
             None: the method keeps them.

@@ -74,7 +74,7 @@ class Method(Protocol):
 
 
 class Vanilla:
-    """Learn from the images as they are: the baseline, by the same calls.
+    """Learn from the images as they are: the baseline, with the same interface.
 
     Args:
         model: the network; with `chunk_size`, its BatchNorm layers are split (`split_batchnorm(model, ("main",))`).

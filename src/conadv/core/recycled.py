@@ -29,16 +29,17 @@ class Recycled:
 
     The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_{t-1})`, where `x̂_{t-1}` was generated with
     the weights of step t - 1; the first step takes the twins of its own batch. The attack is one step from the image
-    itself, through the main branch: `random_start`, `branch` and `statistics` of the attack do not apply. A step is a
-    call: with gradient accumulation, the twins are those of the batch before, mostly of the very weights that learn.
+    itself, through the main branch: `random_start`, `branch` and `statistics` of the attack do not apply. A step is
+    a call: with gradient accumulation, the twins are those of the batch before, and within a group of accumulated
+    batches they were generated with the current weights.
 
     Args:
         model: the network, after `split_batchnorm`.
         loss: from outputs and labels to the mean loss over the images.
         attack: its step is taken along the gradient of the clean loss.
         adv_weight: share of the twins in the loss, below 1; the clean images have the rest.
-        twin_share: the share of a batch's chunks that get twins, such as "1/4", other ones in each step; without
-            chunks, of its images. The loss takes the mean over the twins.
+        twin_share: the part of a batch's chunks that gets twins, such as "1/4"; other chunks in each step. Without
+            chunks: the part of its images. The loss takes the mean over the twins.
         handoff: where twins wait for the next step; None: in memory.
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, together,
             place.
