@@ -26,6 +26,7 @@ _BOOST = {
 }  # fmt: skip
 _BOOST_BELOW = {"results/": 0.3, "design/": 0.2}
 _BLOCK = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FLAG, _WHOLE = re.compile(r"--[\w.-]+"), r'<span class="flag">\g<0></span>'
 _INLINE = re.compile(r"\$`([^`]+)`\$")
 
 
@@ -57,7 +58,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Put the equations back."""
+    """Put the equations back, and keep the flags of commands in one piece: browsers break a line after `--`."""
+    html = re.sub(r"<code>([^<]*--[^<]*)</code>", lambda match: f"<code>{_FLAG.sub(_WHOLE, match[1])}</code>", html)
     return re.sub(r"equation-(\d+)-here", lambda match: page.meta["equations"][int(match[1])], html)
 
 
