@@ -6,7 +6,7 @@ torchrun --nproc-per-node 2 examples/fsdp2_loop.py
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -33,8 +33,8 @@ for epoch in range(15):
         optimizer.step()
 
 report(model)
-whole = StateDictOptions(full_state_dict=True)
-state = conadv.plain_state_dict(model)  # conadv, was: state = get_model_state_dict(model, options=whole)
+whole = states.StateDictOptions(full_state_dict=True)
+state = conadv.plain_state_dict(model)  # conadv, was: state = states.get_model_state_dict(model, options=whole)
 if dist.get_rank() == 0:
     torch.save(state, "model.pt")
 dist.destroy_process_group()
