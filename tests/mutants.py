@@ -2,8 +2,8 @@
 
     python tests/mutants.py --state FOLDER [--seed 0] [--count 40] [--part core] [--minutes 4] [--survivors TEST ...]
 
-tests of a part, traced once ──► lines that each test executes, its cost ──► for each mutant: the tests of its line,
-                                                                            the cheapest first, until one fails
+tests of a part, traced once ──► lines that each test executes, its cost ──► for each mutant: tests of its line, those
+                                                                            of many functions first, until one fails
 
 A mutant that all of them pass is a survivor, to be killed by a test or argued to be equivalent; `--survivors` runs
 other tests against those that are known. Tests run in a forked process that has imported PyTorch already, against a
@@ -22,7 +22,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -75,7 +75,7 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
 }  # fmt: skip
 # For one mutant: so many tests, so many seconds of a processor as they took when they were traced, and so many seconds
 # until it is taken for one that hangs. A single test that took longer than LONGEST is left out.
-MOST, BUDGET, LIMIT, LONGEST = 25, 4.0, 600.0, 30.0
+MOST, BUDGET, LIMIT, LONGEST = 100, 15.0, 600.0, 30.0
 TIMEOUT = 200  # seconds of one test: a busy machine is no failure
 
 
@@ -190,17 +190,26 @@ class Covering:
             self._costs[test] = float("inf")
 
     def choose(self, mutant: Mutant) -> list[str]:
-        """The cheapest tests of the line or, where it is executed at import, of the file; else those of its name."""
+        """Tests of the line or, where it is executed at import, of the file; else those of its name.
+
+        Of each test function the cheapest case comes first, and those of the file's own tests before others: cases of
+        one function tend to notice the same.
+        """
         file = str(mutant.path.relative_to("conadv"))
+        own = f"{mutant.path.parent.name}/test_{mutant.path.stem}.py"
         found = set().union(*(self._tests.get((file, line), set()) for line in mutant.lines))
+        cases: Counter[str] = Counter()
+        order: list[tuple[int, bool, float, str]] = []
+        for test in sorted(found or self._tests.get((file, 0), set()), key=lambda test: self._costs[test]):
+            function = test.partition("[")[0]
+            order.append((cases[function], own not in test, self._costs[test], test))
+            cases[function] += 1
         chosen: list[str] = []
         spent = 0.0
-        for test in sorted(found or self._tests.get((file, 0), set()), key=lambda test: self._costs[test]):
-            spent += self._costs[test]
-            if len(chosen) == MOST or (chosen and spent > BUDGET) or spent == float("inf"):
-                break
-            chosen.append(test)
-        own = f"{mutant.path.parent.name}/test_{mutant.path.stem}.py"
+        for *_, cost, test in sorted(order):
+            if len(chosen) < MOST and spent + cost <= (BUDGET if chosen else LONGEST):
+                spent += cost
+                chosen.append(test)
         named = [own] if not chosen and (ROOT / "tests" / own).exists() and own not in COSTLY else []
         return chosen + [f"tests/{test}" for test in (*named, *(test for test in COSTLY if file in COSTLY[test]))]
 

@@ -226,7 +226,7 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     os.environ.update(settings)
     torch.set_num_threads(1)
-    watch._BEAT, watch._HASTE, watch._PATIENCE = 0.5, 0.2, 1.5  # enough on one machine
+    watch._BEAT, watch._HASTE, watch._PATIENCE = 0.5, 0.2, 4.0  # eight beats, so that a busy machine is no failure
     if "SLOW_SAVE" in settings:
         write = saver.write_checkpoint
         saver.write_checkpoint = lambda *arguments: (time.sleep(float(settings["SLOW_SAVE"])), write(*arguments))

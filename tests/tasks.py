@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
+from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,13 @@ from conadv.core.roles import Place, Role
 from conadv.core.splitbn import pending_statistics, split_batchnorm
 from conadv.core.stale import StaleWeights
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
-from conadv.parallel.collectives import joined, own_device
+from conadv.parallel.collectives import PeerError, joined, own_device
 from conadv.parallel.gradients import Exchange
 from conadv.parallel.handoff import RankHandoff, between_ranks
 from conadv.parallel.launch import own_rank, world_size
 from conadv.parallel.layout import Layout
 from conadv.parallel.outcome import NotFiniteError
+from conadv.parallel.recipients import recipients as recipients_of
 from conadv.parallel.traffic import Traffic
 from conadv.parallel.wire import Wire
 from conadv.trainer import training
@@ -76,6 +78,33 @@ def twin(images: int, dtype: torch.dtype, seed: int) -> Twin:
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.rand(images, *SHAPE, dtype=torch.float64, generator=generator).to(dtype)
     return Twin(pixels, torch.randint(2**40, (images,), generator=generator))
+
+
+def wait_in_vain(timeout: float, for_what: str) -> str:
+    """How the wait of the learning rank ends for twins, or for sums to be received, if the attack does neither."""
+    with joined(60) as patient:
+        world = replace(patient, timeout=timeout)
+        plan = Layout.fit("clean+adv | attack", ConAdv.duties, world.size)
+        handoff = between_ranks(Traffic(plan, world.rank, 1, 2), world, Wire(2, SHAPE, torch.float32, as_bytes=False))
+        recipients = recipients_of(plan, world, ahead=2)
+        kept = distributed_c10d._get_default_store()
+        if world.rank == 1:  # it stays until the other has noticed: a connection that breaks would be noticed at once
+            kept.wait(["noticed"], timedelta(seconds=90))
+            return ""
+        try:
+            if for_what == "twins":
+                assert handoff is not None
+                handoff.announce(0, 5)
+                handoff.take()
+            else:
+                recipients.begin_passing()
+                recipients.start_passing(torch.zeros(10_000_000))  # more than a connection holds on its way
+                recipients.drain()
+        except PeerError as error:
+            return str(error)
+        finally:
+            kept.set("noticed", "")
+    return "no error"
 
 
 def hand_over(layout: str, delay: int, chunks: int, steps: int, stop: int) -> dict[str, Any]:

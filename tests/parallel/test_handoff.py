@@ -15,7 +15,7 @@ from conadv.parallel.handoff import between_ranks
 from conadv.parallel.layout import Layout
 from conadv.parallel.traffic import Traffic
 from conadv.parallel.wire import Wire
-from tasks import SHAPE, hand_over, twin
+from tasks import SHAPE, hand_over, twin, wait_in_vain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -102,6 +102,12 @@ def test_between_several_ranks_twins_arrive_in_their_order_and_few_are_owned(lay
 def test_twins_that_come_with_the_clean_gradient_leave_no_message_without_receiver(stop, pool):
     _, other = pool.run(2, hand_over, "clean | adv", 1, 2, 5, stop)
     assert other["arrived"] == [True] * (stop * 2)
+
+
+@pytest.mark.parametrize("for_what", ["twins", "sums"])
+def test_a_wait_in_every_group_of_a_run_ends_with_the_timeout(for_what, pool):
+    """PyTorch's default would be 30 minutes."""
+    assert "imed out" in pool.run(2, wait_in_vain, 5.0, for_what)[0]
 
 
 def test_a_lane_of_one_rank_needs_no_hand_off_between_ranks():

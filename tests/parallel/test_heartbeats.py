@@ -165,6 +165,46 @@ def test_a_rank_that_is_not_the_first_to_notice_waits_for_the_verdict_and_looks_
     assert waits.value.args[0] > watch._PATIENCE
 
 
+def test_of_two_ranks_that_find_out_why_a_run_ends_one_says_so(monkeypatch, capsys):
+    """As on a busy machine, where the first to notice takes longer to find out than the second waits for it."""
+
+    class Ended(Exception):  # noqa: N818 - in place of the end of the process
+        pass
+
+    class Told(Exception):  # noqa: N818 - the next heartbeat reads the verdict
+        pass
+
+    def end(status: int) -> None:
+        raise Ended(status)
+
+    def sleep(seconds: float) -> None:
+        for beats in ranks[:2]:
+            if beats.beat(awaits=True) is not None:
+                raise Told
+
+    clock = iter(range(1000))
+    monkeypatch.setattr(watch.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    monkeypatch.setattr(watch, "end_process", end)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    ranks = opened(dist.HashStore(), 3)
+    layout = Layout.fit("clean | adv | attack", ConAdv.duties, 3)
+    slow, fast = (watch._Watch(World(n, 3, torch.device("cpu"), ranks[n]), layout, ranks[n], int, "") for n in (0, 1))
+    investigate = slow._investigate
+
+    def overtaken(reason: str) -> Verdict:
+        found = investigate(reason)
+        with pytest.raises(Ended):
+            fast.leave_after_peer("a connection broke")
+        return found
+
+    monkeypatch.setattr(slow, "_investigate", overtaken)
+    with pytest.raises(Told):
+        slow.leave_after_peer("a connection broke")
+    line = "error: rank 2 (lane 0, attack) stopped answering: the run ends on all 3 ranks"
+    assert capsys.readouterr().err.splitlines() == [line]
+
+
 def test_a_rank_asks_the_store_once_in_five_seconds():
     assert watch._BEAT >= 5
     assert watch.GRACE + watch._PATIENCE + watch._BEAT + module._ANSWER / 3 <= 15

@@ -81,8 +81,12 @@ class Heartbeats:
         return [_pulse(content.decode()) for content in contents]
 
     def claim_report(self) -> bool:
-        """Whether this rank finds out and says why the run ends: true for the first that asks."""
+        """Whether this rank finds out why the run ends: true for the first that asks."""
         return _answered(lambda: self._store.add("conadv/claims", 1)) == 1
+
+    def claim_verdict(self) -> bool:
+        """Whether this rank, which knows why the run ends, says so: true for the first that asks."""
+        return _answered(lambda: self._store.add("conadv/verdicts", 1)) == 1
 
     def publish(self, verdict: Verdict) -> None:
         """Leave the verdict in every mailbox."""

@@ -136,16 +136,14 @@ class _Watch:
         self._failing.set()
         self._wake.set()
         try:
-            first = self._heartbeats.claim_report()
-        except RuntimeError:
-            self._leave_without_store()
-        if not first:
-            time.sleep(_PATIENCE + 2 * _HASTE)  # the verdict ends this process before that
-        self._ending.acquire()
-        try:
+            if not self._heartbeats.claim_report():
+                time.sleep(_PATIENCE + 2 * _HASTE)  # the verdict ends this process before that
             verdict = self._investigate(reason)
+            if not self._heartbeats.claim_verdict():  # where the machine is busy, several ranks may have looked
+                time.sleep(_BEAT)
         except RuntimeError:
             self._leave_without_store()
+        self._ending.acquire()
         self._report(verdict)
         self._end(verdict.status, verdict.lost)
 
@@ -184,7 +182,7 @@ class _Watch:
 
     def _speaks(self) -> bool:
         try:
-            return self._heartbeats.claim_report()
+            return self._heartbeats.claim_report() and self._heartbeats.claim_verdict()
         except RuntimeError:  # without the store, better twice than never
             return True
 
