@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.core.batch import Batch, count_chunks, cut, to_pixels
+from conadv.core.batch import Batch, Chunked, count_chunks, cut, to_pixels
 
 
 @given(chunks=st.integers(1, 6), chunk_size=st.integers(1, 5), views=st.integers(0, 1))
@@ -24,6 +24,15 @@ def test_chunks_are_the_batch_in_order(chunks: int, chunk_size: int, views: int)
     assert all(part.extra["scale"] == 2.0 for part in parts)
     if views:
         assert torch.equal(torch.cat([part.augmented for part in parts]), images + 1000)
+
+
+def test_batches_are_told_apart_as_objects() -> None:
+    """Comparing their tensors would have no answer."""
+    one, other = (Batch(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2))
+    parts = Chunked(1, [one])
+    assert [one, other].index(other) == 1
+    assert one != other and parts != Chunked(1, [one])
+    assert {one: 1, other: 2, parts: 3}[other] == 2
 
 
 def test_without_a_chunk_size_the_batch_is_its_only_chunk() -> None:

@@ -410,6 +410,30 @@ def test_a_model_without_batchnorm(setting: Setting) -> None:
     assert split_batchnorm(model) is model
 
 
+@image_methods
+@pytest.mark.parametrize("chunk_size", [1, 2])
+def test_without_batchnorm_chunks_of_any_size_take_the_steps_of_the_whole_batch(
+    setting: Setting, chunk_size: int
+) -> None:
+    def weights(**options: int) -> Tensor:
+        model = small_cnn(norm=lambda channels: nn.GroupNorm(2, channels))
+        train(setting.make(model, **options), model, small_batches(3))
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    torch.testing.assert_close(weights(chunk_size=chunk_size), weights(), rtol=0, atol=1e-12)
+
+
+@every_method
+def test_a_layer_that_the_loss_does_not_reach_stays_as_it_is(setting: Setting) -> None:
+    """Such as the second head of a model that is fine-tuned for one task."""
+    model = make_model()
+    model[7].register_module("other_head", nn.Linear(3, 2).double())
+    before = copy.deepcopy(model.state_dict())
+    train(setting.make(model), model, small_batches(3))
+    assert torch.equal(model.state_dict()["7.other_head.weight"], before["7.other_head.weight"])
+    assert not torch.equal(model.state_dict()["7.weight"], before["7.weight"])
+
+
 @every_method
 def test_bytes_are_fractions_of_the_pixel_range(setting: Setting) -> None:
     generator = torch.Generator().manual_seed(5)

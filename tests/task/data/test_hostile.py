@@ -83,6 +83,12 @@ def test_a_numpy_header_that_is_longer_than_the_file(tmp_path: Path, little_memo
     refused(root, r"train_images\.npy: damaged: a header of 4,294,967,295 bytes")
 
 
+def test_a_numpy_file_that_was_cut_off(tmp_path: Path) -> None:
+    root = write_npy(tmp_path / "data")
+    os.truncate(root / "train_images.npy", (root / "train_images.npy").stat().st_size - 1)
+    refused(root, rf"train_images\.npy: damaged: fewer bytes than its header's {IMAGES.nbytes}; write it again")
+
+
 @pytest.mark.parametrize("shape", ["(6, 1099511627776, 8)", "(99999999999999999999999, 9, 8)"])
 def test_a_numpy_header_that_promises_terabytes(tmp_path: Path, shape: str, little_memory: None) -> None:
     root = write_npy(tmp_path / "data")

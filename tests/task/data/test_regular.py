@@ -40,6 +40,21 @@ def test_no_handle_is_left_open_for_what_is_not_regular(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+@pytest.mark.timeout(20)
+def test_what_takes_the_place_of_a_file_while_it_is_opened_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A FIFO without a writer, which an ordinary open would wait for."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").touch()
+    looked_at = os.stat(tmp_path / "file")  # noqa: PTH116
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="not a regular file"):
+        patch.setattr(os, "stat", lambda path: looked_at)
+        open_regular(tmp_path / "fifo")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_a_file_that_ends_early_is_noticed() -> None:
     assert read_exactly(io.BytesIO(b"abc"), 3).tobytes() == b"abc"
     with pytest.raises(EOFError, match="fewer bytes than its header's 4"):
