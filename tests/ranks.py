@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -35,6 +36,15 @@ _PRELOAD = ["ranks", "tasks", "conadv.trainer.training", "torch._dynamo", "numpy
 _CONTEXT.set_forkserver_preload(_PRELOAD)
 
 
+@cache
+def _start_server() -> None:
+    """Until the server has imported everything, which takes minutes on a busy machine and is no time of any test."""
+    process = _CONTEXT.Process(target=int)
+    process.start()
+    process.join()
+    process.close()
+
+
 class Pool:
     """Processes that are ranks of one world after the other.
 
@@ -45,6 +55,7 @@ class Pool:
 
     def __init__(self, size: int, preload: Sequence[str] = ()) -> None:
         _CONTEXT.set_forkserver_preload([*preload, *_PRELOAD])
+        _start_server()
         self._ends: list[Connection] = []
         self._processes: list[ForkServerProcess] = []
         self._task = 0
@@ -157,6 +168,7 @@ class Run:
         **settings: str,
     ) -> None:
         """`odd`: what the last rank is started with instead of `words`."""
+        _start_server()
         self.folder = folder
         self._output = output or folder.with_suffix(".txt")
         self.store = store()
@@ -169,7 +181,7 @@ class Run:
             process.start()
             self.processes.append(process)
 
-    def wait_for_step(self, step: int, timeout: float = 60) -> None:
+    def wait_for_step(self, step: int, timeout: float = 150) -> None:
         """Until the run has taken this many steps."""
         end = time.monotonic() + timeout
         metrics = self.folder / "metrics.jsonl"
@@ -183,7 +195,7 @@ class Run:
         assert pid is not None
         os.kill(pid, signal_number)
 
-    def statuses(self, *ranks: int, timeout: float = 60) -> list[int | None]:
+    def statuses(self, *ranks: int, timeout: float = 150) -> list[int | None]:
         """How these ranks (all by default) ended; a signal is a negative number, None has not ended."""
         processes = [self.processes[rank] for rank in ranks or range(len(self.processes))]
         end = time.monotonic() + timeout

@@ -49,9 +49,10 @@ def test_what_takes_the_place_of_a_file_while_it_is_opened_is_refused(
     (tmp_path / "file").touch()
     looked_at = os.stat(tmp_path / "file")  # noqa: PTH116
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="not a regular file"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "stat", lambda path: looked_at)
-        open_regular(tmp_path / "fifo")
+        with pytest.raises(OSError, match="not a regular file"):
+            open_regular(tmp_path / "fifo")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
