@@ -228,6 +228,21 @@ REFUSALS = (
         "a method takes (model, loss, attack) in this order, not (Sequential, PGD, ...)",
     ),
     Refusal(
+        "epsilon in place of the attack",
+        lambda: ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, 0.5),  # type: ignore[arg-type]
+        "attack 0.5: pass an attack, such as conadv.PGD(4/255)",
+    ),
+    Refusal(
+        "the class of a loss",
+        lambda: _conadv(loss=nn.CrossEntropyLoss),
+        "the loss CrossEntropyLoss is a class: pass one of its objects, CrossEntropyLoss()",
+    ),
+    Refusal(
+        "`loss.backward()` after `loss = method(batch)`, which has run the backward pass",
+        lambda: _conadv()(small_batches(1)[0]).backward(),  # type: ignore[attr-defined]
+        "'Losses' object has no attribute 'backward'",
+    ),
+    Refusal(
         "a setting changed after the method was made",
         lambda: setattr(_conadv(), "chunk_size", 4),
         "'ConAdv' object has no attribute 'chunk_size'",
@@ -252,8 +267,9 @@ REFUSALS = (
     Refusal(
         "an optimizer with the weights of a copy of the model",
         _copy_is_trained,
-        "the weights of the method's model did not change in 64 calls: give the optimizer the parameters of the very "
-        "model that the method was made with (a deepcopy has others)",
+        "the weights of the method's model did not change in 64 calls: backpropagate method.loss(batch), call "
+        "optimizer.step(), and give the optimizer the parameters of the very model that the method was made with (a "
+        "deepcopy has others)",
         warns=True,
     ),
     Refusal(
@@ -287,7 +303,7 @@ REFUSALS = (
         "several ranks whose model nothing synchronizes",
         _not_synchronized,
         "the weights of the 2 ranks differ: nothing synchronizes their gradients; wrap the model in "
-        "DistributedDataParallel after split_batchnorm",
+        "DistributedDataParallel after split_batchnorm, and create the method with the wrapped model",
         ranks=2,
         warns=True,
     ),
@@ -295,7 +311,7 @@ REFUSALS = (
         "Accelerate on several ranks, the method with the model before `prepare`",
         _not_prepared,
         "the weights of the 2 ranks differ: nothing synchronizes their gradients; wrap the model in "
-        "DistributedDataParallel after split_batchnorm",
+        "DistributedDataParallel after split_batchnorm, and create the method with the wrapped model",
         ranks=2,
         warns=True,
         library="accelerate",
@@ -345,6 +361,17 @@ REFUSALS = (
         lambda: _conadv(chunk_size=3).feed(DataLoader(loader(2).dataset, batch_size=12)),
         "the last batch of each epoch: a batch of 4 images is not a whole number of chunks of 3: choose a chunk size "
         "that divides it, and drop the last, smaller batch of an epoch (drop_last=True)",
+    ),
+    Refusal(
+        "`method(images, labels)`",
+        lambda: _conadv()(*small_batches(1)[0]),
+        "the batch is a Tensor, not (images, labels) as tensors: say how to get them with batch=, or pass both as one "
+        "argument, method((images, labels))",
+    ),
+    Refusal(
+        "`batch=` that returns a tuple",
+        lambda: _step(_conadv(batch=lambda item: (item["image"], item["label"])), {"image": 1, "label": 2}),  # type: ignore[arg-type, return-value]
+        "batch= returned a tuple: return conadv.Batch(images, labels)",
     ),
     Refusal(
         "batches of (images, labels, index)",
@@ -400,6 +427,12 @@ REFUSALS = (
         "images from 0 to 1 look like pixels in [0, 1], but the attack was given mean and std of normalized ones, "
         "which makes its ball larger: drop mean and std, or normalize the images",
         warns=True,
+    ),
+    Refusal(
+        "mean and std of images in [0, 255]",
+        lambda: PGD(4 / 255, mean=(124.0, 116.0, 104.0), std=(58.0, 57.0, 57.0)),
+        "mean (124.0, 116.0, 104.0): not within the pixels' range [0, 1]; divide mean and std by 255 if they are those "
+        "of bytes",
     ),
     Refusal(
         "another layer that tracks statistics (InstanceNorm, EvoNorm)",

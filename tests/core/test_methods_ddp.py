@@ -197,12 +197,21 @@ def recompute_in_a_static_graph() -> str:
     return "trained"
 
 
+def second_method_as_rank(rank: int) -> int:
+    """The ranks have statistics of their own by then, as after loading a checkpoint of each rank."""
+    wrapped = DistributedDataParallel(split_batchnorm(small_cnn()))
+    for images, labels in small_batches(2):
+        method = SETTINGS[1].make(wrapped, ATTACK, seed=3)
+        method.loss((images[rank::RANKS], labels[rank::RANKS])).backward()
+    return method.step
+
+
 def run_as_rank(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     try:
         results: dict[str, Any] = {f"{s.name}/{c.name}": train_as_rank(rank, s, c) for s, c in CASES}
         results |= {"attack": attack_as_rank(), "twin": first_twin_as_rank(), "mistakes": mistakes_as_rank()}
-        results |= {"static": recompute_in_a_static_graph()}
+        results |= {"static": recompute_in_a_static_graph(), "second method": second_method_as_rank(rank)}
         torch.save(results, folder / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -275,6 +284,11 @@ def test_mistakes_are_refused(ranks: list[dict[str, Any]]) -> None:
 
 def test_checkpointing_in_a_static_graph_is_refused(ranks: list[dict[str, Any]]) -> None:
     assert "needs DistributedDataParallel without static_graph" in ranks[0]["static"]
+
+
+def test_a_second_method_takes_statistics_that_are_broadcast_for_the_models_own(ranks: list[dict[str, Any]]) -> None:
+    """Not for those of a model that writes them by itself, which is refused."""
+    assert [rank["second method"] for rank in ranks] == [1] * RANKS
 
 
 if __name__ == "__main__":

@@ -51,6 +51,11 @@ def as_batch(item: Any) -> Batch:
         return item
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Tensor):
         return Batch(*item)
+    if isinstance(item, Tensor):
+        raise ValueError(
+            "the batch is a Tensor, not (images, labels) as tensors: say how to get them with batch=, "
+            "or pass both as one argument, method((images, labels))"
+        )
     what, example = type(item).__name__, "item[0], item[1]"
     if isinstance(item, dict):
         images, labels = [*item, "images", "labels"][:2]

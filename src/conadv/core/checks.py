@@ -123,8 +123,9 @@ class Checks:
         now = sum(weight._version for weight in weights), float(weights[-1].detach().double().sum())
         if self._start == now:
             warnings.warn(
-                f"the weights of the method's model did not change in {_IDLE} calls: give the optimizer the parameters "
-                "of the very model that the method was made with (a deepcopy has others)",
+                f"the weights of the method's model did not change in {_IDLE} calls: backpropagate "
+                "method.loss(batch), call optimizer.step(), and give the optimizer the parameters of the very model "
+                "that the method was made with (a deepcopy has others)",
                 stacklevel=6,
             )
         self._start = now
@@ -180,7 +181,8 @@ class Checks:
             self._alone = False
             warnings.warn(
                 f"the weights of the {dist.get_world_size()} ranks differ: nothing synchronizes their gradients; wrap "
-                "the model in DistributedDataParallel after split_batchnorm",
+                "the model in DistributedDataParallel after split_batchnorm, and create the method with the wrapped "
+                "model",
                 stacklevel=4,
             )
 

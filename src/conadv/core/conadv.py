@@ -89,6 +89,7 @@ class ConAdv:
         self._delay = delay
         self._share = TwinShare.from_number(twin_share)
         self._learner = Learner(model, loss, common)
+        self._learner.require_attack(attack)
         self._learner.require_branches("main", "adv")
         keeps = handoff is None and stale_weights is None
         self._stale = Aging(model, delay if keeps else 0)

@@ -20,6 +20,12 @@ def syncing(parallel: DistributedDataParallel | None, last: bool) -> AbstractCon
     return nullcontext() if last or parallel is None else parallel.no_sync()
 
 
+def broadcast_early(parallel: DistributedDataParallel | None) -> None:
+    """Take the buffers of rank 0 now, if the next forward pass would: what changes in it is then the model's work."""
+    if parallel is not None and parallel._check_sync_bufs_pre_fwd():
+        parallel._sync_buffers()
+
+
 def touch_other_branches(loss: Tensor, model: nn.Module, branches: Sequence[str]) -> Tensor:
     """The loss, whose backward pass also visits the weights of all other branches: DDP waits for every parameter."""
     layers = split_layers(model)

@@ -14,7 +14,7 @@ from .attack import Attack, Call, Loss, call_plainly, input_gradient, without_tr
 from .batch import Batch, Chunked, as_batch, cut, to_device, to_pixels
 from .buffers import no_mixed_statistics
 from .checks import Checks, check_branches
-from .ddp import place_of_rank, syncing, touch_other_branches
+from .ddp import broadcast_early, place_of_rank, syncing, touch_other_branches
 from .handoff import Twin
 from .marks import marked
 from .parts import Common, Losses, Part
@@ -59,6 +59,8 @@ class Learner:
         if not isinstance(model, nn.Module) or isinstance(loss, Attack):
             given = f"({type(model).__name__}, {type(loss).__name__}, ...)"
             raise ValueError(f"a method takes (model, loss, attack) in this order, not {given}")
+        if isinstance(loss, type):
+            raise ValueError(f"the loss {loss.__name__} is a class: pass one of its objects, {loss.__name__}()")
         if next(model.parameters(), None) is None:
             raise ValueError("a model without parameters has nothing to learn")
         if self.together and self._input_name is not None:
@@ -88,9 +90,17 @@ class Learner:
         check_branches(self.model, branches)
         self._checks.use(branches)
 
+    def require_attack(self, attack: Any) -> None:
+        """Refuse what cannot attack, such as a class or the number epsilon."""
+        if isinstance(attack, type) or not isinstance(attack, Attack):
+            raise ValueError(f"attack {attack!r}: pass an attack, such as conadv.PGD(4/255)")
+
     def batch(self, item: Any) -> Batch | Chunked:
         """What the loader yielded, as a batch."""
-        return item if isinstance(item, Batch | Chunked) else self._as_batch(item)
+        batch = item if isinstance(item, Batch | Chunked) else self._as_batch(item)
+        if not isinstance(batch, Batch | Chunked):
+            raise ValueError(f"batch= returned a {type(batch).__name__}: return conadv.Batch(images, labels)")
+        return batch
 
     def chunks(self, item: Any) -> Iterator[Batch]:
         """The chunks of a batch, where the model is and as it takes them."""
@@ -293,6 +303,7 @@ class Learner:
         if self._watched or not model.training:
             yield
         else:
+            broadcast_early(self._parallel)
             with no_mixed_statistics(model):
                 yield
             self._watched = True

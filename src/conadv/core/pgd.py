@@ -86,6 +86,12 @@ class PGD:
             object.__setattr__(self, name, _numbers(name, getattr(self, name)))
         if self.std is not None and min(self.std) <= 0:
             raise ValueError(f"std {self.std}: positive numbers")
+        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+        if self.mean is not None and not low <= min(self.mean) <= max(self.mean) <= high:
+            raise ValueError(
+                f"mean {self.mean}: not within the pixels' range [{low:g}, {high:g}]; "
+                "divide mean and std by 255 if they are those of bytes"
+            )
         if self.grid and (self.norm != "linf" or not self._pixels or self.mean is not None):
             raise ValueError("grid is for images in [0, 1] and norm linf: drop grid=True")
 

@@ -70,7 +70,6 @@ class Recycled:
         handoff: Handoff | None = None,
         **common: Unpack[Common],
     ) -> None:
-        attack.check_reusable()
         if not 0 <= adv_weight < 1:
             raise ValueError(f"adv_weight {adv_weight}: from 0 to below 1, since the clean loss brings the gradient")
         self.attack = attack
@@ -81,6 +80,8 @@ class Recycled:
         self._made: int | None = None  # the batch whose twins are in flight; None: that of the step before
         self._awaited: dict[int, Twin | None] = {}  # twins of a loss that the caller backpropagates, by chunk
         self._learner = Learner(model, loss, common)
+        self._learner.require_attack(attack)
+        attack.check_reusable()
         self._learner.require_branches("main", "adv")
 
     @property
