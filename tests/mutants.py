@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -173,7 +173,8 @@ class Covering:
             words = [str(ROOT / "tests" / name) for name in TESTS[part]]
             words += [f"--ignore={ROOT / 'tests' / name}" for name in COSTLY]
             settings = {"CONADV_COVERING": str(unfinished), "CONADV_RANKS": "fork"}
-            failed = _forked(SOURCE, ["-p", "covering", *words], settings, limit=1e5)
+            with copied() as source:  # as a mutant is, so that a test that fails in a copy kills none
+                failed = _forked(source, ["-p", "covering", *words], settings, limit=1e5)
             (unfinished / "failed").write_text(failed)
             unfinished.rename(traces)
         self._costs: dict[str, float] = defaultdict(float)
@@ -218,13 +219,20 @@ def killer(mutant: Mutant, tests: Sequence[str]) -> str:
     """The first test that fails, or "a hang" or "a crash"; empty: it survives."""
     if not tests:
         return ""
-    with tempfile.TemporaryDirectory(prefix="conadv-mutant-", ignore_cleanup_errors=True) as folder:
-        shutil.copytree(SOURCE, Path(folder) / "src")
-        (Path(folder) / "src" / mutant.path).write_text(mutant.source())
+    with copied() as source:
+        (source / mutant.path).write_text(mutant.source())
         # Ranks that a test kills must not be forks of the process that runs it: they would have its connections.
         costly = any(test.removeprefix("tests/") in COSTLY for test in tests)
         ranks = {"CONADV_RANKS": "forkserver" if costly else "fork"}
-        return _forked(Path(folder) / "src", ["-x", *tests], ranks, LIMIT)
+        return _forked(source, ["-x", *tests], ranks, LIMIT)
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the source, beside the recipes that it looks for there."""
+    with tempfile.TemporaryDirectory(prefix="conadv-mutant-", ignore_cleanup_errors=True) as folder:
+        (Path(folder) / "recipes").symlink_to(ROOT / "recipes")
+        yield Path(shutil.copytree(SOURCE, Path(folder) / "src"))
 
 
 def _forked(source: Path, words: list[str], settings: dict[str, str], limit: float) -> str:

@@ -284,6 +284,23 @@ def test_copied_results_that_the_study_does_not_have_are_not_overwritten(
     assert (out / "results.jsonl").read_text(encoding="utf-8") == before and starts(fake_train) == []
 
 
+def test_copied_results_of_which_a_line_is_damaged_are_not_run_again_over_the_others(
+    fake_train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = copied_results(tmp_path, fake_train)
+    path = out / "results.jsonl"
+    first, second = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text(first.replace('"cell"', '"call"') + second, encoding="utf-8")
+    capsys.readouterr()
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 2)), "--out", str(out)]) == 2
+    message = capsys.readouterr().err
+    assert "line 1 of" in message and "remove it" in message and message.count("\n") == 1
+    assert path.read_text(encoding="utf-8").endswith(second) and starts(fake_train) == []
+    path.write_text(second, encoding="utf-8")  # as the line says
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 2)), "--out", str(out)]) == 0
+    assert [seed for seed, *_ in starts(fake_train)] == [1]
+
+
 @pytest.mark.parametrize(("word", "kept"), [("false", [True, False]), ("true", [True, True])])
 def test_checkpoints_go_but_for_one_run_an_arm(fake_train: Path, tmp_path: Path, word: str, kept: list[bool]) -> None:
     study, out = seeds(tmp_path, 1, 2), tmp_path / "out"

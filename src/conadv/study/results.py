@@ -167,7 +167,8 @@ def _parse(line: str, place: str) -> Result:
         if wrong:
             raise ValueError(f"bad value of {wrong[0]!r}")
     except ValueError as error:
-        raise ValueError(f"{place} is damaged ({error}): run conadv sweep again, which rewrites the file") from None
+        advice = "remove it, and conadv sweep reads or runs its cell again"
+        raise ValueError(f"{place} is damaged ({error}): {advice}") from None
     return Result(**entry)
 
 

@@ -105,13 +105,10 @@ class Sweep:
 
 
 class Earlier:
-    """The lines of results.jsonl that an earlier sweep wrote, or that were copied here; none if the file is damaged."""
+    """The lines of results.jsonl that an earlier sweep wrote, or that were copied here."""
 
     def __init__(self, folder: Path, added: Mapping[str, Any]) -> None:
-        try:
-            self._lines = read_results(folder)
-        except ValueError:
-            self._lines = []
+        self._lines = read_results(folder) if (folder / FILE).exists() else []
         self._by_cell = {line.cell: line for line in self._lines}
         self._done = {identity_of({**added, **line.values}): line for line in self._lines if line.summary is not None}
 
