@@ -97,6 +97,7 @@ def test_a_list_without_a_host_is_refused():
         ({"LOCAL_RANK": "3"}, 8, 3),
         # Started by srun, with RANK and WORLD_SIZE set by the batch script.
         ({"RANK": "11", "WORLD_SIZE": "16", "SLURM_LOCALID": "3"}, 8, 3),
+        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "1"}, 8, 1),
         ({"LOCAL_RANK": "2", "SLURM_LOCALID": "0"}, 8, 2),  # torchrun within a task of srun
         ({"LOCAL_RANK": "3"}, 1, 0),  # a launcher that shows each process its own GPU alone
     ],
@@ -109,6 +110,9 @@ def test_each_process_takes_its_own_gpu(variables, gpus, own, monkeypatch):
     ("variables", "words"),
     [
         ({"RANK": "1", "WORLD_SIZE": "2"}, "which of the 8 GPUs is this rank's? set LOCAL_RANK"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": ""}, "which of the 8 GPUs is this rank's? set LOCAL_RANK"),
+        # Started by hand in a batch script, whose own number all of them have.
+        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_JOB_ID": "7", "SLURM_LOCALID": "0"}, "which of the 8 GPUs"),
         ({"LOCAL_RANK": "8"}, "process 8 of this machine has no GPU of its own among 8"),
     ],
 )
@@ -119,7 +123,7 @@ def test_a_process_without_a_gpu_of_its_own_is_refused(variables, words, monkeyp
 
 def device_with(variables: dict[str, str], gpus: int, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """The device that a process takes on a machine with so many GPUs."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_LOCALID"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

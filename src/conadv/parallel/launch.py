@@ -19,12 +19,23 @@ def own_rank() -> int:
 
 def local_rank() -> int:
     """The number of this process among those of its machine; also where only RANK and WORLD_SIZE were set by hand."""
-    return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+    return int(_told_local_rank(os.environ) or 0)
 
 
 def has_local_rank() -> bool:
     """Whether a launcher told this process its number."""
-    return "LOCAL_RANK" in os.environ or "SLURM_LOCALID" in os.environ
+    return bool(_told_local_rank(os.environ))
+
+
+def _told_local_rank(environment: Mapping[str, str]) -> str | None:
+    # What a batch script starts has the script's own number, which is 0 for all.
+    by_slurm = None if _in_batch_script(environment) else environment.get("SLURM_LOCALID")
+    return environment.get("LOCAL_RANK") or by_slurm
+
+
+def _in_batch_script(environment: Mapping[str, str]) -> bool:
+    """Whether this is no task of `srun`: only these belong to a step."""
+    return "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment
 
 
 def restarts() -> int:
@@ -70,9 +81,8 @@ def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
 def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """torchrun's variables as a task of `srun` has them; empty where `srun` did not start several tasks."""
     size = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
-    # A batch script itself is one process, though its job has SLURM_NTASKS: only srun's tasks belong to a step.
-    in_batch_script = "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment
-    if size == "1" or "SLURM_PROCID" not in environment or in_batch_script:
+    # A batch script itself is one process, though its job has SLURM_NTASKS.
+    if size == "1" or "SLURM_PROCID" not in environment or _in_batch_script(environment):
         return {}
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST") or "127.0.0.1"
     local = environment.get("SLURM_LOCALID")
