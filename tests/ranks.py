@@ -181,7 +181,7 @@ class Run:
             process.start()
             self.processes.append(process)
 
-    def wait_for_step(self, step: int, timeout: float = 150) -> None:
+    def wait_for_step(self, step: int, timeout: float = 60) -> None:
         """Until the run has taken this many steps."""
         end = time.monotonic() + timeout
         metrics = self.folder / "metrics.jsonl"
@@ -195,7 +195,7 @@ class Run:
         assert pid is not None
         os.kill(pid, signal_number)
 
-    def statuses(self, *ranks: int, timeout: float = 150) -> list[int | None]:
+    def statuses(self, *ranks: int, timeout: float = 60) -> list[int | None]:
         """How these ranks (all by default) ended; a signal is a negative number, None has not ended."""
         processes = [self.processes[rank] for rank in ranks or range(len(self.processes))]
         end = time.monotonic() + timeout
@@ -238,7 +238,7 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     os.environ.update(settings)
     torch.set_num_threads(1)
-    watch._BEAT, watch._HASTE, watch._PATIENCE = 0.5, 0.2, 4.0  # eight beats, so that a busy machine is no failure
+    watch._BEAT, watch._HASTE, watch._PATIENCE = 0.5, 0.2, 1.5  # enough on one machine
     if "SLOW_SAVE" in settings:
         write = saver.write_checkpoint
         saver.write_checkpoint = lambda *arguments: (time.sleep(float(settings["SLOW_SAVE"])), write(*arguments))

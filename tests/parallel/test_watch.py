@@ -48,7 +48,7 @@ def test_two_killed_ranks_are_both_named(start):
 
 
 def test_a_rank_that_hangs_is_noticed_after_the_timeout(start):
-    run = start(tiny.words(**ENDLESS, layout="clean | adv | attack", timeout=15), 3)
+    run = start(tiny.words(**ENDLESS, layout="clean | adv | attack", timeout=6), 3)
     run.wait_for_step(3)
     run.kill(2, signal.SIGSTOP)
     assert run.statuses(0, 1) == [1, 1]
@@ -58,7 +58,7 @@ def test_a_rank_that_hangs_is_noticed_after_the_timeout(start):
 
 
 def test_a_rank_that_lives_but_keeps_the_others_waiting_is_named(start):
-    words = tiny.words(**ENDLESS, layout="clean | adv | attack", timeout=15, model="tiny:Faulty")
+    words = tiny.words(**ENDLESS, layout="clean | adv | attack", timeout=6, model="tiny:Faulty")
     run = start(words, 3, **tiny.fault("sleep", rank=1, forward_pass=20))
     assert run.statuses(0, 2) == [1, 1]
     assert run.complaints() == [
@@ -105,7 +105,7 @@ def test_a_rank_that_only_attacks_and_may_lag_is_named_when_its_weights_differ(s
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_rank_that_only_attacks_and_may_lag_is_named(number, start):
-    run = start(tiny.words(**ENDLESS, layout="2 clean+adv | attack", delay=3, timeout=15), 3)
+    run = start(tiny.words(**ENDLESS, layout="2 clean+adv | attack", delay=3, timeout=6), 3)
     run.wait_for_step(3)
     run.kill(2, number)
     assert run.statuses(0, 1) == [1, 1]
@@ -126,11 +126,11 @@ def by_hand() -> dict[str, str]:
     [(0, "clean", signal.SIGSTOP), (1, "adv", signal.SIGSTOP), (0, "clean", signal.SIGKILL)],
 )
 def test_where_rank_0_keeps_the_store_any_rank_that_is_lost_is_named(rank, name, number, start):
-    run = start(tiny.words(**ENDLESS, layout="clean | adv | attack", timeout=15), 3, **by_hand())
+    run = start(tiny.words(**ENDLESS, layout="clean | adv | attack", timeout=4), 3, **by_hand())
     run.wait_for_step(3)
     run.kill(rank, number)
     others = [other for other in range(3) if other != rank]
-    assert run.statuses(*others, timeout=15 + 15 + 30) == [1, 1]
+    assert run.statuses(*others, timeout=4 + 15 + 10) == [1, 1]
     line = f"error: rank {rank} (lane 0, {name}) stopped answering: the run ends on all 3 ranks"
     assert set(run.complaints()) == {line}, run.said()
     assert len(run.complaints()) == 1 or rank == 0  # without a store nobody knows who speaks

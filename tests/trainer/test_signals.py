@@ -92,7 +92,7 @@ def test_a_signal_while_data_is_listed_ends_the_run_at_once(number, status, star
     run = start(tiny.words(), 1, ENDLESS_LISTING="yes")
     until(lambda: "listing" in run.said())
     run.kill(0, number)
-    assert run.statuses() == [status]
+    assert run.statuses(timeout=10) == [status]
     name = signal.Signals(number).name
     line = f"stopped by {name} before the first step: nothing is lost; start it again with the same command"
     assert run.said().splitlines() == ["listing", line]
@@ -105,7 +105,7 @@ def test_whichever_ranks_are_asked_while_data_is_listed_all_end_alike(asked, sta
     until(lambda: "listing" in run.said())
     for rank in asked:
         run.kill(rank, TERM)
-    assert run.statuses() == [143] * 3
+    assert run.statuses(timeout=20) == [143] * 3
     lines = [line for line in run.said().splitlines() if line != "listing"]
     assert lines == ["stopped by SIGTERM before the first step: nothing is lost; start it again with the same command"]
     assert not run.folder.exists()
@@ -120,7 +120,7 @@ def test_a_resumed_run_that_is_stopped_before_its_next_step_says_how_to_resume_a
     resumed = start(["--resume", str(run.folder), "--model", "tiny:net"], 1, "resumed", ENDLESS_LISTING="yes")
     until(lambda: "listing" in resumed.said())
     resumed.kill(0, TERM)
-    assert resumed.statuses() == [143]
+    assert resumed.statuses(timeout=10) == [143]
     assert resumed.said().splitlines()[-1] == (
         "stopped by SIGTERM before the first step: nothing is lost; "
         f"to resume: conadv train --resume {run.folder} --model tiny:net"

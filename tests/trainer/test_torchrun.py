@@ -101,7 +101,7 @@ def test_a_killed_rank_ends_all_and_is_named(rank, launch, run):
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_all_and_is_named(launch, run):
-    launcher = launch(["--nproc-per-node", "3"], words(run, **ENDLESS, timeout=30))
+    launcher = launch(["--nproc-per-node", "3"], words(run, **ENDLESS, timeout=6))
     launcher.wait_for_step(run, 3)
     ranks = launcher.ranks()
     os.kill(ranks[1], signal.SIGSTOP)
