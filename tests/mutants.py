@@ -51,6 +51,7 @@ COSTLY = {
         "parallel/member.py",
         "parallel/sampler.py",
         "parallel/team.py",
+        "parallel/team_epochs.py",
         "parallel/team_method.py",
     ],
     "parallel/test_watch.py": ["parallel/ending.py", "parallel/watch.py"],
