@@ -78,7 +78,7 @@ def train(
     """The loop in a team, perhaps stopped after `stop` steps, or resumed; the digest of its weights.
 
     An epoch is left after `leave` steps, for the next one. A step is a call of the method, or "loss", or "both" in
-    turn.
+    turn; with "late" before it, outcomes are read as on a GPU.
     """
     if existing:
         torch.distributed.init_process_group("gloo")
@@ -109,6 +109,7 @@ def _loop(
     if not team.world.is_main:  # all get the weights of rank 0
         nn.init.zeros_(model[0].weight)
     method = make(name, model, lambda *words, **fields: team.method(getattr(conadv, name), *words, **fields), **options)
+    method._is_late, step = step.startswith("late "), step.removeprefix("late ")
     sampler = team.sampler(data())
     loader = DataLoader(data(), batch_sampler=sampler)
     first = start = 0
@@ -145,6 +146,31 @@ def _loop(
     if team.world.is_main:
         Path(out).write_bytes(found)
     return sha256(found).hexdigest()
+
+
+def late_failure(name: str, layout: str, at: int, then: str) -> tuple[str, int, bool]:
+    """A team whose outcomes are read as on a GPU, with images of step `at` that are not finite on rank 0.
+
+    Returns:
+        What it raises, after which step, and whether the weights and the optimizer's state are finite.
+    """
+    with conadv.Team(layout, batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
+        model, optimizer = network()
+        made = make(name, model, lambda *words: team.method(getattr(conadv, name), *words))
+        made._is_late = True
+        try:
+            for number, (now, ahead) in enumerate(made.feed(DataLoader(data(), batch_sampler=team.sampler(data())))):
+                if number == at and team.world.is_main:
+                    now.images.fill_(float("nan"))
+                made(now, ahead)
+                optimizer.step()
+                if number == at and then == "save":
+                    made.state_dict()
+            made.close()
+        except FloatingPointError as error:
+            finite = all(bool(tensor.isfinite().all()) for tensor in tensors(model, optimizer).values())
+            return str(error), made.step, finite
+    return "", made.step, False
 
 
 def scale_differently() -> str:

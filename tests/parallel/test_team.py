@@ -51,6 +51,42 @@ def test_a_team_takes_the_steps_of_one_process(name, options, size, layout, pool
     assert tiny.distance(alone(name, options), found) <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "size", "layout", "step"),
+    [
+        ("Vanilla", {}, 2, None, "call"),
+        ("Sam", {"delay": 1}, 2, None, "call"),
+        ("ConAdv", {}, 3, "clean | adv | attack", "both"),
+        ("ConAdv", {"delay": 2}, 3, "clean | adv | attack", "call"),
+        ("Recycled", {"twin_share": "1/4"}, 3, "2 clean | adv", "both"),
+    ],
+)
+def test_read_one_step_late_as_on_a_gpu_the_steps_are_the_same_bits(name, options, size, layout, step, pool, tmp_path):
+    weights = {
+        digest
+        for when in ("", "late ")
+        for digest in pool.run(
+            size, teams.train, layout, name, options, str(tmp_path / "out"), 0, "", False, 0, when + step
+        )
+    }
+    assert len(weights) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "at", "then", "noticed"),
+    [
+        ("Vanilla", "clean", 1, "", 3),
+        ("Vanilla", "clean", 1, "save", 2),
+        ("ConAdv", "clean | attack+adv", 2, "", 3),  # the last step of the epoch
+    ],
+)
+def test_read_one_step_late_what_is_not_finite_never_reaches_the_weights(name, layout, at, then, noticed, pool):
+    for said, step, finite in pool.run(2, teams.late_failure, name, layout, at, then):
+        assert f"step {at}: the loss on rank 0" in said
+        assert step == noticed
+        assert finite
+
+
 # "Sam" has no loss, which a test of refusals shows.
 LOSSES = [
     ("Vanilla", {}, 2, None, "loss"),

@@ -51,6 +51,11 @@ class OwnGradients:
         """Not finite where any gradient is not."""
         return self.own_total  # nothing was added by others
 
+    def clear_unless(self, finite: Tensor) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.masked_fill_(finite.logical_not(), 0)
+
 
 class Bucket:
     """Some parameters whose gradients are views of one flat tensor, and how many are still missing.
@@ -112,6 +117,9 @@ class Bucket:
     def total(self) -> Tensor:
         """Not finite where any gradient is not."""
         return self.gradients.sum()
+
+    def clear_unless(self, finite: Tensor) -> None:
+        self.gradients.masked_fill_(finite.logical_not(), 0)
 
     def _attach(self) -> None:
         """An optimizer may have put None in the place of a gradient."""

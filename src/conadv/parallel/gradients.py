@@ -38,6 +38,7 @@ from .recipients import Recipients
 
 # How many numbers a rank adds besides gradients and statistics: requests to stop and to save, and two losses.
 _TOLD = 4
+_LOSSES = slice(2, 4)
 
 
 class Exchange:
@@ -127,7 +128,7 @@ class Exchange:
         reading = Reading(torch.cat([finite[None].to(told), told]))
         if self._recipients.slack:  # ranks that may lag receive it
             self._recipients.start_passing(torch.cat([tail, finite.logical_not()[None].to(tail)]))
-        return Unread(finite, partial(self._read, reading, sick, bits, stop, asked))
+        return Unread(finite, told[_LOSSES], partial(self._read, reading, sick, bits, stop, asked))
 
     def drain(self) -> None:
         """Wait until ranks that only attack have received what was sent to them."""
@@ -136,6 +137,13 @@ class Exchange:
     def has_finite_statistics(self) -> bool:
         """Whether the pending statistics, those of all ranks after a step, are finite; waits for the device."""
         return all(bool(part.isfinite().all()) for part in self._statistics)
+
+    def clear_unless(self, finite: Tensor) -> None:
+        """Make gradients and statistics zero, unless `finite` (bool, without dimensions) is true on the device."""
+        for bucket in self._buckets:
+            bucket.clear_unless(finite)
+        for part in self._statistics:
+            part.masked_fill_(finite.logical_not(), 0)
 
     def discard(self) -> None:
         """Forget the statistics of a step that is not to be taken."""
@@ -164,7 +172,8 @@ class Exchange:
         self._complete()
         message = self._receive(_TOLD + len(bits) + sum(map(len, self._statistics)) + 1)
         told, finite = self._take_statistics(message[:-1], len(bits)), message[-1] == 0
-        return Unread(finite, partial(self._hear, Reading(torch.cat([finite[None].to(told), told, bits])), len(bits)))
+        reading = Reading(torch.cat([finite[None].to(told), told, bits]))
+        return Unread(finite, told[_LOSSES], partial(self._hear, reading, len(bits)))
 
     def _receive(self, size: int) -> Tensor:
         """A message of the rank that sends summed gradients to this one."""

@@ -48,6 +48,8 @@ class Unread:
 
     finite: Tensor
     """Whether every number of the step is finite: bool, without dimensions, on the device."""
+    losses: Tensor
+    """The clean and the adversarial loss over all ranks, on the device."""
     read: Callable[[], Outcome]
     """Waits for the numbers. Every rank must call it once, at the same place among its exchanges."""
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from conadv.core.batch import Batch
@@ -48,6 +47,8 @@ class TeamMethod:
         self._model = model
         self._chunk_size, self._share, self._seed = chunk_size, share, seed
         self._epochs = TeamEpochs(member, model, chunk_size, as_batch, partial(share.has, seed))
+        self._is_late = member.world.device.type != "cpu"  # a step is read in the next one: the host does not wait
+        self._unread: tuple[int, Unread] | None = None  # a step, and its outcome
         self._seen: list[tuple[int, float]] = []  # of the weights, before each of the first two steps
         self._is_open = False  # a loss was returned, and its step is not over
         self._factors: list[Tensor] = []  # what the caller multiplied it by, in each backward pass
@@ -126,6 +127,7 @@ class TeamMethod:
         twins in flight.
         """
         self._check_ended()
+        self._settle()
         about, tensors = self._epochs.save()
         return pack({**self._identity(), **about}, tensors, own=False, all_ranks=False)
 
@@ -142,6 +144,7 @@ class TeamMethod:
     def close(self) -> None:
         """End the last epoch; all ranks have taken the same number of steps."""
         self._check_ended()
+        self._settle()
         self.drain()
 
     def drain(self) -> None:
@@ -151,29 +154,43 @@ class TeamMethod:
     def begin_epoch(self, loader: Iterable[Any]) -> Iterator[Pair]:
         """Agree on an epoch with the other ranks; what the method is called with in it."""
         self._check_ended()
+        self._settle()
         yield from self._member.method.feed(self._epochs.begin(loader))
 
     def _take(self, unread: Unread, scaled: bool = False) -> Losses:
-        """Wait for the outcome of a step, and move the running statistics; the update is the caller's.
+        """Look at the outcome of a step, and move the running statistics; the update is the caller's.
+
+        On a GPU the outcome is read in the next step. One that is not finite has neither gradients nor statistics then,
+        so that the caller's update, which we cannot take back, keeps the weights finite.
 
         Args:
             unread: its outcome.
             scaled: the caller may have scaled the loss until gradients overflowed, and then leaves the update out.
         """
-        step, member = self.step - 1, self._member
-        outcome = unread.read()  # before the caller's update, which we cannot take back
-        member.check_weights(step, outcome)
-        if outcome.culprits is not None:
-            if not scaled or not self._is_overflow(outcome):
-                member.exchange.discard()
-                self.drain()
-                raise NotFiniteError(
-                    f"step {step}: {member.not_finite(outcome)} is not finite: lower the learning rate"
-                )
-            self._seen.clear()
-        member.stale.keep()
+        self._settle()
+        self._unread = self.step - 1, unread
+        if self._is_late and not scaled:
+            self._member.exchange.clear_unless(unread.finite)
+        else:
+            self._settle(scaled)
+        self._member.stale.keep()
         update_running_stats(self._model)
-        return Losses(torch.tensor(outcome.clean_loss), torch.tensor(outcome.adv_loss))
+        return Losses(*unread.losses)
+
+    def _settle(self, scaled: bool = False) -> None:
+        """Wait for the outcome of the last step, unless it was read; an error if the run cannot go on."""
+        if self._unread is None:
+            return
+        (step, unread), self._unread = self._unread, None
+        member, outcome = self._member, unread.read()
+        member.check_weights(step, outcome)
+        if outcome.culprits is None:
+            return
+        if not scaled or not self._is_overflow(outcome):
+            member.exchange.discard()
+            member.drain()
+            raise NotFiniteError(f"step {step}: {member.not_finite(outcome)} is not finite: lower the learning rate")
+        self._seen.clear()
 
     def _is_overflow(self, outcome: Outcome) -> bool:
         """Whether of a step only the gradients are not finite; the same on all ranks."""
