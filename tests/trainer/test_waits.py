@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recorded
-from conadv import PGD, split_batchnorm
+from conadv import PGD, ConAdv, Recycled, Sam, Team, Vanilla, split_batchnorm
 from conadv.core import learner
 from conadv.core.catalog import METHODS
 from conadv.core.checks import Checks
@@ -19,6 +21,7 @@ from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.parallel.reading import Reading
+from conadv.parallel.team_method import TeamMethod
 from conadv.trainer import loop
 from conadv.trainer.ema import Ema
 from settings import small_cnn
@@ -156,6 +159,29 @@ def test_so_does_every_role(method, layout, delay, events):
         events.clear()
         assert run_on_meta(rank, size, method=method, layout=layout, delay=delay) == []
         assert events == LATE
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"), [(Vanilla, []), (Sam, []), (Recycled, [PGD(4 / 255)]), (ConAdv, [PGD(4 / 255)])]
+)
+def test_so_does_a_team(factory, words, events, monkeypatch):
+    monkeypatch.setattr(TeamMethod, "_check_updated", lambda *_: None)  # the first steps look for misuse
+    batches = [(torch.rand(8, 2, 6, 6), torch.zeros(8, dtype=torch.int64))] * (STEPS // 2)
+    model = split_batchnorm(small_cnn().float()).to("meta")
+    waits = Waits()
+    with Team(batch_size=8, chunk_size=4) as team:
+        team._world = replace(team.world, device=torch.device("meta"))
+        method = team.method(factory, model, F.cross_entropy, *words)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with waits:
+            for now, ahead in chain(method.feed(batches), method.feed(batches)):
+                method(now, ahead)
+                optimizer.step()
+                torch.autograd.graph.increment_version(model.parameters())
+                events.append("update")
+            method.close()
+    assert waits.found == []
+    assert events == LATE
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
