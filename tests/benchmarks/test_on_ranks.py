@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+import stragglers
 from conadv.study.bench.ranks import run_ranks
 from conadv.study.bench.workload import Workload
 from step_parts import PARTS, main
@@ -58,3 +60,11 @@ def test_it_is_printed_as_a_table(monkeypatch, capsys, rows) -> None:
     main()
     out = capsys.readouterr().out
     assert "rank 1 (lane 0, adv+attack)" in out and "forward" in out
+
+
+@pytest.mark.slow
+def test_late_attack_ranks_are_timed_with_each_delay(capsys) -> None:
+    stragglers.main(rounds=1, json=True)
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [found["name"] for found in results] == [f"late-{delay}/delay-{delay}" for delay in (1, 2, 4)]
+    assert all(found["ratio"] > 0 and found["n"] == 1 for found in results)
