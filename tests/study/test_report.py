@@ -205,6 +205,27 @@ def test_the_learning_rate_grid_shows_what_was_tried_failed_and_chosen(page: Pag
     assert "seed 10" in table.caption and "same runs" not in table.caption
 
 
+TUNED_ELSEWHERE = """
+base = {chunk_size = 25}
+arm = [
+    {name = "plain", method = "vanilla", grids = ["final"], batch_size = 25, optimizer.lr = 5},
+    {name = "plain", method = "vanilla", grids = ["final"], batch_size = 50, optimizer.lr = 20},
+    {name = "plain", method = "vanilla", grids = ["tuning"]},
+]
+grid = [
+    {name = "final", seed = [0, 1], data.path = ["images"]},
+    {name = "tuning", seed = [10], data.path = ["others"], batch_size = [25, 50, 100], optimizer.lr = [5, 10, 20]},
+]
+"""
+
+
+def test_the_chosen_rate_is_that_of_its_batch_size_though_tuned_on_other_images(tmp_path: Path) -> None:
+    table = page_of(make_study(tmp_path, TUNED_ELSEWHERE)).table("by peak learning rate")
+    rows = {batch: table.row(f"plain, batch {batch}") for batch in (25, 50, 100)}
+    chosen = {batch: [rate for rate, entry in row.items() if entry.endswith("✓")] for batch, row in rows.items()}
+    assert chosen == {25: ["rate 5"], 50: ["rate 20"], 100: []}  # nothing else on the page has a batch of 100
+
+
 def test_a_study_that_is_not_timed_shows_no_times(tmp_path: Path, page: Page) -> None:
     names = ("Time of training, one process", "the paper's table 3")
     assert [sum(name in table.caption for table in page.tables) for name in names] == [1, 1]

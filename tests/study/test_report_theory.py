@@ -14,8 +14,9 @@ import pytest
 from scipy import stats
 
 from conadv.study.report import write_report
-from conadv.study.report.conditions import holm, spread, t_test
+from conadv.study.report.conditions import Spread, holm, spread, t_test
 from conadv.study.report.cost import passes
+from conadv.study.report.theory import _entry
 from conadv.study.results import read_results, write_results
 from study.reports import Page
 from study.studies import make_study
@@ -124,9 +125,24 @@ def test_sharpness_has_a_table_for_each_branch(page, study):
     main, adv = page.table("Sharpness of the main branch"), page.table("Sharpness of the adv branch")
     assert len(main.rows) == 18 and len(adv.rows) == 12
     row = dict(zip(main.head, main.rows[0], strict=True))
-    assert row["largest eigenvalue λ"] == "3.5 ± 1.29"
-    assert (row["λ·‖θ‖²"], row["worst loss − loss"], row["robust accuracy, %"]) == ("350 ± 129", "0.5 ± 0", "20 ± 0")
+    assert row["largest eigenvalue λ"] == "3.5 ± 1.3"
+    assert (row["λ·‖θ‖²"], row["worst loss − loss"], row["robust accuracy, %"]) == ("350 ± 130", "0.5 ± 0", "20 ± 0")
     assert "## Sharpness" in (study / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "text"),
+    [
+        (48123.4, 20812.3, "48,000 ± 21,000"),
+        (0.03517, 0.01214, "0.035 ± 0.012"),
+        (-348.1, 53.29, "−348 ± 53"),
+        (48.2, 0.0996, "48.20 ± 0.10"),
+        (27.5, None, "27.5"),
+        (0.5, 0.0, "0.5 ± 0"),
+    ],
+)
+def test_sharpness_has_two_digits_of_the_deviation(mean, deviation, text):
+    assert _entry(Spread(mean, deviation, 1 if deviation is None else 3)) == text
 
 
 def test_the_sections_remain_without_the_folders_of_the_runs(page, study, tmp_path):

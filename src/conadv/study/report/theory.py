@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -173,8 +174,11 @@ def _branch_blocks(branch: str, analyzed: Sequence[Condition], analyses: Analyse
 
 
 def _entry(of: Spread | None) -> str:
-    """With three digits, however large the numbers are."""
+    """With two digits of the deviation, however large the numbers are; with three of the mean if there is no spread."""
     if of is None:
         return "–"
-    parts = [of.mean] if of.deviation is None else [of.mean, of.deviation]
-    return " ± ".join(f"{part:.3g}" for part in parts).replace("-", "−")
+    if not of.deviation:
+        return f"{of.mean:.3g}".replace("-", "−") + " ± 0" * (of.deviation is not None)
+    places = 1 - math.floor(math.log10(float(f"{of.deviation:.1e}")))
+    parts = (f"{round(part, places):,.{max(places, 0)}f}" for part in (of.mean, of.deviation))
+    return " ± ".join(parts).replace("-", "−")

@@ -10,7 +10,7 @@ from typing import Any
 from conadv.study.results import Result, is_number, is_text, is_tuning, is_tuning_grid, read_saved
 
 from .accuracy import by_batch, setting_chart
-from .conditions import RATE, TOP1, Condition, Spread, conditions, labels, show
+from .conditions import RATE, TOP1, Condition, Spread, conditions, labels, show, varying_within_arms
 from .document import Block, Figure, Paragraph, Section, Strong, Table
 from .evidence import Evidence
 from .figures import Line, image_grid, line_chart
@@ -58,11 +58,14 @@ def _rate_entry(row: Sequence[Condition], rate: float, chosen: float | None) -> 
 
 
 def _chosen(evidence: Evidence, row: Sequence[Condition]) -> float | None:
-    """The rate at which the other tables show the arm."""
-    rest = [(key, value) for key, value in row[0].settings.items() if key != RATE]
-    alike = [one for one in evidence.main if one.arm == row[0].arm]
-    exact = [one for one in alike if all(one.settings.get(key) == value for key, value in rest)]
-    return float((exact or alike)[0].settings[RATE]) if alike else None
+    """The rate at which the other tables show the arm, at the row's batch size and whatever else varies within the arm.
+
+    None: they do not show it. What the whole arm has otherwise than the row, as the data, does not count.
+    """
+    of_arm = [one for one in evidence.main if one.arm == row[0].arm]
+    apart = varying_within_arms(of_arm)
+    alike = (one for one in of_arm if all(one.settings.get(key) == row[0].settings.get(key) for key in apart))
+    return next((float(one.settings[RATE]) for one in alike), None)
 
 
 def _rate_caption(evidence: Evidence, results: Sequence[Result]) -> str:
