@@ -178,9 +178,10 @@ def _draw_curves(figure, out: Path) -> None:
     axis = figure.subplots()
     for arm, style in zip(ARMS, ("-", (0, (1, 1)), "--", "-.", ":"), strict=True):
         lines = read_metrics(out / "runs" / f"{arm}-0" / "metrics.jsonl")
-        axis.plot([line["clean_loss"] for line in lines], linestyle=style, label=arm)
+        label = f"{arm}, rate {ARMS[arm]['optimizer.lr']:g}"
+        axis.plot([line["clean_loss"] for line in lines], linestyle=style, label=label)
     axis.set(xlabel="step", ylabel="loss on the clean batch", title="Training, seed 0", yscale="log")
-    axis.legend()
+    axis.legend(title="method, and the learning rate\nthat was best for it")
 
 
 if __name__ == "__main__":
