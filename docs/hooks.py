@@ -8,6 +8,7 @@ that no page loads a script for them.
 from __future__ import annotations
 
 import re
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ _BOOST_BELOW = {"results/": 0.3, "design/": 0.2}
 _BLOCK = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FLAG, _WHOLE = re.compile(r"--[\w.-]+"), r'<span class="flag">\g<0></span>'
 _INLINE = re.compile(r"\$`([^`]+)`\$")
+# Listings whose lines do not fit beside both navigations, and tables with sentences: the style sheet gives them room.
+_LISTING, _LONG_LINE = re.compile(r'<div class="highlight"(?=>(.*?)</div>)', re.DOTALL), 105
+_TABLE, _LONG_CELL = re.compile(r"<table(?=>(.*?)</table>)", re.DOTALL), 60
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -58,9 +62,21 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Put the equations back, and keep the flags of commands in one piece: browsers break a line after `--`."""
+    """Put the equations back, mark what is long, and keep together what browsers would break.
+
+    They break a line after the `--` of a flag, and a table's cell before and after `±`.
+    """
+    html = re.sub(r"(?<=\d) ± (?=\d)", "\u00a0±\u00a0", html)
+    html = _LISTING.sub(lambda match: _marked(match, _LONG_LINE), html)
+    html = _TABLE.sub(lambda match: _marked(match, _LONG_CELL), html)
     html = re.sub(r"<code>([^<]*--[^<]*)</code>", lambda match: f"<code>{_FLAG.sub(_WHOLE, match[1])}</code>", html)
     return re.sub(r"equation-(\d+)-here", lambda match: page.meta["equations"][int(match[1])], html)
+
+
+def _marked(match: re.Match[str], most: int) -> str:
+    """The start of an element, marked if a line of its text is longer than `most`; a table has a line for each cell."""
+    lines = unescape(re.sub("<[^>]+>", "", match[1])).splitlines()
+    return match[0] + " data-long" * any(len(line) > most for line in lines)
 
 
 def on_post_build(config: Any) -> None:
