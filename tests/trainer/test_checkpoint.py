@@ -348,3 +348,12 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(two, monkeypatch):
     monkeypatch.undo()
     assert len(list(two.iterdir())) == 2
     assert newest(two) == (6, [])
+
+
+def test_a_folder_that_cannot_be_made_is_told_as_what_it_is(two, monkeypatch):
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(OSError, match=r"cannot write .*step-00000008 \(No space left on device\): free some space"):
+        make(two, 8)

@@ -12,7 +12,7 @@ from conadv.parallel.collectives import World
 from conadv.task.augment import augmentation
 from conadv.trainer import evaluation
 from conadv.trainer.build_task import Task, build_task
-from conadv.trainer.evaluation import evaluate_source
+from conadv.trainer.evaluation import evaluate_source, robust_attack
 
 CPU = torch.device("cpu")
 
@@ -82,3 +82,10 @@ def test_it_computes_in_the_precision_of_training(precision):
     task.model[0].register_forward_hook(lambda _, images, outputs: seen.add(outputs.dtype))
     evaluate_source(task, World(0, 1, CPU), task.data.test)
     assert seen == {getattr(torch, precision)}
+
+
+@pytest.mark.parametrize(("steps", "path"), [(1, 1.0), (2, 2.5), (10, 2.5)])
+def test_the_steps_of_an_attack_cross_the_ball_or_reach_its_edge(steps, path):
+    attack = robust_attack(8 / 255, steps, "adv")
+    assert attack.steps * attack.step_size == pytest.approx(path * attack.epsilon)
+    assert (attack.random_start, attack.branch, attack.statistics) == (1.0, "adv", "running")

@@ -144,3 +144,12 @@ def test_checkpoints_are_written_by_the_clock_too(minutes, expected, tmp_path):
     run = tmp_path / "run"
     assert train(run, model="tiny:net", checkpoint__every=1000, checkpoint__minutes=minutes) == 0
     assert sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")) == expected
+
+
+@pytest.mark.parametrize(("name", "weight"), [("vanilla", 0.0), ("conadv", 0.25)])
+def test_the_logged_loss_is_the_one_that_is_learnt_from(name, weight, tmp_path):
+    words = tiny.words(method=name, adv_weight=0.25)
+    assert cli.main(["train", *words, "--run", str(tmp_path / "run"), "--quiet"]) == 0
+    for entry in lines(tmp_path / "run"):
+        wanted = (1 - weight) * entry["clean_loss"] + weight * (entry["adv_loss"] or 0)
+        assert entry["loss"] == pytest.approx(wanted, rel=1e-12)

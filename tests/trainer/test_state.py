@@ -260,3 +260,9 @@ def test_a_file_of_the_state_is_not_larger_than_the_largest(name, delay, decay):
     other, filled = make(name=name)
     fill_state(filled)
     assert size <= largest_size(other, filled, delay, decay > 0) <= 20 * size + 2**17
+
+
+def test_of_a_large_model_the_largest_file_is_little_larger():
+    model = nn.Linear(1000, 300)
+    size = len(safetensors.torch.save({name: tensor.contiguous() for name, tensor in model.state_dict().items()}))
+    assert size <= largest_size(model, torch.optim.SGD(model.parameters(), lr=0.1), 0, False) <= 1.1 * size

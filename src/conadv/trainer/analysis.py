@@ -18,7 +18,6 @@ import torch
 from conadv.core.attack import Attack
 from conadv.core.batch import to_pixels
 from conadv.core.branches import split_layers
-from conadv.core.pgd import PGD
 from conadv.core.seeds import mix
 from conadv.core.splitbn import routed
 from conadv.task.data import Source, evaluation_batches
@@ -27,6 +26,7 @@ from conadv.task.models import evaluating
 from conadv.task.sharpness import Surface, largest_eigenvalues, random_start, trace, worst_value
 
 from .build_task import Task
+from .evaluation import robust_attack
 from .files import write_atomically
 from .progress import ProgressBar
 
@@ -175,8 +175,7 @@ class _Work:
         """On a sample of the test images, in percent, as they are and under PGD through the same branch."""
         wanted = self._wanted
         self._count(f"{branch} branch: robust accuracy")
-        size = wanted.epsilon if wanted.steps == 1 else 2.5 * wanted.epsilon / wanted.steps
-        attack = PGD(wanted.epsilon, size, wanted.steps, random_start=1.0, branch=branch, statistics="running")
+        attack = robust_attack(wanted.epsilon, wanted.steps, branch)
         batches = self._batches(self._task.data.test)
         found = evaluate(self._task.model, batches, device=self._task.device, attack=attack)
         return {"images": found.images, "test_top1": found.top1, "robust_top1": found.robust_top1}

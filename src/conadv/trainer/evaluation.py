@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from conadv.core.attack import Attack
+from conadv.core.pgd import PGD
 from conadv.parallel.collectives import World
 from conadv.task.data import Source, evaluation_batches
 from conadv.task.data.draws import permutation
@@ -53,6 +54,12 @@ def sampled(length: int, count: int | None) -> NDArray[np.int64]:
     if count is None or count >= length:
         return np.arange(length)
     return np.sort(permutation(length, _SAMPLE)[:count])
+
+
+def robust_attack(epsilon: float, steps: int, branch: str = "main") -> PGD:
+    """PGD within `epsilon`, with steps long enough to cross the ball and come back."""
+    size = epsilon if steps == 1 else 2.5 * epsilon / steps
+    return PGD(epsilon, size, steps, random_start=1.0, branch=branch, statistics="running")
 
 
 def evaluate_task(task: Task, world: World, ema: Ema, attack: Attack | None = None) -> dict[str, float]:

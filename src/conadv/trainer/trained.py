@@ -11,7 +11,6 @@ import safetensors.torch
 
 from conadv.config import RESUMABLE, Recipe, added_values, check_run_folder, flatten
 from conadv.core.catalog import ATTACKS, METHODS
-from conadv.core.pgd import PGD
 from conadv.parallel.collectives import World, own_device
 
 from .analysis import FILE, Analysis
@@ -20,7 +19,7 @@ from .build import build_optimizer
 from .build_task import Task, build_task, resolved
 from .checkpoint import Checkpoint, newest_whole
 from .ema import Ema
-from .evaluation import evaluate_task
+from .evaluation import evaluate_task, robust_attack
 from .files import replace_file
 from .folder import resume_command
 from .kernels import kernels
@@ -35,10 +34,7 @@ _POSITION = ("layout", "world_size", "steps", "skipped", "seconds", "images_per_
 def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: int) -> dict[str, Any]:
     """Evaluate the newest checkpoint of a run; `robust` adds the accuracy under PGD of this radius and steps."""
     task, checkpoint, ema = _trained(recipe, folder)
-    attack = None
-    if robust:  # steps long enough to cross the ball and come back
-        size = epsilon if steps == 1 else 2.5 * epsilon / steps
-        attack = PGD(epsilon, size, steps, random_start=1.0, branch="main", statistics="running")
+    attack = robust_attack(epsilon, steps) if robust else None
     with kernels(task.device, recipe.deterministic, recipe.tf32):
         figures = evaluate_task(task, World(0, 1, task.device), ema, attack)
     about = {key: checkpoint.about["position"][key] for key in _POSITION if key in checkpoint.about["position"]}
