@@ -184,7 +184,9 @@ def test_what_is_not_recognized_is_told_what_would_be(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "file.txt"):
         with pytest.raises(ValueError, match="not recognized; it can be an image folder"):
             open_data("path", path)
-    with pytest.raises(ValueError, match="no such file or directory"):
+    with pytest.raises(
+        ValueError, match=r"missing': no such .* directory; pass the path .* \(conadv train: --data.path\)$"
+    ):
         open_data("path", tmp_path / "missing")
     with pytest.raises(ValueError, match="data 'mnist': choose digits, synthetic, or path"):
         open_data("mnist")

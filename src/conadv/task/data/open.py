@@ -132,7 +132,9 @@ class Found:
 def find_data(path: Path, channels: int = 3) -> Found:
     """Detect the data set at a path; the error for an unknown one lists the known formats."""
     if not path.exists():
-        raise ValueError(f"{path}: no such file or directory; check data.path")
+        raise ValueError(
+            f"data {str(path)!r}: no such file or directory; pass the path of your data set (conadv train: --data.path)"
+        )
     if not path.is_file() and not path.is_dir():
         raise ValueError(f"{path}: neither a regular file nor a directory; it can be {KNOWN}")
     if arrays := open_arrays(path):
