@@ -32,6 +32,8 @@ Item = tuple[Tensor, Tensor]
 NO_ATTACK, ATTACK = PGD(0, random_start=0), PGD(8 / 255, random_start=0.5)
 RATE, MOMENTUM = 0.1, 0.9
 NAMES = ("vanilla", "disadv", "conadv", "recycled")
+# The warnings of conadv that a right loop never hears.
+ALARMS = ".*(ranks differ|not backpropagated|without a call|adds those gradients|with a method|did not change)"
 
 
 def bare_cnn() -> nn.Module:
@@ -295,6 +297,7 @@ def quiet_ranks() -> Iterator[None]:
     environment = dict(os.environ)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", ALARMS)
         try:
             yield
             finish_together()

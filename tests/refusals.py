@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -35,6 +37,8 @@ class Refusal:
     ranks: int = 1
     warns: bool = False
     library: str = "torch"
+    heard: int | None = None
+    """The only rank that hears it."""
 
     def __str__(self) -> str:
         return self.mistake
@@ -185,6 +189,59 @@ def _copy_is_trained() -> None:
         optimizer.step()
 
 
+def _fed_and_not_called() -> None:
+    method = _conadv(model := split_batchnorm(small_cnn()))
+    optimizer = sgd(model)
+    for _epoch in range(2):
+        for (images, labels), _ in method.feed(small_batches(4)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+
+
+def _plain_loss_too() -> None:
+    method = _conadv(model := split_batchnorm(small_cnn()))
+    images, labels = small_batches(1)[0]
+    F.cross_entropy(model(images), labels).backward()
+    method((images, labels))
+
+
+def _loss_dropped() -> None:
+    method = _conadv(model := split_batchnorm(small_cnn()))
+    optimizer = sgd(model)
+    for batch in small_batches(3):
+        optimizer.zero_grad()
+        loss = method.loss(batch)
+        optimizer.step()
+    del loss
+
+
+def _not_finite() -> None:
+    images, labels = small_batches(1)[0]
+    images[:, :, 0] = 0
+    _step(_conadv(), (images / images.amax(3, keepdim=True), labels))
+
+
+def _another_epsilon() -> None:
+    def train() -> None:
+        model = DistributedDataParallel(split_batchnorm(small_cnn()))
+        _step(ConAdv(model, F.cross_entropy, PGD(8 / 255 if loops.place()[0] else 4 / 255)))
+
+    _grouped(train)
+
+
+def _method_on_one_rank() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=4))
+    try:
+        model = DistributedDataParallel(split_batchnorm(small_cnn()))
+        images, labels = small_batches(1)[0]
+        if dist.get_rank() == 0:
+            _conadv(model)((images, labels))
+        F.cross_entropy(model(images), labels).backward()
+    finally:
+        dist.destroy_process_group()
+
+
 def _generator_again() -> None:
     method, batches = _conadv(), iter(small_batches(1))
     for _ in range(2):
@@ -273,6 +330,27 @@ REFUSALS = (
         warns=True,
     ),
     Refusal(
+        "`method.loss(batch)` without `backward()`",
+        _loss_dropped,
+        "2 losses of method.loss were not backpropagated, nor any before: call method.loss(batch).backward() in each "
+        "step, or method(batch), which runs the backward pass itself",
+        warns=True,
+    ),
+    Refusal(
+        "batches from `method.feed(loader)`, and your own loss instead of the method's",
+        _fed_and_not_called,
+        "8 batches of method.feed(loader) went by without a call of the method, so that the model learns without it: "
+        "call method(now, ahead), or backpropagate method.loss(now, ahead), in place of your own loss",
+        warns=True,
+    ),
+    Refusal(
+        "your own `loss.backward()` besides `method(batch)`",
+        _plain_loss_too,
+        "your loop backpropagates its own loss of a batch that the method learns from, too, which adds those gradients "
+        "twice: drop your loss, since the method computes it as well",
+        warns=True,
+    ),
+    Refusal(
         "a BatchNorm layer put into the model after the method was made",
         _layer_replaced,
         "layer 1 is a plain BatchNorm layer: call conadv.split_batchnorm(model) before making the optimizer and the "
@@ -306,6 +384,21 @@ REFUSALS = (
         "DistributedDataParallel after split_batchnorm, and create the method with the wrapped model",
         ranks=2,
         warns=True,
+    ),
+    Refusal(
+        "another epsilon, or another setting, on one rank of `DistributedDataParallel`",
+        _another_epsilon,
+        "the methods of the ranks differ: epsilon is 0.01568627450980392 on rank 0 and 0.03137254901960784 on rank 1; "
+        "create them with the same arguments on every rank",
+        ranks=2,
+    ),
+    Refusal(
+        "a method on one rank of `DistributedDataParallel`, and a plain loop on the others",
+        _method_on_one_rank,
+        "waited 4 seconds for the first step of rank 1 with a method: create the same method on every rank, and call "
+        "it in every step in place of the plain loss",
+        ranks=2,
+        heard=0,
     ),
     Refusal(
         "Accelerate on several ranks, the method with the model before `prepare`",
@@ -420,6 +513,12 @@ REFUSALS = (
         _ignored_late,
         "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): pass "
         "chunk_size=None",
+    ),
+    Refusal(
+        "images with NaN or infinity",
+        _not_finite,
+        "the images have NaN or infinity, so the loss is nan: look at how they are made (a division by 0 in the "
+        "normalization?)",
     ),
     Refusal(
         "images in [0, 1], although the attack was given mean and std",

@@ -224,7 +224,7 @@ def test_a_loss_that_is_no_mean_is_refused_when_the_method_is_made(reduction: st
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_a_function_that_is_no_mean_is_refused_in_the_first_step(setting: Setting, chunk_size: int | None) -> None:
     method = setting.make(split_batchnorm(small_cnn()), chunk_size=chunk_size)
-    method._learner._checks._loss = method._learner.loss = lambda x, y: F.cross_entropy(x, y, reduction="sum")
+    method._learner.checks._loss = method._learner.loss = lambda x, y: F.cross_entropy(x, y, reduction="sum")
     with pytest.raises(ValueError, match="the mean over the images"):
         take_steps(method, small_batches(1))
     method = setting.make(split_batchnorm(small_cnn()), chunk_size=chunk_size)

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss, _WeightedLoss
 
 from .attack import Attack, Loss
 from .branches import split_layers
 from .mean_loss import MeanLoss
+from .own_loss import OwnLoss, can_be_watched
+from .peers import check_ranks
 from .splitbn import plain_layers
-from .wrappers import data_parallel, unwrap
+from .wrappers import data_parallel
 
-# The steps before which ranks compare their weights; with gradient accumulation the first ones change none.
-_COMPARED = (1, 2, 4, 8, 16, 32, 64)
 # The first steps, in which updates of the branches are looked at.
 _UPDATES = 16
 # Calls after which weights that never changed are not those of an optimizer, nor of gradient accumulation.
 _IDLE = 64
+# Batches of a feed without a call; frameworks and prefetchers take some of them ahead.
+_UNCALLED = 8
 
 
 class Checks:
@@ -41,7 +43,7 @@ class Checks:
         self._loss = loss
         self._chunked = chunk_size is not None
         self._alone = alone
-        self._seen_images = self._seen_labels = False
+        self._seen_images = self._seen_labels = self._seen_loss = False
         self._mean = MeanLoss(loss, self._chunked)
         self._branches: tuple[str, ...] = ()
         self._versions: list[int] = []
@@ -50,6 +52,10 @@ class Checks:
         self._updated = False
         self._steps = 0  # before the first update of the weights
         self._calls = 0
+        self._fed = 0  # batches of a feed, before the first call
+        self._own_loss = OwnLoss(model, loss) if alone and can_be_watched(model) else None
+        self._returned: list[tuple[weakref.ref[Any], Tensor]] = []  # losses, before the first backward pass of one
+        self._awaits = True
         self._start: tuple[int, float] | None = None  # of the weights, at the first call
         if isinstance(loss, _Loss) and loss.reduction != "mean":
             raise ValueError(f'the loss has reduction="{loss.reduction}": a method needs the mean, reduction="mean"')
@@ -81,14 +87,41 @@ class Checks:
                 "over another number of images; pass chunk_size=None, or drop these images"
             )
 
-    def look_at_loss(self, loss: Any, outputs: Any, labels: Any, count: int) -> None:
-        """Check that the loss is a mean over the `count` images, also over those of two chunks."""
+    def look_at_loss(self, loss: Any, outputs: Any, labels: Any, images: Tensor) -> None:
+        """Check that the loss is a mean over the images, also over those of two chunks."""
         if not isinstance(loss, Tensor) or loss.dim() > 0:
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f'the loss returns {shape}, not one number: use reduction="mean"')
-        self._mean.look(loss, outputs, labels, count)
+        if self._alone and not self._seen_loss and not bool(loss.isfinite()) and not bool(images.isfinite().all()):
+            raise ValueError(
+                f"the images have NaN or infinity, so the loss is {loss.item()}: look at how they are made (a division "
+                "by 0 in the normalization?)"
+            )
+        self._seen_loss = True
+        self._mean.look(loss, outputs, labels, len(images))
 
-    def begin_step(self, step: int, delayed: bool, queued: bool) -> None:
+    def look_at_feed(self, step: int) -> None:
+        """Warn where batches come from a method's feed, and the method was never called."""
+        self._fed += 1
+        if self._fed == _UNCALLED and self._calls == step == 0:  # one that was resumed may skip what it has learnt from
+            warnings.warn(
+                f"{_UNCALLED} batches of method.feed(loader) went by without a call of the method, so that the model "
+                "learns without it: call method(now, ahead), or backpropagate method.loss(now, ahead), in place of "
+                "your own loss",
+                stacklevel=4,
+            )
+
+    def await_backward(self, loss: Tensor) -> None:
+        """Expect that the caller backpropagates this loss of a step, as long as none was."""
+        if self._awaits:
+
+            def reached(_: Tensor) -> None:
+                self._awaits, self._returned = False, []
+
+            loss.register_hook(reached)  # which the graph of the loss keeps alive
+            self._returned.append((weakref.ref(reached), loss.detach()))
+
+    def begin_step(self, batch: Any, step: int, delayed: bool, queued: bool, settings: Mapping[str, Any]) -> None:
         """Look at the surroundings, and in the first steps also at the callers and the other ranks."""
         if not torch.is_grad_enabled():
             raise ValueError(
@@ -99,8 +132,13 @@ class Checks:
             check_branches(self._model, self._branches)  # layers may have been replaced since the method was made
         _check_cleared(self._model)
         self._mean.begin_step()
+        if self._alone:
+            self._alone = check_ranks(self._model, self._calls, settings)
+            self._check_backward()
+            self._check_own_loss(batch)
         if self._alone and self._calls in (0, _IDLE):
             self._check_trained()
+        OwnLoss.working = True
         self._calls += 1
         if step <= _UPDATES:
             self._check_updated()
@@ -109,10 +147,38 @@ class Checks:
                 "LBFGS evaluates its closure several times per step, and each would count as a step of this method: "
                 "use ConAdv(delay=0), or another optimizer"
             )
-        if self._alone and step in _COMPARED:
-            self._compare_ranks()
         if queued and self._alone and not self._updated:
             self._look_for_accumulation()
+
+    def end_step(self) -> None:
+        """Passes of the model are those of the loop again."""
+        OwnLoss.working = False
+
+    def _check_own_loss(self, batch: Any) -> None:
+        if self._own_loss is None:
+            return
+        is_found = self._own_loss.is_found(batch)
+        if is_found or self._calls > 0:
+            self._own_loss = None
+        if is_found:
+            warnings.warn(
+                "your loop backpropagates its own loss of a batch that the method learns from, too, which adds those "
+                "gradients twice: drop your loss, since the method computes it as well",
+                stacklevel=6,
+            )
+
+    def _check_backward(self) -> None:
+        """Warn if the first losses were dropped; one alone may be skipped, and several may be added up."""
+        if not self._awaits or len(self._returned) < 2 or self._returned[0][0]() is not None:
+            return
+        self._awaits = False
+        if all(bool(loss.isfinite()) for _, loss in self._returned):  # others may be skipped
+            warnings.warn(
+                f"{len(self._returned)} losses of method.loss were not backpropagated, nor any before: call "
+                "method.loss(batch).backward() in each step, or method(batch), which runs the backward pass itself",
+                stacklevel=6,
+            )
+        self._returned = []
 
     def _check_trained(self) -> None:
         """Warn if the weights are, after many calls, those of the first."""
@@ -167,25 +233,6 @@ class Checks:
                 return [weights[0]._version, weights[2]._version]
         return []
 
-    def _compare_ranks(self) -> None:
-        """Warn if the ranks of a loop have different weights: then nothing synchronizes them."""
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-            return
-        parameters = list(unwrap(self._model).parameters())
-        if any(type(parameter.data) is not Tensor for parameter in parameters):  # shards, which differ by design
-            return
-        own = torch.stack([parameter.detach().double().sum() for parameter in parameters]).sum()
-        bounds = torch.stack([own, -own])
-        dist.all_reduce(bounds, dist.ReduceOp.MAX)
-        if float(bounds.sum()) != 0:
-            self._alone = False
-            warnings.warn(
-                f"the weights of the {dist.get_world_size()} ranks differ: nothing synchronizes their gradients; wrap "
-                "the model in DistributedDataParallel after split_batchnorm, and create the method with the wrapped "
-                "model",
-                stacklevel=4,
-            )
-
 
 def check_branches(model: nn.Module, branches: Sequence[str]) -> None:
     """Refuse a model that would silently mix the statistics of clean and adversarial images."""
@@ -219,10 +266,10 @@ def _check_cleared(model: nn.Module) -> None:
 
 
 def _in_lbfgs() -> bool:
-    """Whether an LBFGS step is among the callers."""
+    """Whether an LBFGS step is among the callers. Asking a frame for its variables would keep them alive."""
     frame = sys._getframe(1)
     while frame is not None:
-        if isinstance(frame.f_locals.get("self"), torch.optim.LBFGS):
+        if frame.f_globals.get("__name__") == torch.optim.LBFGS.__module__:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False

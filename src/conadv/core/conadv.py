@@ -16,6 +16,7 @@ from .handoff import Handoff, Queue, Twin, empty, queue_of
 from .learner import Learner
 from .methods import Work, total_loss
 from .parts import Common, Losses
+from .peers import described
 from .roles import Role
 from .share import TwinShare
 from .spans import span
@@ -110,7 +111,7 @@ class ConAdv:
     def feed(self, loader: Iterable[Any]) -> Feed:
         """A loader of the pairs that the method is called with; see `Feed`."""
         ahead = self._ahead if self._does(Role.ATTACK) else 0
-        return Feed(loader, ahead, self._begin_epoch, self._prime_first, self._learner.chunk_size)
+        return self._learner.feed(loader, ahead, self._begin_epoch, self._prime_first)
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
         for parts, number, count in self._work(now, ahead):
@@ -182,7 +183,9 @@ class ConAdv:
     def _work(self, now: Any, ahead: Any) -> Iterator[Work]:
         """The parts to learn from, chunk by chunk, after the attack on a chunk of the batch ahead."""
         now, ahead = self._seen(now, ahead)
-        self._learner.begin_step(delayed=self.delay > 0, queued=self._ahead > 0)
+        weights = {"adv_weight": self.adv_weight, "twin_share": float(self._share)}
+        same = described("ConAdv", self.attack, delay=self.delay, **weights)
+        self._learner.begin_step(now, same, delayed=self.delay > 0, queued=self._ahead > 0)
         self._stale.begin()
         if self._ahead == 0:
             empty(self.handoff)  # a step that failed may have left twins

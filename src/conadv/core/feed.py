@@ -20,23 +20,25 @@ class Feed:
 
     Args:
         loader: any iterable of batches; one that can be iterated again serves several epochs.
+        chunk_size: images per chunk, to tell a last batch that it does not divide before training starts.
+        taken: called before each pair.
         reads_ahead: batches that are pulled before they are learnt from, because they are attacked first.
         begin: called at the start of an epoch that was not resumed.
         prime: called with each of the first `reads_ahead` batches of an epoch and its place, before the first step.
-        chunk_size: images per chunk, to tell a last batch that it does not divide before training starts.
     """
 
     def __init__(
         self,
         loader: Iterable[Any],
+        chunk_size: int | None = None,
+        taken: Callable[[], None] = lambda: None,
         reads_ahead: int = 0,
         begin: Callable[[], None] = lambda: None,
         prime: Callable[[Any, int], None] = lambda batch, place: None,
-        chunk_size: int | None = None,
     ) -> None:
         self._loader = loader
         self.reads_ahead = reads_ahead
-        self._begin, self._prime = begin, prime
+        self._begin, self._prime, self._taken = begin, prime, taken
         self._window: deque[Any] = deque()
         self._resumed = False
         self._ended = False  # the loader has no more batches in this epoch, but some that it gave are left
@@ -46,6 +48,11 @@ class Feed:
         return len(self._loader)  # type: ignore[arg-type]  # a TypeError, as for any iterable without a length
 
     def __iter__(self) -> Iterator[Pair]:
+        for pair in self._pairs():
+            self._taken()
+            yield pair
+
+    def _pairs(self) -> Iterator[Pair]:
         if not self._resumed:
             self._window.clear()
             self._ended = False
@@ -70,7 +77,7 @@ class Feed:
             warnings.warn(
                 "the loader has no batch: an iterator (a generator, say) can be read only once; pass a DataLoader or a "
                 "list, for every epoch",
-                stacklevel=2,
+                stacklevel=3,
             )
 
     def _rest(self, ends: _End) -> Iterator[Pair]:

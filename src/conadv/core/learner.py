@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from .batch import Batch, Chunked, as_batch, cut, to_device, to_pixels
 from .buffers import no_mixed_statistics
 from .checks import Checks, check_branches
 from .ddp import broadcast_early, place_of_rank, syncing, touch_other_branches
+from .feed import Feed
 from .handoff import Twin
 from .marks import marked
 from .parts import Common, Losses, Part
@@ -68,7 +69,7 @@ class Learner:
         self._parallel = data_parallel(model)
         self._watched = True  # whether no layer was seen to mix the statistics of several branches
         self._joint_modes: set[bool] = set()  # model.training of the joint passes that were compared with separate ones
-        self._checks = Checks(model, loss, self.chunk_size, alone=self._place is ALONE)
+        self.checks = Checks(model, loss, self.chunk_size, alone=self._place is ALONE)
 
     @property
     def place(self) -> Place:
@@ -88,7 +89,7 @@ class Learner:
         """Refuse a model that would silently mix the statistics of clean and adversarial images."""
         self._watched = len(branches) == 1
         check_branches(self.model, branches)
-        self._checks.use(branches)
+        self.checks.use(branches)
 
     def require_attack(self, attack: Any) -> None:
         """Refuse what cannot attack, such as a class or the number epsilon."""
@@ -113,7 +114,7 @@ class Learner:
                 return
             own = self.batch(chunk)
             assert isinstance(own, Batch)
-            self._checks.look_at_labels(own.labels)
+            self.checks.look_at_labels(own.labels)
             if own.extra and self._input_name is None:
                 raise ValueError("a batch with extra inputs: pass input_name=, the model's argument for the images")
             augmented = None if own.augmented is None else to_pixels(own.augmented, device, dtype)
@@ -181,6 +182,7 @@ class Learner:
         place = self.place
         if place.updates_stats:
             update_running_stats(self.model)
+        self.checks.end_step()
         self.step += 1
         self.losses = Losses(self._total(self._clean), self._total(self._adv))
         self._clean, self._adv = [], []
@@ -199,7 +201,7 @@ class Learner:
     def attack(self, attack: Attack, chunk: Batch, batch_number: int, chunk_number: int, share: TwinShare) -> Twin:
         """Generate the twins of a chunk."""
         chunk = select(chunk, self.twin_images(share, chunk, batch_number, chunk_number))
-        self._checks.look_at_images(attack, chunk.images)
+        self.checks.look_at_images(attack, chunk.images)
         call = self._call(chunk)
         with span("attack"), precision(self.model), self._precision():
             seed = self.attack_seed(batch_number, chunk_number)
@@ -235,18 +237,20 @@ class Learner:
         known = zip(found, weights, strict=True)
         return loss.detach(), [torch.zeros_like(own) if gradient is None else gradient for gradient, own in known]
 
-    def check_images(self, attack: Attack, images: Tensor) -> None:
-        """Check the range of the first images only: this waits for the device."""
-        self._checks.look_at_images(attack, images)
+    def feed(self, loader: Iterable[Any], *ahead: Any) -> Feed:
+        """A loader of the pairs that the method is called with; `ahead`: what `Feed` takes to read ahead."""
+        return Feed(loader, self.chunk_size, lambda: self.checks.look_at_feed(self.step), *ahead)
 
-    def begin_step(self, delayed: bool, queued: bool = False) -> None:
+    def begin_step(self, batch: Any, same: Mapping[str, Any], delayed: bool, queued: bool = False) -> None:
         """Check for misuse that would silently train wrongly, in the first steps.
 
         Args:
+            batch: the one to learn from.
+            same: what has to be the same on all ranks, see `peers.described`.
             delayed: each call counts as a step, because what it generates is used in a later one.
             queued: `delay` counts calls, not updates, because twins wait in a queue.
         """
-        self._checks.begin_step(self.step, delayed, queued)
+        self.checks.begin_step(batch, self.step, delayed, queued, same)
 
     def attack_seed(self, batch_number: int, chunk_number: int) -> int:
         """What is random in an attack is a function of the seed, the batch and the chunk."""
@@ -275,7 +279,7 @@ class Learner:
         for part, outputs in zip(parts, outputs_by_part(parts[0].call(model, joined(parts)), parts), strict=True):
             losses.append(self.loss(outputs, part.labels))
             if look:
-                self._checks.look_at_loss(losses[-1], outputs, part.labels, len(part.images))
+                self.checks.look_at_loss(losses[-1], outputs, part.labels, part.images)
         return losses
 
     def _check_joint(self, parts: Sequence[Part]) -> None:

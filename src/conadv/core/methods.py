@@ -20,6 +20,7 @@ from .batch import count_chunks
 from .feed import Feed
 from .learner import Learner
 from .parts import Common, Losses, Part
+from .peers import described
 from .roles import Role
 from .splitbn import plain_layers
 from .state import State, pack, unpack
@@ -98,7 +99,7 @@ class Vanilla:
         return self._learner.step
 
     def feed(self, loader: Iterable[Any]) -> Feed:
-        return Feed(loader, chunk_size=self._learner.chunk_size)
+        return self._learner.feed(loader)
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
         for work in self._work(now):
@@ -133,7 +134,7 @@ class Vanilla:
 
     def _work(self, now: Any) -> Iterator[Work]:
         batch = self._learner.batch(now)
-        self._learner.begin_step(delayed=False)
+        self._learner.begin_step(batch, described("Vanilla"), delayed=False)
         count = count_chunks(batch, self._learner.chunk_size)
         for number, chunk in enumerate(self._learner.chunks(batch)):
             yield self._learner.clean_parts(chunk, 1.0), number, count
@@ -148,4 +149,6 @@ def total_loss(learner: Learner, work: Iterable[Work]) -> Tensor:
     learner.end_step()
     if not totals:
         return torch.zeros((), device=learner.device, requires_grad=True)
-    return totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])
+    total = totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])
+    learner.checks.await_backward(total)
+    return total

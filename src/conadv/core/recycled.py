@@ -17,6 +17,7 @@ from .handoff import Handoff, Queue, Twin, empty, queue_of
 from .learner import Learner
 from .methods import Work, total_loss
 from .parts import Common, Losses, Part
+from .peers import described
 from .roles import Role
 from .share import TwinShare, select
 from .spans import span
@@ -90,7 +91,7 @@ class Recycled:
 
     def feed(self, loader: Iterable[Any]) -> Feed:
         """A loader of the pairs that the method is called with; see `Feed`."""
-        return Feed(loader, chunk_size=self._learner.chunk_size)
+        return self._learner.feed(loader)
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
         for parts, number, count in self._work(now):
@@ -180,7 +181,9 @@ class Recycled:
         return {**own, "chunk_size": self._learner.chunk_size, "seed": self._learner.seed}
 
     def _work(self, now: Any) -> Iterator[Work]:
-        self._learner.begin_step(delayed=True)
+        now = None if now is None else self._learner.batch(now)
+        weights = {"adv_weight": self.adv_weight, "twin_share": float(self._share)}
+        self._learner.begin_step(now, described("Recycled", self.attack, **weights), delayed=True)
         self.hand_over()
         batch = None if now is None else self._primed_batch(now)
         count = self._count(batch)
@@ -199,9 +202,8 @@ class Recycled:
                 parts.append(self._learner.adv_part(twin, self.adv_weight, float(self._share)))
             yield parts, number, count
 
-    def _primed_batch(self, now: Any) -> Batch | Chunked:
+    def _primed_batch(self, batch: Batch | Chunked) -> Batch | Chunked:
         """The batch to learn from; the twins of the first one are those that its step learns from."""
-        batch = self._learner.batch(now)
         if not self._primed:
             if isinstance(batch, Chunked):  # it is iterated twice
                 batch = Chunked(batch.count, list(batch.chunks))
@@ -210,7 +212,7 @@ class Recycled:
 
     def _generate(self, chunk: Batch, batch_number: int, chunk_number: int, count: int) -> Twin:
         """The twins of a chunk, with the weights that the model has, from a backward pass of their own."""
-        self._learner.check_images(self.attack, chunk.images)
+        self._learner.checks.look_at_images(self.attack, chunk.images)
         parts = self._learner.clean_parts(chunk, 1 - self.adv_weight)
         made = max(batch_number - 1, 0)
         learnt = Role.ADV in self._learner.place.role and self._learner.has_twins(self._share, made, chunk_number)

@@ -21,6 +21,7 @@ from .feed import Feed
 from .learner import Learner
 from .methods import Work
 from .parts import Common, Losses, Part
+from .peers import described
 from .roles import Role
 from .splitbn import plain_layers
 from .state import State, below, pack, unpack
@@ -75,7 +76,7 @@ class Sam:
 
     def feed(self, loader: Iterable[Any]) -> Feed:
         """A loader of the pairs that the method is called with; see `Feed`."""
-        return Feed(loader, chunk_size=self._learner.chunk_size)
+        return self._learner.feed(loader)
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
         for parts, number, count in self._work(now):
@@ -137,8 +138,8 @@ class Sam:
         return {**own, "chunk_size": self._learner.chunk_size, "seed": self._learner.seed}
 
     def _work(self, now: Any) -> Iterator[Work]:
-        self._learner.begin_step(delayed=self.delay > 0)
         batch = self._learner.batch(now)
+        self._learner.begin_step(batch, described("Sam", delay=self.delay, rho=self.rho), delayed=self.delay > 0)
         count = count_chunks(batch, self._learner.chunk_size)
         if not self.delay:
             self._waiting.clear()  # a step that failed may have left directions

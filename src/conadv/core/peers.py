@@ -1,0 +1,133 @@
+"""The ranks of a loop of your own: whether all have a method, with the same settings, and train one model.
+
+each rank puts its settings into the process group's store ──► the first one compares ──► all read what differs
+
+The store, and no collective: a rank without a method would answer one with a gradient, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .pgd import PGD
+from .wrappers import data_parallel, unwrap
+
+# Seconds after which a rank says whom it waits for; it goes on waiting until the timeout of the process group.
+_PATIENCE = 60.0
+# The calls before which ranks compare their weights; with gradient accumulation the first ones change none.
+_COMPARED = (1, 2, 4, 8, 16, 32, 64)
+
+
+def check_ranks(model: nn.Module, calls: int, settings: Mapping[str, Any]) -> bool:
+    """Refuse ranks whose methods differ, and warn if nothing synchronizes their weights.
+
+    Args:
+        model: the network; the process group is that of its wrapper, or else of all ranks.
+        calls: of the method so far, in this process.
+        settings: what `described` returns.
+
+    Returns:
+        Whether their weights are equal, as far as was looked.
+    """
+    if calls not in (0, *_COMPARED) or not (dist.is_available() and dist.is_initialized()):
+        return True
+    parallel, is_split = data_parallel(model), is_sharded(model)
+    group = dist.group.WORLD if parallel is None else parallel.process_group
+    if dist.get_world_size(group) == 1 or (is_split and _mesh_size(model) != dist.get_world_size()):
+        return True
+    exchanged = parallel is not None or is_split
+    if calls == (0 if exchanged else 1) and (found := difference(group, settings)):
+        text = f"the methods of the ranks differ: {found}; create them with the same arguments on every rank"
+        if exchanged:
+            raise ValueError(text)
+        warnings.warn(text, stacklevel=6)
+    return calls == 0 or is_split or _same_weights(model, group)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a rank has only parts of the weights, as with FSDP2."""
+    return any(type(parameter.data) is not Tensor for parameter in model.parameters())
+
+
+def described(method: str, attack: Any = None, **settings: Any) -> dict[str, Any]:
+    """What has to be the same on all ranks, by name. Seeds and sizes of chunks may differ.
+
+    Of an attack, its type, and what it has of the settings of `PGD`: others may well be of one rank.
+    """
+    own = {field.name: getattr(attack, field.name, None) for field in fields(PGD)}
+    return {"method": method, **settings, "attack": type(attack).__name__, **own}
+
+
+def difference(group: Any, settings: Mapping[str, Any]) -> str:
+    """In what the settings of the ranks differ; empty: in nothing. Every rank of the group has to ask."""
+    store = dist.distributed_c10d._get_default_store()
+    if store is None or dist.get_backend(group) == "fake":
+        return ""
+    store = dist.distributed_c10d.PrefixStore(f"conadv-settings-{group.group_name}", store)
+    rank, ranks = dist.get_rank(), dist.get_process_group_ranks(group)
+    turn = store.add(f"turns/{rank}", 1)  # there may be several methods, one after the other
+    keys = {other: f"{turn}/{other}" for other in ranks}
+    store.set(keys[rank], json.dumps(settings, default=lambda value: type(value).__name__))
+    if rank == ranks[0]:
+        _wait(store, list(keys.values()), keys)
+        store.set(f"{turn}/found", _compare({other: json.loads(store.get(key)) for other, key in keys.items()}))
+    _wait(store, [f"{turn}/found"], keys)
+    return store.get(f"{turn}/found").decode()
+
+
+def _wait(store: Any, wanted: list[str], keys: Mapping[int, str]) -> None:
+    """Until all of these keys are there. Not in the store itself, which would keep its other users waiting."""
+    start, limit = time.monotonic(), store.timeout.total_seconds()
+    patience = min(_PATIENCE, limit / 2)
+    while not store.check(wanted):
+        waited = time.monotonic() - start
+        if waited > patience:
+            missing = ", ".join(f"rank {rank}" for rank, key in keys.items() if not store.check([key]))
+            text = (
+                f"waited {patience:g} seconds for the first step of {missing or 'another rank'} with a method: "
+                "create the same method on every rank, and call it in every step in place of the plain loss"
+            )
+            if patience == limit:
+                raise ValueError(text)
+            warnings.warn(text, stacklevel=8)
+            patience = limit
+        time.sleep(min(0.1, 0.001 + waited / 10))
+
+
+def _compare(found: Mapping[int, Mapping[str, Any]]) -> str:
+    first, leading = next(iter(found.items()))
+    for rank, own in found.items():
+        for name in {**leading, **own}:
+            if own.get(name) != leading.get(name):
+                return f"{name} is {leading.get(name)} on rank {first} and {own.get(name)} on rank {rank}"
+    return ""
+
+
+def _same_weights(model: nn.Module, group: Any) -> bool:
+    own = torch.stack([parameter.detach().double().sum() for parameter in unwrap(model).parameters()]).sum()
+    bounds = torch.stack([own, -own])
+    dist.all_reduce(bounds, dist.ReduceOp.MAX, group)
+    if float(bounds.sum()) == 0:
+        return True
+    warnings.warn(
+        f"the weights of the {dist.get_world_size(group)} ranks differ: nothing synchronizes their gradients; wrap "
+        "the model in DistributedDataParallel after split_batchnorm, and create the method with the wrapped "
+        "model",
+        stacklevel=7,
+    )
+    return False
+
+
+def _mesh_size(model: nn.Module) -> int:
+    """How many ranks share the weights of a sharded model."""
+    meshes = (getattr(parameter, "device_mesh", None) for parameter in model.parameters())
+    return max((mesh.size() for mesh in meshes if mesh is not None), default=0)

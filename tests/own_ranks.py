@@ -1,0 +1,135 @@
+"""Loops of a user's own on several ranks, for tests/core/test_peers.py: functions that every process can import."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import loops
+from conadv import PGD, split_batchnorm
+from conadv.core import peers
+from conadv.core.catalog import METHODS
+from settings import small_cnn
+
+Settings = dict[str, Any]
+
+
+def _ddp(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def _fsdp(model: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model)
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {"ddp": _ddp, "fsdp": _fsdp, "none": lambda model: model}
+
+
+def _make(model: nn.Module, settings: Settings) -> Any:
+    own = {"method": "conadv", "delay": 1, **settings}
+    attack = PGD(**{"epsilon": 4 / 255, **own.pop("attack", {})})
+    common = {name: own.pop(name) for name in ("seed", "chunk_size") if name in own}
+    return METHODS[own.pop("method")].build(model, F.cross_entropy, {"attack": attack, **own}, **common)
+
+
+def _train(method: Any, model: nn.Module, steps: int = 3) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in loops.own_batches(steps):
+        optimizer.zero_grad()
+        method(batch)
+        optimizer.step()
+
+
+def _model(settings: Settings) -> nn.Module:
+    branches = METHODS[settings.get("method", "conadv")].branches
+    return split_batchnorm(small_cnn(), branches)
+
+
+def _answers(work: Callable[[], None]) -> list[str]:
+    """The warnings of some work, and its error, if any."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            work()
+        except ValueError as error:
+            return [*(str(one.message) for one in heard), f"error: {error}"]
+    return [str(one.message) for one in heard]
+
+
+def train(wrapper: str, *settings: Settings) -> list[str]:
+    """Three steps on each rank with its own settings, by one method after the other of one model."""
+    own = settings[loops.place()[0] % len(settings)]
+
+    def work() -> None:
+        model = WRAPPERS[wrapper](_model(own))
+        for _ in range(2):
+            _train(_make(model, own), model)
+
+    with loops.process_group():
+        return _answers(work)
+
+
+def train_twice(first: bool) -> list[str]:
+    """With a loss of the loop's own, before or after the method's."""
+
+    def work() -> None:
+        model = _ddp(_model({"method": "vanilla"}))
+        method, optimizer = _make(model, {"method": "vanilla"}), torch.optim.SGD(model.parameters(), lr=0.1)
+        for images, labels in loops.own_batches(2):
+            optimizer.zero_grad()
+            if not first:
+                method((images, labels))
+            F.cross_entropy(model(images), labels).backward()
+            if first:
+                method((images, labels))
+            optimizer.step()
+
+    with loops.process_group():
+        return _answers(work)
+
+
+def train_groups() -> list[str]:
+    """Two models of two ranks each, with an epsilon and weights of their own."""
+    with loops.process_group():
+        groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        number = dist.get_rank() // 2
+        model = DistributedDataParallel(split_batchnorm(small_cnn(seed=number)), process_group=groups[number])
+        return _answers(lambda: _train(_make(model, {"attack": {"epsilon": (1 + number) / 255}}), model))
+
+
+def train_after_a_trial() -> list[str]:
+    """Rank 0 tries a step alone first, with a model that nothing wraps."""
+
+    def work() -> None:
+        if dist.get_rank() == 0:
+            _train(_make(other := _model({}), {}), other, steps=1)
+        model = _ddp(_model({}))
+        _train(_make(model, {}), model)
+
+    with loops.process_group():
+        return _answers(work)
+
+
+def train_late(seconds: float) -> list[str]:
+    """Rank 1 begins its first step so much later."""
+
+    def work() -> None:
+        model = _ddp(_model({}))
+        method = _make(model, {})
+        if dist.get_rank() == 1:
+            time.sleep(seconds)
+        _train(method, model)
+
+    with loops.process_group(), mock.patch.object(peers, "_PATIENCE", seconds / 4):
+        return _answers(work)
