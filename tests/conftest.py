@@ -22,15 +22,6 @@ hypothesis.settings.register_profile("patient", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("patient")
 
 
-# They wait for timeouts, or work for long in one test: a worker that came to one of them last would work alone.
-LONG = ("parallel/test_watch.py", "trainer/test_memory.py", "parallel/test_team.py", "parallel/test_handoff.py")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first; the others keep their order."""
-    items.sort(key=lambda item: not item.path.as_posix().endswith(LONG))
-
-
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Eight rank processes, started once: starting them is what costs."""

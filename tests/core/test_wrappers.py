@@ -48,8 +48,12 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "averaged": AveragedModel,
     "fabric": fabric_like,
 }
+NESTED = [*itertools.permutations(WRAPPERS, 1), *itertools.permutations(WRAPPERS, 2), tuple(WRAPPERS)]
+# Where there is little time, a compiled model only alone, and with DistributedDataParallel, in both orders.
+SLOW = [names for names in NESTED if len(names) == 2 and "compile" in names and "ddp" not in names]
 nested = pytest.mark.parametrize(
-    "names", [*itertools.permutations(WRAPPERS, 1), *itertools.permutations(WRAPPERS, 2), tuple(WRAPPERS)], ids="-".join
+    "names",
+    [pytest.param(names, id="-".join(names), marks=[pytest.mark.slow] if names in SLOW else []) for names in NESTED],
 )
 
 
@@ -107,8 +111,19 @@ def test_what_is_found_inside(names: tuple[str, ...]) -> None:
     assert innermost(unwrap(outer)) is innermost(outer)
 
 
-@pytest.mark.parametrize("names", [("ddp", "compile"), ("compile", "ddp"), ("compile", "ddp", "fabric")], ids="-".join)
-@pytest.mark.parametrize("setting", SETTINGS[1:], ids=lambda setting: setting.name)
+@pytest.mark.parametrize(
+    ("setting", "names"),
+    [
+        pytest.param(
+            setting,
+            names,
+            id="-".join((setting.name, *names)),
+            marks=[] if setting.name == "conadv" or number == place % 3 else [pytest.mark.slow],
+        )
+        for place, setting in enumerate(SETTINGS[1:])
+        for number, names in enumerate([("ddp", "compile"), ("compile", "ddp"), ("compile", "ddp", "fabric")])
+    ],
+)
 def test_a_method_takes_the_same_steps(setting, names: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
     models = [split_batchnorm(small_cnn()) for _ in range(2)]
     for model, outer in ((models[0], models[0]), (models[1], wrapped(names, models[1]))):
