@@ -15,7 +15,7 @@ from PIL import Image
 
 from conadv import cli
 from conadv.study.report.conditions import Spread
-from conadv.study.report.figures import Line, dot_plot, image_grid, line_chart, standalone
+from conadv.study.report.figures import Line, dot_plot, frontier_chart, image_grid, line_chart, standalone
 from study.studies import make_study
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -55,6 +55,15 @@ def paths(root: ElementTree.Element, colour: str) -> list[list[tuple[float, floa
 
 def texts(root: ElementTree.Element) -> dict[str, tuple[float, float]]:
     return {text.text or "": (float(text.get("x", 0)), float(text.get("y", 0))) for text in root.iter(f"{SVG}text")}
+
+
+def test_points_of_a_frontier_that_lie_on_each_other_share_a_label() -> None:
+    means = {"1": (1.0, 40.0), "2": (8 / 3, 48.4), "3": (400 / 150, 48.3), "4": (8 / 3, 45.0), "5": (2.0, 48.4)}
+    points = [(name, x, Spread(mean, None, 1), name != "2") for name, (x, mean) in means.items()]
+    found = texts(parsed(frontier_chart("test", "A title", points, "work")))
+    assert {"1", "2, 3", "4", "5"} <= found.keys()
+    assert not {"2", "3"} & found.keys()
+    assert found["2, 3"][1] == found["5"][1]
 
 
 def test_points_lie_where_the_axis_says() -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
+from math import isclose
 from typing import Any
 
 from PIL import Image
@@ -101,12 +102,27 @@ def frontier_chart(slug: str, title: str, points: Sequence[tuple[str, float, Spr
         axes = figure.subplots()
         best = sorted((x, of.mean) for _, x, of, dominated in points if not dominated)
         axes.plot([x for x, _ in best], [y for _, y in best], color=_COLOURS[0], linewidth=1.8)
-        for name, x, of, dominated in points:
+        for _, x, of, dominated in points:
             colour, face = (_QUIET, _PAPER) if dominated else (_COLOURS[0], _COLOURS[0])
             axes.errorbar(x, of.mean, of.half, color=colour, marker="o", markersize=6, markerfacecolor=face)
-            axes.annotate(_cut(name, 12), (x, of.mean), (6, 5), textcoords="offset points")
+        low, high = axes.get_ylim()
+        for names, place in _joined([(_cut(name, 12), (x, of.mean)) for name, x, of, _ in points], (high - low) / 18):
+            axes.annotate(", ".join(names), place, (6, 5), textcoords="offset points")
         axes.set(xlabel=_cut(x_label, 50), ylabel="test accuracy, %")
         return _svg(figure, slug, title)
+
+
+def _joined(
+    points: Sequence[tuple[str, tuple[float, float]]], height: float
+) -> list[tuple[list[str], tuple[float, float]]]:
+    """One label for points above each other whose labels, of this height, would overlap; at the highest of them."""
+    labels: list[tuple[list[str], tuple[float, float]]] = []
+    for name, (x, y) in sorted(points, key=lambda point: (point[1][0], -point[1][1])):
+        if labels and isclose(labels[-1][1][0], x) and labels[-1][1][1] - y < height:
+            labels[-1][0].append(name)
+        else:
+            labels.append(([name], (x, y)))
+    return labels
 
 
 def dot_plot(slug: str, title: str, rows: Sequence[tuple[str, Sequence[float], Spread]], label: str) -> str:
