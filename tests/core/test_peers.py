@@ -34,6 +34,11 @@ def test_with_sharded_weights_too(pool: Pool) -> None:
     assert answers == [[f"error: {DIFFER.format('adv_weight is 0.5 on rank 0 and 0.4 on rank 1')}"]] * 2
 
 
+def test_with_sharded_weights_chunks_are_compared_since_each_pass_is_a_collective(pool: Pool) -> None:
+    answers = pool.run(2, own_ranks.train, "fsdp", {"chunk_size": 4}, {"chunk_size": 8})
+    assert answers == [[f"error: {DIFFER.format('chunk_size is 4 on rank 0 and 8 on rank 1')}"]] * 2
+
+
 def test_ranks_that_may_train_models_of_their_own_are_warned(pool: Pool) -> None:
     answers = pool.run(2, own_ranks.train, "none", {"adv_weight": 0.5}, {"adv_weight": 0.4})
     assert all(DIFFER.format("adv_weight is 0.5 on rank 0 and 0.4 on rank 1") in answer for answer in answers)

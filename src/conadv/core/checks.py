@@ -41,10 +41,10 @@ class Checks:
     def __init__(self, model: nn.Module, loss: Loss, chunk_size: int | None, alone: bool) -> None:
         self._model = model
         self._loss = loss
-        self._chunked = chunk_size is not None
+        self._chunk_size = chunk_size
         self._alone = alone
         self._seen_images = self._seen_labels = self._seen_loss = False
-        self._mean = MeanLoss(loss, self._chunked)
+        self._mean = MeanLoss(loss, chunk_size is not None)
         self._branches: tuple[str, ...] = ()
         self._versions: list[int] = []
         self._left_out = 0
@@ -59,7 +59,7 @@ class Checks:
         self._start: tuple[int, float] | None = None  # of the weights, at the first call
         if isinstance(loss, _Loss) and loss.reduction != "mean":
             raise ValueError(f'the loss has reduction="{loss.reduction}": a method needs the mean, reduction="mean"')
-        if self._chunked and isinstance(loss, _WeightedLoss) and loss.weight is not None:
+        if self._chunk_size is not None and isinstance(loss, _WeightedLoss) and loss.weight is not None:
             raise ValueError(
                 "a loss with class weights is not the mean of its chunks: pass chunk_size=None, "
                 "or multiply per-image losses by their weights and take the plain mean"
@@ -73,7 +73,7 @@ class Checks:
 
     def look_at_labels(self, labels: Any) -> None:
         """Refuse labels that a loss ignores: each chunk would be divided by another number of images."""
-        if not self._chunked or not isinstance(labels, Tensor) or labels.is_floating_point():
+        if self._chunk_size is None or not isinstance(labels, Tensor) or labels.is_floating_point():
             return
         if self._seen_labels and labels.device.type != "cpu":  # looking again would wait for the device
             return
@@ -133,7 +133,7 @@ class Checks:
         _check_cleared(self._model)
         self._mean.begin_step()
         if self._alone:
-            self._alone = check_ranks(self._model, self._calls, settings)
+            self._alone = check_ranks(self._model, self._calls, settings, self._chunk_size)
             self._check_backward()
             self._check_own_loss(batch)
         if self._alone and self._calls in (0, _IDLE):

@@ -27,13 +27,14 @@ _PATIENCE = 60.0
 _COMPARED = (1, 2, 4, 8, 16, 32, 64)
 
 
-def check_ranks(model: nn.Module, calls: int, settings: Mapping[str, Any]) -> bool:
+def check_ranks(model: nn.Module, calls: int, settings: Mapping[str, Any], chunk_size: int | None) -> bool:
     """Refuse ranks whose methods differ, and warn if nothing synchronizes their weights.
 
     Args:
         model: the network; the process group is that of its wrapper, or else of all ranks.
         calls: of the method so far, in this process.
         settings: what `described` returns.
+        chunk_size: images per chunk, which may differ unless the weights are sharded: then each pass is a collective.
 
     Returns:
         Whether their weights are equal, as far as was looked.
@@ -45,6 +46,7 @@ def check_ranks(model: nn.Module, calls: int, settings: Mapping[str, Any]) -> bo
     if dist.get_world_size(group) == 1 or (is_split and _mesh_size(model) != dist.get_world_size()):
         return True
     exchanged = parallel is not None or is_split
+    settings = {**settings, "chunk_size": chunk_size} if is_split else settings
     if calls == (0 if exchanged else 1) and (found := difference(group, settings)):
         text = f"the methods of the ranks differ: {found}; create them with the same arguments on every rank"
         if exchanged:
