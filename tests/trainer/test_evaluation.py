@@ -12,7 +12,8 @@ from conadv.parallel.collectives import World
 from conadv.task.augment import augmentation
 from conadv.trainer import evaluation
 from conadv.trainer.build_task import Task, build_task
-from conadv.trainer.evaluation import evaluate_source, robust_attack
+from conadv.trainer.ema import Ema
+from conadv.trainer.evaluation import evaluate_source, evaluate_task, robust_attack
 
 CPU = torch.device("cpu")
 
@@ -89,3 +90,10 @@ def test_the_steps_of_an_attack_cross_the_ball_or_reach_its_edge(steps, path):
     attack = robust_attack(8 / 255, steps, "adv")
     assert attack.steps * attack.step_size == pytest.approx(path * attack.epsilon)
     assert (attack.random_start, attack.branch, attack.statistics) == (1.0, "adv", "running")
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_robust_accuracy_is_told_only_where_it_was_measured(steps):
+    task, attack = task_of(), robust_attack(8 / 255, steps) if steps else None
+    figures = evaluate_task(task, World(0, 1, CPU), Ema(task.model, 0), attack)
+    assert [name for name in figures if "robust" in name] == ["robust_top1"] * steps
