@@ -16,6 +16,8 @@ TINY = Workload("resnet8", width=4, chunk_size=6, image_size=8)
 TASKS = ("composed:exchange", "step_parts:on_rank", "conadv.study.bench.layout:together")
 ROUNDS = 2
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def reported() -> dict[str, Any]:
@@ -62,7 +64,6 @@ def test_it_is_printed_as_a_table(monkeypatch, capsys, rows) -> None:
     assert "rank 1 (lane 0, adv+attack)" in out and "forward" in out
 
 
-@pytest.mark.slow
 def test_late_attack_ranks_are_timed_with_each_delay(capsys) -> None:
     stragglers.main(rounds=1, json=True)
     results = json.loads(capsys.readouterr().out)["results"]

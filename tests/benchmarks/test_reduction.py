@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -15,6 +16,7 @@ TINY = Workload("resnet8", width=4, chunk_size=6, image_size=8)
 LOSSES = Losses(torch.tensor(1.0), torch.tensor(0.5))
 
 
+@pytest.mark.slow
 def test_both_are_compared_with_ours_on_two_ranks() -> None:
     found = measure(TINY, 2, silent)
     assert [result.name for result in found.results] == ["vanilla-2-after/vanilla-2", "vanilla-2-ddp/vanilla-2"]

@@ -65,8 +65,8 @@ UNEVEN = [
 ]
 RANKED = [(name, *layout) for name in SETTINGS for layout in LAYOUTS.get(name, [(2, "clean+adv+attack"), *SPLIT])]
 RANKED += UNEVEN
-# Where there is little time: every layout with conadv and recycled, every method in its largest one, and uneven lanes.
-USUAL = [*((name, *LAYOUTS.get(name, SPLIT)[-1]) for name in SETTINGS), *UNEVEN[1:4]]
+# Where there is little time: every layout with conadv and recycled, the other methods in one, and uneven lanes.
+USUAL = [*((name, *LAYOUTS.get(name, SPLIT)[0]) for name in SETTINGS), *UNEVEN[1:4]]
 USUAL += [("conadv", 2, "clean+adv+attack"), *(("conadv", *layout) for layout in SPLIT)]
 USUAL += [("recycled", *layout) for layout in LAYOUTS["recycled"]]
 

@@ -147,6 +147,7 @@ def test_a_damaged_gallery_is_left_out_of_the_report_which_says_so(tmp_path: Pat
     assert "gallery.json is damaged" in text
 
 
+@pytest.mark.slow
 def test_from_the_report_alone_a_cell_can_be_repeated_and_gives_its_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

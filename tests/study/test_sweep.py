@@ -115,6 +115,7 @@ def seeds(folder: Path, *chosen: int, base: str = "") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_killed_twice_and_started_again_it_gives_what_an_undisturbed_one_gives(study: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     cells = read_study(study, study_commands.resolve).cells
