@@ -70,7 +70,7 @@ class TeamEpochs:
         return _with_versions(self._model, versions, batches) if self._attacks_only else batches
 
     def check_begun(self) -> None:
-        """Refuse a step outside of an epoch that all ranks know of: nobody would send or expect its twins."""
+        """Refuse a step outside an epoch: the other ranks would neither send nor expect its twins."""
         if self._member.handoff is not None and not self._begin <= self._step < self._end:
             raise ValueError("no epoch has begun: take the batches from `method.feed(loader)`, in each epoch")
 
