@@ -83,7 +83,8 @@ class StateSaver(Protocol):
     def before_update(self) -> None:
         """Let the next update come after the copy of what it changes."""
 
-    def seconds_since_save(self) -> float: ...
+    def requests_save(self, seconds: float) -> bool:
+        """True once when this many seconds have passed since the last checkpoint; 0 seconds: never."""
 
 
 class NullSaver:
@@ -98,8 +99,8 @@ class NullSaver:
     def before_update(self) -> None:
         pass
 
-    def seconds_since_save(self) -> float:
-        return 0.0
+    def requests_save(self, seconds: float) -> bool:
+        return False
 
 
 class CheckpointSaver:
@@ -117,20 +118,23 @@ class CheckpointSaver:
         self._about = about
         self._before = before
         self._saved = time.monotonic()
+        self._requested = False
 
     def check(self) -> None:
         self._saver.check()
 
     def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
-        self._saver.wait()  # its buffer is used again
         self._saver.save(step, Checkpoint(state(), {**self._about, **about}), before=self._before)
-        self._saved = time.monotonic()
+        self._saved, self._requested = time.monotonic(), False
 
     def before_update(self) -> None:
         self._saver.before_update()
 
-    def seconds_since_save(self) -> float:
-        return time.monotonic() - self._saved
+    def requests_save(self, seconds: float) -> bool:
+        # Only once: a rank that may lag hears of the request some steps later.
+        is_due = seconds > 0 and not self._requested and time.monotonic() - self._saved >= seconds
+        self._requested = self._requested or is_due
+        return is_due
 
     def close(self) -> None:
         """Wait until everything is on disk; raises what went wrong."""
