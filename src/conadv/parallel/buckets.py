@@ -133,7 +133,7 @@ class Bucket:
     def _arrive(self, parameter: nn.Parameter) -> None:
         if self._closed:
             raise RuntimeError(
-                "a gradient came after the sum over the ranks had started: "
+                "a gradient arrived after the sum over the ranks had started: "
                 "the model uses other parameters in this step than in the first one"
             )
         view = self._views[parameter]

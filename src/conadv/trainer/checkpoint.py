@@ -184,7 +184,7 @@ def _unsealed(path: Path) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise DamagedError(f"{path} is damaged: it is not JSON, or goes too deep") from None
+        raise DamagedError(f"{path} is damaged: it is not JSON, or nested too deeply") from None
 
 
 def _read(path: Path, largest: int) -> bytes:

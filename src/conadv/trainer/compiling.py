@@ -49,4 +49,4 @@ def compiler_errors() -> Iterator[None]:
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ValueError(f"--compile: {' '.join(lines[:2])}: drop --compile, or mend what it names") from error
+        raise ValueError(f"--compile: {' '.join(lines[:2])}: drop --compile, or fix what it names") from error

@@ -211,4 +211,4 @@ def _notes(job: Job) -> Iterator[str]:
     yield from (f"left out: {problem}" for problem in job.task.data.skipped)
     yield from job.task.data.notes
     if job.stream.remainder:
-        yield f"each epoch leaves out {job.stream.remainder} images, others every time"
+        yield f"each epoch leaves out {job.stream.remainder} images, different ones each time"
