@@ -11,22 +11,11 @@ rank 0   takes a number ──► reads arrivals, answers each nonce with the nu
 from __future__ import annotations
 
 import time
-from typing import Protocol
 from uuid import uuid4
 
+from .heartbeats import Store
+
 _PAUSE = 0.1
-
-
-class Store(Protocol):
-    """The methods of a torch.distributed store that are used here."""
-
-    def add(self, key: str, amount: int) -> int: ...
-
-    def append(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def multi_set(self, keys: list[str], values: list[str]) -> None: ...
 
 
 class AbsentError(RuntimeError):

@@ -19,9 +19,13 @@ _SILENCE = "0 0"
 
 
 class Store(Protocol):
-    """The methods of a torch.distributed store that are used here."""
+    """The methods of a torch.distributed store that we use."""
 
     def add(self, key: str, amount: int) -> int: ...
+
+    def append(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from conadv.core.handoff import Handoff
 from conadv.core.methods import Method
 from conadv.core.parts import Losses
 from conadv.core.roles import Place, Role
-from conadv.core.share import TwinShare
 from conadv.core.spans import span
 from conadv.core.stale import StaleWeights
 
@@ -24,7 +22,7 @@ from .handoff import SAVE, RankHandoff, between_ranks
 from .layout import Layout
 from .outcome import DriftError, Outcome, OwnDriftError, Unread
 from .recipients import recipients
-from .traffic import Traffic
+from .traffic import HasTwins, Traffic
 from .wire import Wire
 
 # Builds the method of a rank from its place, its hand-off and the stale weights that it attacks with, if any.
@@ -131,8 +129,7 @@ def build_member(
     *,
     chunks: int,
     delay: int,
-    seed: int,
-    twin_share: float | str,
+    has_twins: HasTwins,
     wire: Wire | None,
     keeps_stale: bool,
 ) -> Member:
@@ -145,15 +142,14 @@ def build_member(
         make_method: builds the method for the place of this rank.
         chunks: how many chunks a global batch has.
         delay: age, in steps, of the weights that twins are generated with.
-        seed: decides which chunks have twins.
-        twin_share: the part of the chunks that have twins.
+        has_twins: which chunks have twins.
         wire: the message format of twins; None: not known yet.
         keeps_stale: whether to keep stale weights even if this rank does not attack with them.
     """
     check_statistics(model, layout)
     place = layout.place(world.rank, chunks)
     ahead = layout.ahead(delay)
-    has_twins = partial(TwinShare.from_number(twin_share).has, seed)
+
     handoff = between_ranks(Traffic(layout, world.rank, chunks, ahead, has_twins), world, wire)
     attacks_stale = ahead < delay and Role.ATTACK in place.role  # it attacks with the weights of earlier steps
     stale = StaleWeights(model, delay if attacks_stale or keeps_stale else 0)

@@ -14,6 +14,7 @@ import inspect
 import itertools
 from collections.abc import Iterator, Sized
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -34,6 +35,7 @@ from .layout import Layout
 from .member import build_member
 from .outcome import DriftError, NotFiniteError
 from .sampler import TeamSampler
+from .team_epochs import TeamEpochs
 from .team_method import TeamMethod
 from .watch import watched
 
@@ -139,9 +141,9 @@ class Team:
         """
         self._check(model, options)
         layout = Layout.fit(self._text, factory.duties, self.world.size)
-        twin_share = options.get("twin_share", 1)
-        share = TwinShare.from_number(twin_share)
+        share = TwinShare.from_number(options.get("twin_share", 1))
         layout.check_twins(self._chunks, share.of)
+        has_twins = partial(share.has, self._seed)
         accepted = inspect.signature(factory).parameters
         delay = options.get("delay", accepted["delay"].default if "delay" in accepted else factory.delay)
         self.world.broadcast_tensors([*model.parameters(), *model.buffers()])
@@ -159,12 +161,13 @@ class Team:
             make,
             chunks=self._chunks,
             delay=delay,
-            seed=self._seed,
-            twin_share=twin_share,
+            has_twins=has_twins,
             wire=None,
             keeps_stale=self.world.is_main and Role.ATTACK in layout.duties,
         )
-        self._method = TeamMethod(member, model, self._chunk_size, options.get("batch"), share, self._seed)
+        epochs = TeamEpochs(member, model, self._chunk_size, options.get("batch"), has_twins)
+        settings = {"chunk_size": self._chunk_size, "twin_share": float(share), "seed": self._seed}
+        self._method = TeamMethod(member, model, epochs, settings)
         return self._method
 
     def all_reduce(self) -> Losses:

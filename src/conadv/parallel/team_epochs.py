@@ -15,6 +15,7 @@ from conadv.core.state import State, below
 
 from .agreement import check_agreement
 from .member import Member
+from .traffic import HasTwins
 from .twins import put_in_flight, twins_in_flight
 from .wire import Wire, wire_of
 
@@ -27,8 +28,7 @@ class TeamEpochs:
         model: the network.
         chunk_size: images per chunk.
         as_batch: converts what the loader yields to a `Batch`; None: it yields (images, labels).
-        has_twins: whether a chunk has twins, from the step, the first chunk of the lane, and the number of the chunk
-            within the lane.
+        has_twins: which chunks have twins.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TeamEpochs:
         model: nn.Module,
         chunk_size: int,
         as_batch: Callable[[Any], Batch] | None,
-        has_twins: Callable[[int, int, int], bool],
+        has_twins: HasTwins,
     ) -> None:
         self._member, self._model = member, model
         self._chunk_size, self._as_batch, self._has_twins = chunk_size, as_batch, has_twins

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from conadv.core.batch import Batch
 from conadv.core.feed import Pair
 from conadv.core.parts import Losses
-from conadv.core.share import TwinShare
 from conadv.core.splitbn import update_running_stats
 from conadv.core.state import State, pack, unpack
 
@@ -28,25 +25,12 @@ class TeamMethod:
     Args:
         member: this rank.
         model: the network.
-        chunk_size: images per chunk.
-        as_batch: converts what the loader yields to a `Batch`; None: it yields (images, labels).
-        share: the part of the chunks that have twins.
-        seed: decides which chunks.
+        epochs: the epochs of this rank.
+        settings: what must be the same when a state is loaded.
     """
 
-    def __init__(
-        self,
-        member: Member,
-        model: nn.Module,
-        chunk_size: int,
-        as_batch: Callable[[Any], Batch] | None,
-        share: TwinShare,
-        seed: int,
-    ) -> None:
-        self._member = member
-        self._model = model
-        self._chunk_size, self._share, self._seed = chunk_size, share, seed
-        self._epochs = TeamEpochs(member, model, chunk_size, as_batch, partial(share.has, seed))
+    def __init__(self, member: Member, model: nn.Module, epochs: TeamEpochs, settings: dict[str, Any]) -> None:
+        self._member, self._model, self._epochs, self._settings = member, model, epochs, settings
         self._is_late = member.world.device.type != "cpu"  # read outcomes one step late, so that the host does not wait
         self._unread: tuple[int, Unread] | None = None  # the last step and its outcome, if not read yet
         self._seen: list[tuple[int, float]] = []  # fingerprints of the weights before each of the first two steps
@@ -216,8 +200,7 @@ class TeamMethod:
 
     def _identity(self) -> dict[str, Any]:
         method = self._member.method
-        names = {"method": f"Team {type(method).__name__}", "delay": method.delay}
-        return {**names, "chunk_size": self._chunk_size, "twin_share": float(self._share), "seed": self._seed}
+        return {"method": f"Team {type(method).__name__}", "delay": method.delay, **self._settings}
 
 
 class TeamFeed:

@@ -14,6 +14,9 @@ from conadv.core.roles import Role
 
 from .layout import Layout
 
+# Whether a chunk has twins, from the number of the batch, the first chunk of the lane, and its number within the lane.
+HasTwins = Callable[[int, int, int], bool]
+
 
 @dataclass(frozen=True)
 class Message:
@@ -38,15 +41,14 @@ class Traffic:
         rank: the rank.
         chunks: how many chunks a global batch has.
         ahead: steps between generating a twin and learning from it.
-        has_twins: whether a chunk has twins, from the number of the batch, the first chunk of the lane, and the number
-            of the chunk within the lane.
+        has_twins: which chunks have twins.
     """
 
     layout: Layout
     rank: int
     chunks: int
     ahead: int
-    has_twins: Callable[[int, int, int], bool] = lambda batch, first, number: True
+    has_twins: HasTwins = lambda batch, first, number: True
 
     def sent(self, batch: int, place: int, primed: bool) -> list[Message]:
         """Return the messages of a batch that this rank sends, by chunk.

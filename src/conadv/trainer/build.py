@@ -146,8 +146,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         partial(_method, recipe, task, attack),
         chunks=stream.chunks_per_step,
         delay=recipe.delay,
-        seed=recipe.seed,
-        twin_share=recipe.twin_share,
+        has_twins=partial(TwinShare.from_number(recipe.twin_share).has, recipe.seed),
         wire=_wire(recipe, task, attack),
         keeps_stale=world.is_main or recipe.diagnose > 0,
     )
