@@ -160,19 +160,21 @@ class Exchange:
         """Read the outcome of a step; if something is wrong, the ranks find out on which of them."""
         finite, stopping, saves, clean, adv, *ones = self._world.read(reading)
         culprits = None if finite else named_culprits(self._gather(nonfinite) > 0)
-        drifted = self._drifted(bits) if self._differ(ones) else ()
+        differ = self._differ(ones)
+        drifted = self._drifted(bits) if differ else ()
         signal = 0
         if stopping:
             own = max(stop, 0 if note is None else int(note) % SAVE)
             signal = int(self._gather(torch.tensor([own], device=bits.device)).max())
         outcome = Outcome(clean, adv, culprits, signal, drifted, save=saves > 0)
-        if self._recipients.slack and (not finite or stopping or self._differ(ones)):
+        if self._recipients.slack and (not finite or stopping or differ):
             self._recipients.start_passing(self._report.pack(outcome, self._like))
         return outcome
 
     def _differ(self, ones: list[float]) -> bool:
         """Whether checksums differ: some bit is set on some ranks, but not on all of them."""
-        return any(0 < count < self._recipients.size for count in ones)
+        size = len(self._recipients.members)
+        return any(0 < count < size for count in ones)
 
     def _end_lagging(self) -> Unread:
         """End a step on a rank that may lag: receive gradients, statistics and outcome of the learning ranks."""
@@ -198,7 +200,8 @@ class Exchange:
         outcome = Outcome(clean, adv, None, 0, save=saves > 0)
         if not finite or stopping or self._differ(ones):
             outcome = self._report.unpack(self._receive(self._report.size), clean, adv, saves > 0)
-        if outcome.drifted or ones == [self._recipients.size * bit for bit in own]:
+        size = len(self._recipients.members)
+        if outcome.drifted or ones == [size * bit for bit in own]:
             return outcome
         return replace(outcome, drifted=(self._world.rank,), known_to_all=False)
 

@@ -63,8 +63,8 @@ class Heartbeats:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store = store
-        self._size = size
-        self._own = _mailbox(rank)
+        self._mailboxes = [f"conadv/mailbox/{number}" for number in range(size)]
+        self._own = self._mailboxes[rank]
         self._count = 0
         self._last = _SILENCE
 
@@ -81,7 +81,7 @@ class Heartbeats:
 
     def look(self) -> list[Pulse]:
         """Read the last heartbeat of every rank, in one request."""
-        contents = _answered(lambda: self._store.multi_get(self._mailboxes()))
+        contents = _answered(lambda: self._store.multi_get(self._mailboxes))
         return [_pulse(content.decode()) for content in contents]
 
     def claim_report(self) -> bool:
@@ -105,14 +105,7 @@ class Heartbeats:
         return _answered(lambda: self._store.add("conadv/left", 0))
 
     def _fill(self, content: str) -> None:
-        self._store.multi_set(self._mailboxes(), [content] * self._size)
-
-    def _mailboxes(self) -> list[str]:
-        return [_mailbox(rank) for rank in range(self._size)]
-
-
-def _mailbox(rank: int) -> str:
-    return f"conadv/mailbox/{rank}"
+        self._store.multi_set(self._mailboxes, [content] * len(self._mailboxes))
 
 
 def _verdict(content: str) -> Verdict | None:

@@ -47,11 +47,6 @@ class Recipients:
         return list(self.learners if self.slack and self.learners is not None else range(self.world.size))
 
     @property
-    def size(self) -> int:
-        """The number of `members`."""
-        return len(self.members)
-
-    @property
     def may_lag(self) -> bool:
         """Whether this rank only attacks, and others do not wait for it."""
         return self.slack > 0 and self.source is not None
@@ -64,7 +59,8 @@ class Recipients:
 
     def start_all_reduce(self, tensor: Tensor) -> dist.Work | None:
         """Start an all_reduce over `members`, in place."""
-        return self.world.start_all_reduce(tensor, self.sums if self.slack else None) if self.size > 1 else None
+        group = self.sums if self.slack else None
+        return self.world.start_all_reduce(tensor, group) if len(self.members) > 1 else None
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over `members`, in place."""

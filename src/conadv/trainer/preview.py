@@ -43,12 +43,10 @@ def preview(values: Mapping[str, Any], passes: Mapping[Role, int], job: Job, sta
 
 
 def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} with {_threads()}"
-
-
-def _threads() -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return "1 thread" if threads == 1 else f"{threads} threads"
+    return f"{device.type} with 1 thread" if threads == 1 else f"{device.type} with {threads} threads"
 
 
 def _step_seconds(values: Mapping[str, Any], passes: Mapping[Role, int], job: Job) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conadv.core.stale import StaleWeights
+from conadv.core.state import below
 
 from .ema import Ema
 
@@ -104,18 +105,18 @@ def restore(
 def stale_versions(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """Return the stale weights in a checkpoint, oldest first."""
     count = len({name.split(".")[1] for name in tensors if name.startswith("stale.")})
-    return [_below(f"stale.{number}.", tensors) for number in range(count)]
+    return [below(f"stale.{number}.", tensors) for number in range(count)]
 
 
 def average_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the moving average of the weights in a checkpoint; empty if there is none."""
-    return _below("ema.", tensors)
+    return below("ema.", tensors)
 
 
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Load weights and buffers from a checkpoint."""
     try:
-        model.load_state_dict(_below("model.", tensors))
+        model.load_state_dict(below("model.", tensors))
     except RuntimeError as error:
         raise ValueError(f"the checkpoint is of another model: {' '.join(str(error).split())}") from None
 
@@ -153,7 +154,3 @@ def _like(own: Any, saved: Tensor | None) -> Any:
 
 def _form(tensor: Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
     return None if tensor is None else (tensor.shape, tensor.dtype)
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
