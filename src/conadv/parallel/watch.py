@@ -93,7 +93,7 @@ class _Watch:
         self._hint = hint
         self._over = threading.Event()  # the context was left
         self._failing = threading.Event()  # a peer does not answer
-        self._wake = threading.Event()  # one of both
+        self._wake = threading.Event()  # set with either of them
         self._ending = threading.Lock()  # held by the thread that ends the process
 
     @contextmanager

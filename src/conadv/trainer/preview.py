@@ -54,7 +54,7 @@ def _step_seconds(values: Mapping[str, Any], passes: Mapping[Role, int], job: Jo
     share = {duty: cost if duty == Role.CLEAN else cost * values["twin_share"] for duty, cost in passes.items()}
     busiest = max(sum(share[duty] for duty in share if duty in role) for role in job.layout.roles)
     if values["delay"] == 0 and not any(Role.ADV | Role.ATTACK in role for role in job.layout.roles):
-        busiest = max(busiest, share.get(Role.ADV, 0) + share.get(Role.ATTACK, 0))  # one waits for the other
+        busiest = max(busiest, share.get(Role.ADV, 0) + share.get(Role.ATTACK, 0))  # adv waits for attack
     assert job.place.chunks is not None
     return busiest * job.place.chunks * _pass_seconds(values, job)
 

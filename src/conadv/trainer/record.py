@@ -128,7 +128,7 @@ class CheckpointSaver:
         self._saver.before_update()
 
     def requests_save(self, seconds: float) -> bool:
-        # Only once: all ranks answer a request of a rank that may lag some steps later.
+        # Once per checkpoint: if this rank may lag, all ranks save only some steps after its request.
         is_due = seconds > 0 and not self._requested and time.monotonic() - self._saved >= seconds
         self._requested = self._requested or is_due
         return is_due
