@@ -98,7 +98,7 @@ def build(rank: int, layout: Layout, model: torch.nn.Module) -> Member:
     """The place, groups and routes of a rank; nothing is computed."""
     world = World(rank, layout.world_size, torch.device("cpu"), timeout=60)
     wire = Wire(CHUNK, (1, 8, 8), torch.float32, as_bytes=True)
-    options = {"delay": 1, "seed": 0, "twin_share": 1, "keeps_stale": rank == 0}
+    options = {"delay": 1, "has_twins": lambda *_: True, "keeps_stale": rank == 0}
     chunks = layout.world_size // 3
     return build_member(world, layout, model, lambda *_: None, chunks=chunks, wire=wire, **options)  # type: ignore
 

@@ -310,7 +310,7 @@ def test_a_team_that_does_not_fit_is_refused_before_it_meets():
         conadv.Team(batch_size=8, chunk_size=3)
     with pytest.raises(ValueError, match=r"start 3, 6, 9, ... ranks"):
         conadv.Team("clean | adv | attack", batch_size=8, chunk_size=2).__enter__()
-    with pytest.raises(ValueError, match="has not met"):
+    with pytest.raises(ValueError, match="Team is not open"):
         conadv.Team(batch_size=8, chunk_size=2).world  # noqa: B018
 
 

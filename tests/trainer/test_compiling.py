@@ -85,4 +85,4 @@ def test_a_compiler_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
     assert train(tmp_path / "run", compile="true") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: --compile: ")
-    assert error.endswith("no C++ compiler was found: drop --compile, or mend what it names")
+    assert error.endswith("no C++ compiler was found: drop --compile, or fix what it names")

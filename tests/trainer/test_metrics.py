@@ -24,14 +24,14 @@ def lines(path: Path) -> list[str]:
 def write(path: Path, start: int, stop: int) -> Metrics:
     metrics = Metrics(path, start)
     for step in range(start, stop):
-        metrics.write(step=step, loss=step / 7)
+        metrics.log(step, {"loss": step / 7})
     metrics.close()
     return metrics
 
 
 def test_a_line_a_step_at_once(tmp_path):
     metrics = Metrics(tmp_path / "metrics.jsonl", 0)
-    metrics.write(step=0, loss=0.1)
+    metrics.log(0, {"loss": 0.1})
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert re.fullmatch(r'\{"step": 0, "loss": 0.1, "crc": "[0-9a-f]{8}"\}', line)
     metrics.close()
@@ -40,7 +40,7 @@ def test_a_line_a_step_at_once(tmp_path):
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 def test_every_line_is_json_also_when_a_number_is_none(number, tmp_path):
     metrics = Metrics(tmp_path / "metrics.jsonl", 0)
-    metrics.write(step=0, loss=number)
+    metrics.log(0, {"loss": number})
     metrics.close()
 
     def refuse(constant: str) -> None:
@@ -92,7 +92,7 @@ def test_every_flipped_bit_of_a_line_is_noticed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     metrics = Metrics(path, 0)
     for step in range(3):
-        metrics.write(step=step, epoch=0.25, lr=1e-05, loss=None, skipped=False, seconds=12.5)
+        metrics.log(step, {"epoch": 0.25, "lr": 1e-05, "loss": None, "skipped": False, "seconds": 12.5})
     metrics.close()
     first, middle, last = path.read_bytes().splitlines(keepends=True)
     for bit in range(8 * len(middle)):
@@ -128,7 +128,7 @@ def test_what_is_no_file_is_refused(tmp_path):
 def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     metrics = Metrics(path, 0)
-    metrics.write(step=0, loss=1.0)
+    metrics.log(0, {"loss": 1.0})
 
     class Full:
         """A file that takes three bytes of a line, and then no more."""
@@ -149,7 +149,7 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path, monkeypatch):
 
     monkeypatch.setattr(metrics, "_file", Full(metrics._file))
     with pytest.raises(OSError, match=r"metrics.jsonl \(No space left on device\): free some space"):
-        metrics.write(step=1, loss=1.0)
+        metrics.log(1, {"loss": 1.0})
     metrics.close()
     assert [json.loads(line)["step"] for line in lines(path)] == [0]
 
@@ -164,7 +164,7 @@ def test_the_last_step_is_told_in_plain_lines_unless_quiet():
     told, silence = io.StringIO(), io.StringIO()
     for quiet, stream in ((False, told), (True, silence)):
         with ProgressBar(0, 2, quiet, stream) as watch:
-            watch.step(1, 2.5, 0.1)
-            watch.step(2, 1.25, 0.1)
+            watch.log(0, {"loss": 2.5, "lr": 0.1})
+            watch.log(1, {"loss": 1.25, "lr": 0.1})
     assert told.getvalue() == "step 2/2  loss 1.2500  lr 0.1\n"
     assert silence.getvalue() == ""

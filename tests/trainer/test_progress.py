@@ -46,8 +46,8 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def take_steps() -> None:
     with ProgressBar(0, 2, quiet=False, estimates=False) as bar:
-        bar.step(1, 2.5, 0.1)
-        bar.step(2, 1.25, 0.1)
+        bar.log(0, {"loss": 2.5, "lr": 0.1})
+        bar.log(1, {"loss": 1.25, "lr": 0.1})
 
 
 @pytest.mark.usefixtures("notebook")

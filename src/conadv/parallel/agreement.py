@@ -1,6 +1,6 @@
-"""Ranks that were started differently end before the first step, and one line says what differs.
+"""Check that all ranks have the same flags, data and software, and raise errors of one rank on all of them.
 
-rank 0 broadcasts its facts ──► every rank compares its own ──► one all_reduce: does any rank differ? ──► only then more
+rank 0 broadcasts its facts ──► every rank compares its own ──► all_reduce: does any differ? ──► broadcast what differs
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Seconds between two meetings of the ranks while rank 0 works.
+# Seconds between two all_reduces of the ranks while rank 0 works.
 _MEETING = 2.0
-# Facts by group, each in words: "rank 1 WORDS key value, rank 0 PREPOSITION value: ADVICE".
+# Facts by group and name. The message is "rank 1 WORDS name value, rank 0 PREPOSITION value: ADVICE".
 Facts = Mapping[str, Mapping[str, Any]]
 _WORDING = {
     "flags": ("was started with", "with ", "start all ranks with the same flags"),
@@ -29,27 +29,24 @@ _WORDING = {
 
 
 class AgreedError(ValueError):
-    """A mistake of the user that all ranks know of: each raises it, and one says so."""
+    """A user's mistake that every rank raises with the same message; one rank prints it."""
 
 
 def check_agreement(world: World, facts: Facts) -> None:
-    """Raise an AgreedError on all ranks if any has other facts than rank 0.
+    """Raise an AgreedError on all ranks if the facts of any rank differ from those of rank 0.
 
     Args:
-        world: The ranks, all of which call this.
-        facts: What must be the same, as values that JSON can hold: `flags`, `data`, `software`, `loss`, by name.
+        world: The ranks, all of which must call this.
+        facts: JSON values by group (`flags`, `data`, `software` or `loss`) and name.
     """
     if world.size == 1:
         return
     theirs = json.loads(world.broadcast(json.dumps(facts).encode()))
-    problem = _difference(json.loads(json.dumps(facts)), theirs, world.rank)
-    highest = world.all_reduce_max(world.size - world.rank if problem else 0)
-    if highest:  # the lowest rank that differs says in what
-        raise AgreedError(world.broadcast(problem.encode(), world.size - highest).decode())
+    _raise_on_all(world, _difference(json.loads(json.dumps(facts)), theirs, world.rank))
 
 
 def from_main(world: World, work: Callable[[], bytes | None]) -> bytes:
-    """What `work` returns on rank 0, on all ranks; a ValueError there is an AgreedError on all."""
+    """Call `work` on rank 0 and broadcast what it returns; a ValueError there is an AgreedError on all ranks."""
     answer = b""
     if world.is_main:
         try:
@@ -63,9 +60,9 @@ def from_main(world: World, work: Callable[[], bytes | None]) -> bytes:
 
 
 def from_main_patiently(world: World, work: Callable[[], bytes]) -> bytes:
-    """Like `from_main`, for work that may take longer than the timeout of the ranks that wait for it.
+    """Like `from_main`, for work that may take longer than the timeout of the waiting ranks.
 
-    Rank 0 works in a thread, while all ranks meet every few seconds: one that is lost meanwhile is noticed.
+    Rank 0 works in a thread, and all ranks call all_reduce every few seconds, which notices a rank that is lost.
     """
     if world.size == 1:
         return work()
@@ -73,24 +70,29 @@ def from_main_patiently(world: World, work: Callable[[], bytes]) -> bytes:
     if world.is_main:
         threading.Thread(target=_fulfil, args=(future, work), name="work", daemon=True).start()
     pause = min(_MEETING, world.timeout / 4)
-    while world.all_reduce_max(world.is_main and not _ends_within(pause, future)):
+    while world.all_reduce_max(world.is_main and not wait([future], pause).done):
         pass
     return from_main(world, future.result)
 
 
 def on_all(world: World, work: Callable[[], T]) -> T:
-    """What `work` returns on each rank; a ValueError on any of them is an AgreedError on all."""
+    """Call `work` on every rank; a ValueError on any of them is an AgreedError on all."""
     if world.size == 1:
         return work()
-    results, problem = [], ""
+    results, problem = [], None
     try:
         results.append(work())
     except ValueError as error:
         problem = (f"rank {world.rank}: " if world.rank else "") + str(error)
-    highest = world.all_reduce_max(0 if results else world.size - world.rank)
-    if highest:  # the lowest rank that has one says what it is
-        raise AgreedError(world.broadcast(problem.encode(), world.size - highest).decode())
+    _raise_on_all(world, problem)
     return results[0]
+
+
+def _raise_on_all(world: World, problem: str | None) -> None:
+    """Raise an AgreedError with the problem of the lowest rank that has one; None: this rank has none."""
+    highest = world.all_reduce_max(0 if problem is None else world.size - world.rank)
+    if highest:
+        raise AgreedError(world.broadcast((problem or "").encode(), world.size - highest).decode())
 
 
 def _fulfil(future: Future[bytes], work: Callable[[], bytes]) -> None:
@@ -100,12 +102,8 @@ def _fulfil(future: Future[bytes], work: Callable[[], bytes]) -> None:
         future.set_exception(error)
 
 
-def _ends_within(seconds: float, future: Future[bytes]) -> bool:
-    return bool(wait([future], seconds).done)
-
-
-def _difference(own: Facts, theirs: Facts, rank: int) -> str:
-    """What differs first from rank 0, in words; empty: nothing."""
+def _difference(own: Facts, theirs: Facts, rank: int) -> str | None:
+    """Describe the first fact that differs from rank 0; None: all are equal."""
     for group, (words, preposition, advice) in _WORDING.items():
         mine, leading = own.get(group, {}), theirs.get(group, {})
         for key in {**leading, **mine}:
@@ -114,7 +112,7 @@ def _difference(own: Facts, theirs: Facts, rank: int) -> str:
                     f"rank {rank} {words} {key} {_show(mine.get(key))}, "
                     f"rank 0 {preposition}{_show(leading.get(key))}: {advice}"
                 )
-    return ""
+    return None
 
 
 def _show(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""Which attempt at a run this is, the same on all ranks.
+"""Agree on the number of an attempt at a run: 0, or 1, 2, ... after torchrun has restarted the ranks.
 
-torchrun may keep the store when it starts the ranks again, with what earlier processes left there; and each of its
-agents counts its own restarts, so nodes can have different counts. So rank 0 numbers the attempts, and gives the number
-only to processes that asked for it:
+torchrun may keep the store when it restarts the ranks, with keys of earlier processes, and its agents count their own
+restarts, so nodes can have different counts. So rank 0 numbers the attempts, and sends the number to each process that
+asks for it, identified by a random nonce:
 
 rank n   appends "n NONCE" to the list of arrivals ──► waits for the key of its nonce ──► is present
 rank 0   takes a number ──► reads arrivals, answers each nonce with the number ──► until all are present
@@ -11,31 +11,20 @@ rank 0   takes a number ──► reads arrivals, answers each nonce with the nu
 from __future__ import annotations
 
 import time
-from typing import Protocol
 from uuid import uuid4
+
+from .heartbeats import Store
 
 _PAUSE = 0.1
 
 
-class Store(Protocol):
-    """What we need of PyTorch's stores."""
-
-    def add(self, key: str, amount: int) -> int: ...
-
-    def append(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def multi_set(self, keys: list[str], values: list[str]) -> None: ...
-
-
 class AbsentError(RuntimeError):
-    """Ranks did not come in time.
+    """Some ranks did not arrive in time.
 
     Args:
-        attempt: The attempt that they were waited for in.
-        ranks: Who they are.
-        timeout: How long they were waited for, in seconds.
+        attempt: The number of the attempt.
+        ranks: The ranks that are missing.
+        timeout: How long rank 0 waited, in seconds.
     """
 
     def __init__(self, attempt: int, ranks: list[int], timeout: float) -> None:
@@ -46,13 +35,13 @@ class AbsentError(RuntimeError):
 
 
 def agree_on_attempt(store: Store, rank: int, size: int, timeout: float) -> int:
-    """The number of this attempt, counted from 0 in this store; an AbsentError names ranks that do not come in time.
+    """Return the number of this attempt; an AbsentError on rank 0 names ranks that do not arrive in time.
 
     Args:
-        store: The launcher's or rank 0's store, which earlier attempts may have used.
+        store: The store of the launcher or of rank 0, which earlier attempts may have used.
         rank: This rank.
         size: The number of ranks.
-        timeout: Seconds until rank 0 gives up; other ranks wait as long as their store does.
+        timeout: Seconds that rank 0 waits; other ranks wait for the timeout of their store.
     """
     return _lead(store, size, timeout) if rank == 0 else _follow(store, rank)
 
@@ -68,7 +57,7 @@ def _follow(store: Store, rank: int) -> int:
 
 def _lead(store: Store, size: int, timeout: float) -> int:
     number = store.add("conadv/attempts", 1) - 1
-    store.append("conadv/arrivals", "\n")  # from here on there is something to read
+    store.append("conadv/arrivals", "\n")  # create the key, so that `get` does not block
     answered: set[str] = set()
     end = time.monotonic() + timeout
     while (present := store.add(_present(number), 0)) < size - 1:

@@ -1,4 +1,4 @@
-"""Gradients in flat buckets, each summed over the ranks as soon as its last gradient is there."""
+"""Gradients in flat buckets; the all_reduce of a bucket can start as soon as its last gradient has arrived."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor, nn
 
-# Small enough that the first sum starts early in the backward pass, large enough that few sums are needed.
+# Small enough that the first all_reduce starts early in the backward pass, large enough that few are needed.
 _BUCKET_BYTES = 2**20
-# On a GPU a sum takes tens of microseconds to start.
+# On a GPU, an all_reduce takes tens of microseconds to start.
 _CUDA_BUCKET_BYTES = 25 * 2**20
 
 
 def bucket_bytes(device: torch.device) -> int:
-    """The largest size of a bucket, for gradients on this device."""
+    """Return the largest size of a bucket in bytes, for gradients on this device."""
     return _CUDA_BUCKET_BYTES if device.type == "cuda" else _BUCKET_BYTES
 
 
 class OwnGradients:
-    """The gradients of a process that is alone, in the tensors that autograd makes: nothing is copied or added."""
+    """The gradients of a single process, which has no buckets: they stay in the tensors that autograd creates."""
 
     ready = False
 
@@ -34,13 +34,13 @@ class OwnGradients:
             parameter.grad = None
 
     def forget(self) -> None:
-        """Nothing is counted."""
+        """Do nothing: arrivals are not counted."""
 
     def reclaim(self) -> None:
-        """Whatever a caller did to the gradients, nothing is added to them."""
+        """Do nothing: the caller may change the gradients."""
 
     def close(self) -> None:
-        """An optimizer treats a parameter that had no part in the loss like one whose gradient is zero."""
+        """Give parameters without a gradient one of zeros, as on several ranks."""
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -48,8 +48,8 @@ class OwnGradients:
         self.own_total = torch.stack([norm.to(self.own_total) for norm in largest]).sum()
 
     def total(self) -> Tensor:
-        """Not finite where any gradient is not."""
-        return self.own_total  # nothing was added by others
+        """Return a number that is finite only if all gradients are."""
+        return self.own_total
 
     def clear_unless(self, finite: Tensor) -> None:
         for parameter in self._parameters:
@@ -58,19 +58,23 @@ class OwnGradients:
 
 
 class Bucket:
-    """Some parameters whose gradients are views of one flat tensor, and how many are still missing.
+    """Parameters whose gradients are views of one flat tensor.
 
-    `own_total` is the sum of this rank's gradients, which tells whether they are finite.
+    `own_total` is the sum of this rank's gradients, before the all_reduce: finite only if all of them are.
+
+    Args:
+        parameters: with the same dtype.
+        on_ready: called when the last gradient of a step has arrived.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], tell: Callable[[], None]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], on_ready: Callable[[], None]) -> None:
         self.gradients = torch.zeros(sum(map(Tensor.numel, parameters)), dtype=parameters[0].dtype).to(parameters[0])
         self.own_total = self.gradients.sum()
-        self._tell = tell
+        self._on_ready = on_ready
         self._arrivals = 0
-        self._expected: int | None = None  # arrivals in a step; unknown until the first one is over
+        self._expected: int | None = None  # arrivals per step; unknown during the first step
         self._closed = False
-        self._version = 0  # PyTorch's counter of changes, at the last one that was ours
+        self._version = 0  # PyTorch's count of in-place changes after our last one, to detect those of the caller
         self._views: dict[nn.Parameter, Tensor] = {}
         offset = 0
         for parameter in parameters:
@@ -89,11 +93,11 @@ class Bucket:
         self._attach()
 
     def forget(self) -> None:
-        """Count the gradients of a step again: the next one has another number of backward passes."""
+        """Count the arrivals again in the next step, which has another number of backward passes."""
         self._expected = None
 
     def reclaim(self) -> None:
-        """Make the gradients of the caller's backward pass ours again, or refuse those that the caller changed."""
+        """Use the gradients of the caller's backward pass; raise a ValueError if the caller changed them since."""
         if not self._closed and not self._arrivals:
             self.gradients.zero_()
         elif self.gradients._version != self._version:
@@ -104,49 +108,49 @@ class Bucket:
         self._attach()
 
     def close(self) -> None:
-        """No gradient may be added any more."""
+        """End the step: a gradient that arrives from now on is an error."""
         if self._expected is None:
             self._expected = self._arrivals
         self._closed = True
         self.own_total = self.gradients.sum()
 
     def mark(self) -> None:
-        """Take the gradients as they are for ours."""
+        """Record that the last change of the gradients was ours."""
         self._version = self.gradients._version
 
     def total(self) -> Tensor:
-        """Not finite where any gradient is not."""
+        """Return a number that is finite only if all gradients are."""
         return self.gradients.sum()
 
     def clear_unless(self, finite: Tensor) -> None:
         self.gradients.masked_fill_(finite.logical_not(), 0)
 
     def _attach(self) -> None:
-        """An optimizer may have put None in the place of a gradient."""
+        """Set `.grad` to the views again, since `optimizer.zero_grad` may have set it to None."""
         for parameter, view in self._views.items():
             parameter.grad = view
 
     def _arrive(self, parameter: nn.Parameter) -> None:
         if self._closed:
             raise RuntimeError(
-                "a gradient came after the sum over the ranks had started: "
+                "a gradient arrived after the sum over the ranks had started: "
                 "the model uses other parameters in this step than in the first one"
             )
         view = self._views[parameter]
-        if parameter.grad is not view:  # it was cleared between the forward and the backward pass
+        if parameter.grad is not view:  # the caller cleared it between the forward and the backward pass
             assert parameter.grad is not None
             view.copy_(parameter.grad)
             parameter.grad = view
         self.mark()
         self._arrivals += 1
         if self.ready:
-            self._tell()
+            self._on_ready()
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """A call of the method for as long as its object exists.
+    """Return a function that calls a method, but does not keep its object alive.
 
-    A hook of a parameter that held the exchange would keep it, and its process groups, for as long as the model exists.
+    Hooks of parameters would otherwise keep the exchange and its process groups alive as long as the model.
     """
     reference = WeakMethod(method)
 
@@ -158,7 +162,7 @@ def weakly(method: Callable[..., None]) -> Callable[..., None]:
 
 
 def grouped(parameters: list[nn.Parameter], size: int) -> list[list[nn.Parameter]]:
-    """Consecutive parameters of one type, up to `size` bytes."""
+    """Group consecutive parameters of the same dtype, up to `size` bytes."""
     groups: list[list[nn.Parameter]] = []
     room = 0
     for parameter in parameters:

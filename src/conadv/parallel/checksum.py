@@ -1,7 +1,7 @@
-"""A checksum of the weights in each step, exact to the bit, so that a rank whose weights differ is named.
+"""A checksum of the weights in each step, to detect a rank whose weights differ in any bit.
 
-Every rank adds the bits of its checksum to the sum of the step, as numbers 0 and 1. Where all weights are equal, each
-bit sums to 0 or to the number of ranks, exactly, in any type of number.
+The bits of the checksum, as numbers 0 and 1, are part of the all_reduce of the step. If all weights are equal, each bit
+sums to 0 or to the number of ranks, exactly, in any dtype.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 BITS = 64
-# In how many steps all weights are looked at once; a part of them in each costs next to nothing.
+# Each step covers one of so many parts of the weights, which costs almost nothing.
 TURNS = 8
 
 
 class Checksum:
-    """The sum of the bit patterns of some weights as whole numbers, others in each step.
+    """The sum of the bit patterns of the weights as integers, modulo 2 to the 64; one part of the weights per step.
 
-    Any single bit that changes changes the sum, since it adds or takes a power of two, modulo 2 to the 64.
+    Any single bit that changes adds or subtracts a power of two, so it changes the sum.
 
     Args:
-        weights: Tensors of the same sizes and order on every rank.
+        weights: Tensors with the same sizes and order on every rank.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
@@ -32,7 +32,7 @@ class Checksum:
         self._turn = 0
 
     def next(self) -> Tensor:
-        """The bits (64 numbers, 0 or 1) of the checksum of the weights whose turn it is."""
+        """Return the checksum of the next part of the weights, as 64 numbers 0 or 1."""
         part = self._parts[self._turn % len(self._parts)]
         self._turn += 1
         total = torch.stack([_patterns(weight.detach()).sum() for weight in part]).sum()
@@ -40,14 +40,14 @@ class Checksum:
 
 
 def odd_ones(rows: Sequence[Sequence[float]]) -> tuple[int, ...]:
-    """The places of the rows that are not what most are; where no value has most, those that are not the first."""
+    """Return the indices of the rows that differ from the most frequent one; in a tie, the first row counts."""
     counts = Counter(map(tuple, rows))
     usual = max(counts, key=lambda row: (counts[row], row == tuple(rows[0])))
     return tuple(place for place, row in enumerate(rows) if tuple(row) != usual)
 
 
 def _patterns(weight: Tensor) -> Tensor:
-    """The bits of a tensor as whole numbers, of eight bytes where they fill them, without a copy if it is dense."""
+    """View a tensor as integers, of eight bytes if its size allows it; copies only tensors that are not dense."""
     weight = torch.view_as_real(weight) if weight.is_complex() else weight
     dense = weight.is_contiguous() or (weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last))
     flat = weight.as_strided((weight.numel(),), (1,)) if dense else weight.flatten()

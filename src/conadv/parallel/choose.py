@@ -1,4 +1,4 @@
-"""`--layout auto`: the layout of a method that fits the ranks and lets a step end first. Only arithmetic."""
+"""`--layout auto`: choose the layout of a method that fits the ranks and has the shortest step. Only arithmetic."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def choose_layout(method: MethodInfo, delay: int, world_size: int, chunks: int) 
     """Choose among the layouts of a method by the work of the busiest rank, counted in passes over a chunk.
 
     Args:
-        method: Whose layouts they are.
-        delay: Age in steps of the weights that twins are made with.
-        world_size: How many ranks there are, all of which are used.
+        method: The method.
+        delay: Age, in steps, of the weights that twins are generated with.
+        world_size: The number of ranks, all of which are used.
         chunks: Chunks of a global batch, which the lanes share equally.
 
     Returns:
-        The layout. Of several with equal work, the one with the fewest messages.
+        The layout. Of several with equal work, the one with the fewest ranks per lane.
     """
     fitting = [layout for text in method.layouts if (layout := _fit(text, method, world_size, chunks)) is not None]
     if not fitting:
@@ -38,7 +38,7 @@ def _fit(text: str, method: MethodInfo, world_size: int, chunks: int) -> Layout 
 
 
 def _passes(layout: Layout, method: MethodInfo, delay: int, chunks: int) -> float:
-    """Passes over chunks, one after the other, until the busiest rank has taken its step."""
+    """Count the passes over a chunk that the busiest rank makes in a step."""
     busiest = max(sum(method.passes[duty] for duty in role) / count for role, count in layout.counts.items())
     waits = delay == 0 and Role.ATTACK in layout.roles  # fresh twins: learning waits for the first chunk
     return chunks // layout.lanes * busiest + (method.passes[Role.ATTACK] if waits else 0)

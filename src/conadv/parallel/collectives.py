@@ -22,14 +22,14 @@ from .heartbeats import Heartbeats
 from .launch import has_local_rank, local_rank, rank_0_keeps_store, restarts, world_size
 from .reading import Reading, poll
 
-# Seconds beyond the timeout in which what waits should have noticed it by itself.
+# Seconds after the timeout in which a backend should have raised its own error.
 GRACE = 2.0
-# NCCL's own watchdog aborts the process silently; it should only act where ours did not.
+# NCCL's own watchdog aborts the process without a message, so its timeout is longer than ours.
 _NCCL_GRACE = 60.0
 
 
 class PeerError(ConnectionError):
-    """Another rank did not answer."""
+    """Communication with another rank failed or timed out."""
 
 
 @dataclass
@@ -39,49 +39,49 @@ class _Clock:
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others."""
+    """The process group of a run, as this rank sees it."""
 
     rank: int
     size: int
     device: torch.device
     heartbeats: Heartbeats | None = None
-    """What processes leave for each other outside of any exchange; None: there is only this one."""
+    """Heartbeats in the store; None: there is only this rank."""
     timeout: float = math.inf
-    """Seconds to wait for another process."""
+    """Seconds to wait for another rank."""
     polls: bool = False
-    """Whether a wait does not block the host, as with NCCL, so that it must be polled for."""
+    """Whether `Work.wait` does not block the host, as with NCCL, so that the host must poll."""
     attempt: int = 0
-    """How often the run was started before by the same launcher."""
+    """How often the launcher has restarted the run."""
     _waits: _Clock = field(default_factory=_Clock, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that prints and writes."""
+        """Whether this is rank 0, which prints and writes files."""
         return self.rank == 0
 
     @property
     def is_waiting(self) -> bool:
-        """Whether this process waits for others, or failed in it."""
+        """Whether this rank is waiting for others, or has failed to."""
         return self._waits.since is not None
 
     def waited(self) -> float:
-        """Seconds that this process has been waiting for others."""
+        """Return for how many seconds this rank has been waiting for others."""
         since = self._waits.since
         return 0.0 if since is None else time.monotonic() - since
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within, this process waits for others, and what goes wrong is a PeerError: theirs, not its own."""
+        """Mark this rank as waiting for others within the context, and turn errors of the backend into PeerErrors."""
         self._waits.since = time.monotonic()
         try:
             yield
-        except RuntimeError as error:  # what every backend raises when a connection breaks or the time is up
+        except RuntimeError as error:  # all backends raise it for a broken connection or a timeout
             raise PeerError(str(error)) from error
         else:
             self._waits.since = None
 
     def wait(self, work: dist.Work | None) -> None:
-        """Block until a work is done, or raise a PeerError after the timeout."""
+        """Block the host until `work` is done, or raise a PeerError after the timeout."""
         with self.waiting():
             if work is not None and self.polls:
                 poll(work.is_completed, self.timeout)
@@ -89,26 +89,26 @@ class World:
                 work.wait()
 
     def order(self, work: dist.Work | None) -> None:
-        """Let what follows come after a work: on a GPU in the order of its queue, else the host waits."""
+        """Wait for `work` in the current stream of a GPU, without blocking the host; on the CPU the host waits."""
         with self.waiting():
             if work is not None:
                 work.wait()
 
     def read(self, reading: Reading) -> list[float]:
-        """Numbers that depend on other processes, once they are on the host, or a PeerError after the timeout."""
+        """Wait for numbers that depend on other ranks, or raise a PeerError after the timeout."""
         if self.size == 1:
             return reading.numbers(math.inf)
         with self.waiting():
             return reading.numbers(self.timeout)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over all processes, in place."""
+        """Sum a tensor over all ranks, in place."""
         if self.size > 1:
             self.wait(self.start_all_reduce(tensor))
         return tensor
 
     def start_all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work | None:
-        """Begin a sum over all processes, or those of a group, in place; it is there when the work is waited for."""
+        """Start an all_reduce (sum) over all ranks or those of a group, in place."""
         if self.size == 1:
             return None
         with self.waiting():
@@ -116,28 +116,28 @@ class World:
         return work
 
     def start_send(self, tensor: Tensor, target: int, group: dist.ProcessGroup) -> dist.Work:
-        """Begin to send a tensor, which must stay as it is until the work is done."""
+        """Start to send a tensor, which must not change until the work is done."""
         with self.waiting():
             work = dist.isend(tensor, target, group=group)
         assert work is not None
         return work
 
     def start_receive(self, tensor: Tensor, source: int, group: dist.ProcessGroup) -> dist.Work:
-        """Begin to receive a tensor, in place; it is there when the work is waited for."""
+        """Start to receive a tensor, in place."""
         with self.waiting():
             work = dist.irecv(tensor, source, group=group)
         assert work is not None
         return work
 
     def all_reduce_max(self, number: int) -> int:
-        """The largest of the numbers that the processes have."""
+        """Return the largest `number` of all ranks."""
         largest = torch.tensor(number, device=self.device)
         if self.size > 1:
             self.wait(dist.all_reduce(largest, dist.ReduceOp.MAX, async_op=True))
         return int(largest)
 
     def broadcast(self, data: bytes, source: int = 0) -> bytes:
-        """The bytes that one process has, on every process."""
+        """Return the bytes of rank `source` on every rank."""
         if self.size == 1:
             return data
         size = torch.tensor(len(data), device=self.device)
@@ -150,7 +150,7 @@ class World:
 
     @torch.no_grad()
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """Give the tensors of every process, in place, the values of rank 0's."""
+        """Copy the tensors of rank 0 to those of all ranks, in one broadcast."""
         if self.size == 1:
             return
         message = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in tensors])
@@ -160,10 +160,10 @@ class World:
             tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
     def new_group(self, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-        """Another group, whose messages do not wait behind those of the first; every process must ask for it.
+        """Create another process group, whose messages do not queue behind those of others; every rank must call it.
 
         Args:
-            ranks: Its members; None: all processes.
+            ranks: Its members; None: all ranks.
         """
         members = None if ranks is None else list(ranks)
         with self.waiting():
@@ -171,7 +171,7 @@ class World:
         return group
 
     def barrier(self) -> None:
-        """Wait until all processes have called it."""
+        """Wait until all ranks have called it."""
         self.all_reduce_max(0)
 
 
@@ -180,7 +180,7 @@ def joined(timeout: float) -> Iterator[World]:
     """Join the process group of the ranks that were started together.
 
     Args:
-        timeout: Seconds to wait for another rank, here and in everything that the world is used for.
+        timeout: Seconds to wait for another rank, here and in all later communication.
     """
     device = own_device()
     if world_size() == 1:
@@ -193,7 +193,7 @@ def joined(timeout: float) -> Iterator[World]:
     try:
         yield world
     finally:
-        gc.collect()  # a model in a cycle that still holds the group, such as a DDP, can abort the process at its exit
+        gc.collect()  # an unreachable model that still holds the group, such as a DDP, can abort the process at exit
         with deadline(timeout + GRACE, "the process group of the ranks could not be closed"):
             dist.destroy_process_group()
 
@@ -204,7 +204,7 @@ def _join(backend: str, device: torch.device, timeout: float) -> World:
     try:
         kept, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
         while isinstance(kept, dist.PrefixStore):  # type: ignore[attr-defined]
-            kept = kept.underlying_store  # some versions put the count of this machine's restarts before all keys
+            kept = kept.underlying_store  # some versions of PyTorch prefix keys with the restarts of this machine
         attempt = agree_on_attempt(kept, rank, size, timeout)
         store = _store_of(kept, attempt)
         heartbeats = Heartbeats(store, rank, size)
@@ -212,7 +212,7 @@ def _join(backend: str, device: torch.device, timeout: float) -> World:
             heartbeats.open()
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_patience(timeout, polls))
     except RuntimeError as error:
-        if isinstance(error, AbsentError):  # which the ranks that came learn from rank 0's line
+        if isinstance(error, AbsentError):  # rank 0 reports it for all ranks that have arrived
             heartbeats = Heartbeats(_store_of(kept, error.attempt), rank, size)
         with suppress(RuntimeError):
             if heartbeats is not None and not heartbeats.claim_report():
@@ -224,17 +224,17 @@ def _join(backend: str, device: torch.device, timeout: float) -> World:
 
 
 def _store_of(kept: Any, attempt: int) -> Any:
-    """The part of a store that is of one attempt; its stub lacks multi_set."""
+    """Return the part of a store that belongs to one attempt. Any, since its type stub lacks multi_set."""
     return dist.PrefixStore(f"attempt-{attempt}", kept)  # type: ignore[attr-defined]
 
 
 def _patience(timeout: float, polls: bool) -> timedelta:
-    """The timeout of a group: where we poll, the backend's own comes after ours."""
+    """Return the timeout of a process group, which is longer than ours if we poll."""
     return timedelta(seconds=timeout + (_NCCL_GRACE if polls else 0.0))
 
 
 def own_device() -> torch.device:
-    """The device of this process: its own GPU where there are any."""
+    """Return the device of this rank: its own GPU, or the CPU if there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     count, own = torch.cuda.device_count(), local_rank()
@@ -244,7 +244,7 @@ def own_device() -> torch.device:
         raise ValueError(
             f"process {own} of this machine has no GPU of its own among {count}: start {count} per machine"
         )
-    # A launcher may show each process its own GPU alone.
+    # Some launchers show each process only its own GPU.
     device = torch.device("cuda", own if count > 1 else 0)
     torch.cuda.set_device(device)
     return device

@@ -1,4 +1,4 @@
-"""How a rank ends when others may not answer any more: one line, at once, and never later than a deadline."""
+"""End a process immediately with one line, when other ranks may not answer any more."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def end_process(status: int) -> NoReturn:
 
 @contextmanager
 def deadline(seconds: float, text: str) -> Iterator[None]:
-    """Within, a time limit in seconds: after it, the process prints `text` and exits with status 1."""
+    """Limit the time within the context: after `seconds`, print `text` and exit with status 1."""
 
     def give_up() -> None:
         say_error(text)

@@ -1,7 +1,7 @@
-"""What ranks leave for each other in the store, outside of any exchange: heartbeats, and why the run ends.
+"""Heartbeats that ranks write to the store, and the verdict: why the run ends.
 
-Each rank has one key, its mailbox. It writes its heartbeats there, and the rank that knows why the run ends overwrites
-all of them with the verdict: one request every 5 seconds says that the rank lives, and asks whether the run is over.
+Each rank has one key, its mailbox, and writes its heartbeats there. The rank that knows why the run ends overwrites all
+mailboxes with the verdict. So one request every 5 seconds both shows that a rank is alive and reads the verdict.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from typing import NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
-# Seconds that the store has for an answer when a run ends; whatever keeps it may be what stopped.
+# Seconds to wait for the store when a run ends, since the process that hosts it may be the one that stopped.
 _ANSWER = 3.0
 _SILENCE = "0 0"
 
 
 class Store(Protocol):
-    """What we need of PyTorch's stores."""
+    """The methods of a torch.distributed store that we use."""
 
     def add(self, key: str, amount: int) -> int: ...
+
+    def append(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
 
@@ -36,20 +40,20 @@ class Verdict(NamedTuple):
     status: int
     text: str
     lost: int = 0
-    """How many ranks will not read it."""
+    """How many ranks do not answer, and so will not read it."""
 
 
 class Pulse(NamedTuple):
     """The last heartbeat of a rank."""
 
     beats: int
-    """How many there were."""
+    """How many the rank has written."""
     awaits: bool
-    """Whether the rank waited for others then."""
+    """Whether the rank was waiting for others."""
 
 
 class Heartbeats:
-    """One rank's view of the store; a RuntimeError says that the store is gone or does not answer.
+    """The heartbeats of a run, as one rank sees them; a RuntimeError means that the store does not answer.
 
     Args:
         store: The store of this attempt of the run.
@@ -59,37 +63,37 @@ class Heartbeats:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store = store
-        self._size = size
-        self._own = _mailbox(rank)
+        self._mailboxes = [f"conadv/mailbox/{number}" for number in range(size)]
+        self._own = self._mailboxes[rank]
         self._count = 0
         self._last = _SILENCE
 
     def open(self) -> None:
-        """Make every mailbox; one rank does, before any heartbeat."""
+        """Create all mailboxes; rank 0 does so before any heartbeat."""
         self._fill(_SILENCE)
 
     def beat(self, awaits: bool) -> Verdict | None:
-        """Write a heartbeat, with whether this rank waits for others; returns the verdict if the run is over."""
+        """Write a heartbeat, with whether this rank waits for others; return the verdict if there is one."""
         self._count += 1
         content = self._store.compare_set(self._own, self._last, f"{self._count} {awaits:d}").decode()
         self._last = content
         return _verdict(content)
 
     def look(self) -> list[Pulse]:
-        """The last heartbeat of every rank, by one request."""
-        contents = _answered(lambda: self._store.multi_get(self._mailboxes()))
+        """Read the last heartbeat of every rank, in one request."""
+        contents = _answered(lambda: self._store.multi_get(self._mailboxes))
         return [_pulse(content.decode()) for content in contents]
 
     def claim_report(self) -> bool:
-        """Whether this rank finds out why the run ends: true for the first that asks."""
+        """Claim to find out why the run ends: True for the first rank that asks."""
         return _answered(lambda: self._store.add("conadv/claims", 1)) == 1
 
     def claim_verdict(self) -> bool:
-        """Whether this rank, which knows why the run ends, says so: true for the first that asks."""
+        """Claim to report why the run ends: True for the first rank that asks."""
         return _answered(lambda: self._store.add("conadv/verdicts", 1)) == 1
 
     def publish(self, verdict: Verdict) -> None:
-        """Leave the verdict in every mailbox."""
+        """Write the verdict to every mailbox."""
         _answered(lambda: self._fill(f"! {verdict.status} {verdict.lost} {verdict.text}"))
 
     def leave(self) -> None:
@@ -97,18 +101,11 @@ class Heartbeats:
         _answered(lambda: self._store.add("conadv/left", 1))
 
     def left(self) -> int:
-        """How many ranks have ended."""
+        """Return how many ranks have ended."""
         return _answered(lambda: self._store.add("conadv/left", 0))
 
     def _fill(self, content: str) -> None:
-        self._store.multi_set(self._mailboxes(), [content] * self._size)
-
-    def _mailboxes(self) -> list[str]:
-        return [_mailbox(rank) for rank in range(self._size)]
-
-
-def _mailbox(rank: int) -> str:
-    return f"conadv/mailbox/{rank}"
+        self._store.multi_set(self._mailboxes, [content] * len(self._mailboxes))
 
 
 def _verdict(content: str) -> Verdict | None:
@@ -124,7 +121,7 @@ def _pulse(content: str) -> Pulse:
 
 
 def _answered(request: Callable[[], T]) -> T:
-    """The answer to a request, or a RuntimeError: a client of the store would wait forever."""
+    """Return the answer to a request of the store, or raise a RuntimeError if it takes too long."""
     box: queue.SimpleQueue[T | RuntimeError] = queue.SimpleQueue()
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""How this process was started: by torchrun, by hand with the same variables, by SLURM's srun, or alone."""
+"""Rank, world size and address from the environment variables of torchrun or SLURM's srun."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from collections.abc import Mapping, MutableMapping
 
 
 def world_size() -> int:
-    """How many ranks were started; 1 without a launcher."""
+    """Return the number of ranks; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def own_rank() -> int:
-    """The rank of this process."""
+    """Return the rank of this process."""
     return int(os.environ.get("RANK", "0"))
 
 
 def local_rank() -> int:
-    """The number of this process among those of its machine; also where only RANK and WORLD_SIZE were set by hand."""
-    return int(_told_local_rank(os.environ) or 0)
+    """Return the number of this process on its machine; 0 if no launcher set it."""
+    return int(_given_local_rank() or 0)
 
 
 def has_local_rank() -> bool:
-    """Whether a launcher told this process its number."""
-    return bool(_told_local_rank(os.environ))
+    """Whether a launcher set the local rank."""
+    return bool(_given_local_rank())
 
 
-def _told_local_rank(environment: Mapping[str, str]) -> str | None:
-    # What a batch script starts has the script's own number, which is 0 for all.
-    by_slurm = None if _in_batch_script(environment) else environment.get("SLURM_LOCALID")
-    return environment.get("LOCAL_RANK") or by_slurm
+def _given_local_rank() -> str | None:
+    # Processes that a batch script starts without srun all have the script's own SLURM_LOCALID, 0.
+    by_slurm = None if _in_batch_script(os.environ) else os.environ.get("SLURM_LOCALID")
+    return os.environ.get("LOCAL_RANK") or by_slurm
 
 
 def _in_batch_script(environment: Mapping[str, str]) -> bool:
-    """Whether this is no task of `srun`: only these belong to a step."""
+    """Whether this process runs in a SLURM job, but was not started by `srun`."""
     return "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment
 
 
 def restarts() -> int:
-    """How often torchrun's agent on this machine has started its ranks again."""
+    """Return how often torchrun has restarted the ranks of this machine."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def rank_0_keeps_store() -> bool:
-    """Whether the store of the run ends with rank 0; else torchrun keeps it."""
+    """Whether rank 0 hosts the store, which then ends with it; otherwise torchrun does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
@@ -53,7 +53,7 @@ def started_by_torchrun() -> bool:
 
 
 def launcher_command() -> str:
-    """What to write before `conadv` to start as many ranks in the same way; empty for a single process."""
+    """Return the launcher part of the command that starts as many ranks again; empty for a single process."""
     size = world_size()
     if size == 1:
         return ""
@@ -67,7 +67,7 @@ def launcher_command() -> str:
 
 
 def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set the variables that torchrun would set from those of `srun`, where none of torchrun's are set.
+    """Set torchrun's environment variables from those of `srun`, if torchrun did not set them.
 
     Args:
         environment: The variables, changed in place.
@@ -79,9 +79,9 @@ def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """torchrun's variables as a task of `srun` has them; empty where `srun` did not start several tasks."""
+    """Return torchrun's variables for a task of `srun`; empty if `srun` did not start several tasks."""
     size = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
-    # A batch script itself is one process, though its job has SLURM_NTASKS.
+    # A batch script is a single process, though SLURM_NTASKS is set.
     if size == "1" or "SLURM_PROCID" not in environment or _in_batch_script(environment):
         return {}
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST") or "127.0.0.1"
@@ -98,7 +98,7 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """The first host of SLURM's list of nodes, such as "gpu[007-009,12],login1" (gpu007)."""
+    """Return the first host in SLURM's list of nodes: gpu007 for "gpu[007-009,12],login1"."""
     match = re.match(r"([^\[,]+)(?:\[([^\]]+)\])?([^,]*)", nodes.strip())
     if match is None:
         raise ValueError(f"no host in SLURM's list of nodes {nodes!r}: set MASTER_ADDR to the host of rank 0")
@@ -109,7 +109,7 @@ def first_host(nodes: str) -> str:
 
 
 def _port(environment: Mapping[str, str]) -> int:
-    """The same on all tasks of a step, and likely another one for other steps of the same machine."""
+    """Choose a port from the job and step, the same on all tasks of a step, and probably free."""
     digits = re.sub(r"\D", "", environment.get("SLURM_JOB_ID", "")) or "0"
     step = re.sub(r"\D", "", environment.get("SLURM_STEP_ID", "")) or "0"
     return 15_000 + (int(digits) * 31 + int(step)) % 15_000

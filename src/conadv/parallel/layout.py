@@ -1,4 +1,4 @@
-"""Layouts: which ranks form a lane, what each of them does, and who sends twins to whom. Only arithmetic.
+"""Layouts: which ranks form a lane, what each rank does, and which rank sends twins to which. Only arithmetic.
 
 "clean | adv | attack" on 6 ranks:     lane 0: rank 0 clean, rank 1 adv, rank 2 attack
                                        lane 1: rank 3 clean, rank 4 adv, rank 5 attack
@@ -25,11 +25,11 @@ _COUNTED = re.compile(r"\s*(?:([0-9]{1,6})\s+)?(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Layout:
-    """Equal lanes, each of which does the work that one rank would do alone.
+    """Ranks in equal lanes; the ranks of a lane share the work that a single rank would do alone.
 
     Args:
-        roles: what the ranks of a lane do, in their order; those with the same role are neighbours.
-        lanes: how many lanes there are.
+        roles: the role of each rank of a lane; ranks with the same role are consecutive.
+        lanes: the number of lanes.
     """
 
     roles: tuple[Role, ...]
@@ -37,13 +37,12 @@ class Layout:
 
     @classmethod
     def fit(cls, text: str | None, duties: Role, world_size: int) -> Layout:
-        """Read a layout, such as "clean | adv" or "3 clean | 3 adv | 2 attack", for a method with these duties.
+        """Parse a layout, such as "clean | adv" or "3 clean | 3 adv | 2 attack", for a number of ranks.
 
         Args:
-            text: roles of the ranks of a lane, each with a count if more than one rank has it. None: every rank does
-                everything.
-            duties: what the method needs.
-            world_size: number of ranks, which whole lanes have to fill.
+            text: the roles of a lane, each with a count if several ranks have it. None: every rank does everything.
+            duties: the duties of the method, all of which the layout must have.
+            world_size: the number of ranks, a multiple of the ranks of a lane.
         """
         groups = [(1, duties)] if text is None else _parse(text, duties)
         width = sum(count for count, _ in groups)
@@ -58,12 +57,12 @@ class Layout:
 
     @classmethod
     def lane_of(cls, text: str, duties: Role) -> Layout:
-        """Read a layout and make one lane of it, however many ranks it has."""
+        """Parse a layout as a single lane, with as many ranks as it needs."""
         return cls.fit(text, duties, sum(count for count, _ in _parse(text, duties)))
 
     @staticmethod
     def duties_in(text: str) -> Role:
-        """What the ranks of a layout do between them, for a method that is not known yet."""
+        """Parse only the duties of a layout, for a method that is not known yet."""
         return reduce(or_, (_parse_group(part, text)[1] for part in text.split("|")))
 
     @property
@@ -72,12 +71,12 @@ class Layout:
 
     @property
     def duties(self) -> Role:
-        """What the ranks of a lane do between them."""
+        """All duties of a lane."""
         return reduce(or_, self.roles)
 
     @property
     def counts(self) -> dict[Role, int]:
-        """How many ranks of a lane have each role, in the order of the layout."""
+        """The number of ranks per lane of each role, in the order of the layout."""
         return {role: self.roles.count(role) for role in dict.fromkeys(self.roles)}
 
     def lane(self, rank: int) -> int:
@@ -87,13 +86,13 @@ class Layout:
         return self.roles[rank % len(self.roles)]
 
     def ranks(self, lane: int, duty: Role) -> range:
-        """The ranks of a lane that share a duty."""
+        """Return the ranks of a lane that have a duty."""
         within = [place for place, role in enumerate(self.roles) if duty in role]
         first = lane * len(self.roles) + within[0]
         return range(first, first + len(within))
 
     def lane_chunks(self, rank: int, chunks: int) -> range:
-        """The numbers of the chunks that a rank's lane works through, of the `chunks` of a global batch."""
+        """Return the chunks of a rank's lane, out of the `chunks` of a global batch."""
         share, rest = divmod(chunks, self.lanes)
         if rest:
             raise ValueError(
@@ -103,7 +102,7 @@ class Layout:
         return range(self.lane(rank) * share, (self.lane(rank) + 1) * share)
 
     def chunks(self, rank: int, chunks: int) -> range:
-        """The numbers of the chunks that a rank works through: an equal share of its lane's for each rank of a role."""
+        """Return the chunks of a rank: those of its lane are shared equally by the ranks with the same role."""
         lane = self.lane_chunks(rank, chunks)
         role = self.role(rank)
         self._check_counts(len(lane))
@@ -112,11 +111,11 @@ class Layout:
         return lane[place * each : (place + 1) * each]
 
     def check_twins(self, chunks: int, of: int) -> None:
-        """Refuse chunks of which the ranks that make or take twins would not have equally many with twins.
+        """Raise a ValueError if chunks with twins cannot be shared equally by the ranks of a role.
 
         Args:
-            chunks: of a global batch.
-            of: twins are of some of every `of` consecutive chunks.
+            chunks: how many chunks a global batch has.
+            of: of every `of` consecutive chunks, the same number has twins.
         """
         lane = len(self.lane_chunks(0, chunks))
         self._check_counts(lane)
@@ -128,12 +127,12 @@ class Layout:
             )
 
     def smallest(self, of: int = 1) -> int:
-        """The fewest chunks of a lane that its ranks can share, with twins of some of every `of` chunks."""
+        """Return the smallest number of chunks per lane that its ranks can share; see `check_twins`."""
         shared = [count for role, count in self.counts.items() if role != Role.CLEAN]
         return math.lcm(of, *(of * count for count in shared), *self.counts.values())
 
     def place(self, rank: int, chunks: int) -> Place:
-        """Where a rank stands when a global batch has `chunks` chunks."""
+        """Return the place of a rank, if a global batch has `chunks` chunks."""
         mine = self.chunks(rank, chunks)
         return Place(
             self.role(rank),
@@ -145,38 +144,38 @@ class Layout:
         )
 
     def maker(self) -> Role:
-        """The duty whose rank makes the twins: without an attack of its own, they come with the clean gradient."""
+        """Return the duty that generates twins: the attack or, without one, the clean backward pass."""
         return Role.ATTACK if Role.ATTACK in self.duties else Role.CLEAN
 
     def ahead(self, delay: int) -> int:
-        """How many steps before their use twins are made: none where the rank that attacks also learns.
+        """Return how many steps twins are generated before their use: 0 if the rank that attacks also learns.
 
-        It has nothing to overlap with, and can attack a batch when it learns from it, with the weights of `delay` steps
-        ago.
+        Such a rank has nothing to overlap with. It attacks a batch in the step that learns from it, with the weights of
+        `delay` steps ago.
         """
         return 0 if any(Role.ATTACK in role and role != Role.ATTACK for role in self.roles) else delay
 
     @property
     def hands_over(self) -> bool:
-        """Whether twins are sent: not where the rank that makes them also learns from them."""
+        """Whether twins are sent between ranks: not if the rank that generates them also learns from them."""
         return Role.ADV in self.duties and not any(Role.ADV in role and self.maker() in role for role in self.roles)
 
     def owner(self, duty: Role, chunk: int, chunks: int) -> int:
-        """The rank that has a duty for one of the `chunks` of a global batch."""
+        """Return the rank that has a duty for one of the `chunks` of a global batch."""
         lane, within = divmod(chunk, chunks // self.lanes)
         ranks = self.ranks(lane, duty)
         return ranks[within * len(ranks) // (chunks // self.lanes)]
 
     def learners(self) -> list[int]:
-        """The ranks that have gradients to add up; a rank that only attacks has none."""
+        """Return the ranks that have gradients; a rank that only attacks has none."""
         return [rank for rank in range(self.world_size) if self.role(rank) != Role.ATTACK]
 
     def followers(self) -> dict[int, int]:
-        """The ranks that only attack, each with the learning rank of its lane that passes summed gradients on to it."""
+        """Return the ranks that only attack, each with the learning rank of its lane that sends it summed gradients."""
         width = len(self.roles)
-        learning = sorted((role != Role.ATTACK, Role.CLEAN in role, -place) for place, role in enumerate(self.roles))
-        sources = [-place for learns, _, place in reversed(learning) if learns]
         attacking = [place for place, role in enumerate(self.roles) if role == Role.ATTACK]
+        learning = [place for place in range(width) if place not in attacking]
+        sources = sorted(learning, key=lambda place: Role.CLEAN not in self.roles[place])  # clean ranks first
         return {
             lane * width + place: lane * width + sources[number % len(sources)]
             for lane in range(self.lanes)
@@ -184,6 +183,7 @@ class Layout:
         }
 
     def describe(self, rank: int) -> str:
+        """Return the name of a rank in messages, such as "rank 1 (lane 0, adv)"."""
         return f"rank {rank} (lane {self.lane(rank)}, {_name_role(self.role(rank))})"
 
     def __str__(self) -> str:
@@ -215,7 +215,7 @@ def _parse(text: str, duties: Role) -> list[tuple[int, Role]]:
 
 
 def _parse_group(part: str, text: str) -> tuple[int, Role]:
-    """How many ranks, and what they do."""
+    """Parse a part of a layout, such as "2 clean" or "adv+attack", to a count and a role."""
     match = _COUNTED.fullmatch(part)
     assert match is not None
     count, words = int(match[1] or 1), match[2]

@@ -1,4 +1,4 @@
-"""What all ranks know of a step, and how it is sent to a rank that had no part in finding it out."""
+"""The outcome of a step, the same on all ranks, and how it is sent to ranks that may lag."""
 
 from __future__ import annotations
 
@@ -8,54 +8,54 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# What may not be finite, in the order in which it is looked at.
+# What may not be finite, in the order in which it is checked.
 CULPRITS = ("loss", "gradient", "statistics of a BatchNorm layer")
 
 
 class NotFiniteError(FloatingPointError):
-    """A run that cannot continue, and what to try; all ranks raise it."""
+    """A number is not finite, and the run cannot continue; all ranks raise it in the same step."""
 
 
 class DriftError(ArithmeticError):
-    """A rank whose weights are not those of the others; all ranks know of it."""
+    """Some ranks have other weights than the rest; all ranks raise it in the same step."""
 
 
 class OwnDriftError(ArithmeticError):
-    """The weights of this rank are not those of the others, which only it knows."""
+    """This rank, which may lag, has other weights than the rest; only this rank raises it."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What all ranks know of a step, the same on each of them."""
+    """The outcome of a step, the same on all ranks."""
 
     clean_loss: float
     adv_loss: float
     culprits: dict[int, str] | None
-    """None: every number is finite. Else the ranks with others, and what was not: empty where only their sum is not."""
+    """What is not finite, by rank; empty if only the sum over the ranks is not finite. None: everything is finite."""
     stop: int
-    """The signal that asked some rank to stop; 0: none did."""
+    """The number of the signal that asked some rank to stop; 0: none."""
     drifted: tuple[int, ...] = ()
-    """The ranks whose weights are not those of the others."""
+    """The ranks whose weights differ from those of the others."""
     known_to_all: bool = True
-    """Whether every rank has the same outcome; not where a rank that only attacks, and may lag, has drifted."""
+    """Whether all ranks have this outcome. Only a rank that may lag has another one, if its weights have drifted."""
     save: bool = False
-    """Whether some rank asked for a checkpoint."""
+    """Whether some rank requested a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """The outcome of a step while it is still on the device."""
+    """The outcome of a step that is still on the device."""
 
     finite: Tensor
-    """Whether every number of the step is finite: bool, without dimensions, on the device."""
+    """Whether every number of the step is finite: a bool scalar on the device."""
     losses: Tensor
     """The clean and the adversarial loss over all ranks, on the device."""
     read: Callable[[], Outcome]
-    """Waits for the numbers. Every rank must call it once, at the same place among its exchanges."""
+    """Wait for the numbers. Every rank must call it once, in the same order relative to its other communication."""
 
 
 def named_culprits(table: Tensor) -> dict[int, str]:
-    """What was not finite first, by rank, from a table (ranks, `CULPRITS`) of what was not."""
+    """Return the first of `CULPRITS` that is not finite, by rank, from a bool table (ranks, `CULPRITS`)."""
     return {
         rank: next(name for name, bad in zip(CULPRITS, row, strict=True) if bad)
         for rank, row in enumerate(table.tolist())
@@ -65,21 +65,21 @@ def named_culprits(table: Tensor) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class Report:
-    """An outcome as numbers, without what is in the sum over the ranks: losses, and requests for a checkpoint.
+    """Converts an outcome to a tensor and back, without losses and `save`, which ranks that may lag already have.
 
     Args:
-        ranks: how many there are.
+        ranks: the number of ranks.
     """
 
     ranks: int
 
     @property
     def size(self) -> int:
-        """How many numbers."""
+        """Elements of the tensor."""
         return 2 + self.ranks * (len(CULPRITS) + 1)
 
     def pack(self, outcome: Outcome, like: Tensor) -> Tensor:
-        """The numbers, of the dtype and on the device of `like`."""
+        """Convert an outcome to a tensor with the dtype and device of `like`."""
         culprits = torch.zeros(self.ranks, len(CULPRITS))
         for rank, name in (outcome.culprits or {}).items():
             culprits[rank, CULPRITS.index(name)] = 1
@@ -89,7 +89,7 @@ class Report:
         return torch.cat([head, culprits.flatten(), drifted]).to(like)
 
     def unpack(self, numbers: Tensor, clean_loss: float, adv_loss: float, save: bool) -> Outcome:
-        """The outcome that was packed, with the losses of the step, and whether it asks for a checkpoint."""
+        """Restore an outcome from what `pack` returned, and from its losses and `save`."""
         head, culprits, drifted = numbers.cpu().split([2, self.ranks * len(CULPRITS), self.ranks])
         found = named_culprits(culprits.view(self.ranks, -1) > 0) if head[0] else None
         odd = tuple(drifted.nonzero().flatten().tolist())

@@ -1,4 +1,4 @@
-"""The images of each rank of a team: a batch sampler for PyTorch's DataLoader."""
+"""A batch sampler for PyTorch's DataLoader that yields the images of one rank of a team."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch.utils.data import Sampler
 
 
 class TeamSampler(Sampler[list[int]]):
-    """The numbers of the images that one rank sees in each step.
+    """Yields the indices of the images that one rank sees in each step.
 
-    The order of an epoch is a function of the seed and the epoch, the same on all ranks; so results do not depend on
-    the layout. Images that do not fill a batch are left out, others in each epoch.
+    The order of an epoch depends only on the seed and the epoch, so results do not depend on the layout. The images
+    that do not fill the last batch are left out, different ones in each epoch.
 
     Args:
         data: the data set, of which only the length is used.
         batch_size: images per step, over all ranks.
-        own: which of them this rank sees.
-        seed: decides the order.
-        shuffle: False: the order of the data set.
+        own: which images of a batch this rank sees.
+        seed: the seed of the order.
+        shuffle: False: keep the order of the data set.
     """
 
     def __init__(self, data: Sized, batch_size: int, own: slice, seed: int, shuffle: bool = True) -> None:
@@ -33,10 +33,10 @@ class TeamSampler(Sampler[list[int]]):
         self._epoch = self._start = 0
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Choose the order of an epoch, as with PyTorch's DistributedSampler.
+        """Set the epoch, which decides the order, as in PyTorch's DistributedSampler.
 
         Args:
-            epoch: its number.
+            epoch: the number of the epoch.
             start: the first batch to yield, to resume in the middle of an epoch.
         """
         self._epoch, self._start = epoch, start
@@ -47,7 +47,7 @@ class TeamSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         order = torch.arange(self._size)
         if self._shuffle:
-            # Epochs of neighbouring seeds must not meet.
+            # No epoch of one seed has the order of an epoch of another.
             generator = torch.Generator().manual_seed((self._seed << 32) + self._epoch)
             order = torch.randperm(self._size, generator=generator)
         for first in range(self._start, self._start + len(self)):

@@ -2,9 +2,9 @@
 
 with conadv.Team("clean | adv | attack", batch_size=192, chunk_size=64) as team:      under torchrun, on every rank
     loader = DataLoader(dataset, batch_sampler=team.sampler(dataset))                 each rank reads its own images
-    method = team.method(conadv.ConAdv, model, loss, conadv.PGD(4 / 255))             takes the place of DDP
+    method = team.method(conadv.ConAdv, model, loss, conadv.PGD(4 / 255))             replaces DDP
     for now, ahead in method.feed(loader):
-        method(now, ahead)                      gradients, and statistics, of all ranks are in place when it returns
+        method(now, ahead)                      gradients and running statistics are those of all ranks afterwards
         optimizer.step()
 """
 
@@ -14,6 +14,7 @@ import inspect
 import itertools
 from collections.abc import Iterator, Sized
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -34,29 +35,29 @@ from .layout import Layout
 from .member import build_member
 from .outcome import DriftError, NotFiniteError
 from .sampler import TeamSampler
+from .team_epochs import TeamEpochs
 from .team_method import TeamMethod
 from .watch import watched
 
-_TEAMS = itertools.count()  # those that met in one process group have keys of their own in its store
-# What a team knows itself, and so is not asked for.
+_TEAMS = itertools.count()  # several teams in one process group use different keys in its store
+# Arguments of a method that the team sets.
 _OWN = ("chunk_size", "seed", "place", "handoff", "stale_weights")
 
 
 class Team:
     """The ranks of a layout, in your own training loop; a context manager.
 
-    Ranks come from the environment of torchrun (or srun), or from the process group if there is one. Within the
-    context, an error of any rank ends all of them, and one line says which rank it was; so does a rank that crashes or
-    hangs.
+    It uses the default process group if there is one; otherwise it creates one from the environment of torchrun or
+    srun. Within the context, if a rank raises an error, crashes or hangs, all ranks end and one line names it.
 
     Args:
-        layout: which ranks of a lane do what, such as "clean | adv | attack" or "3 clean | 3 adv | 2 attack".
-            None: everything on each rank.
+        layout: the role of each rank of a lane, such as "clean | adv | attack" or "3 clean | 3 adv | 2 attack".
+            None: every rank does everything.
         batch_size: images per step, over all ranks.
-        chunk_size: images that share BatchNorm statistics and are worked on at once. Results depend on it, and not on
-            the layout.
-        seed: decides everything random in the method, and the order of `sampler`; the same on all ranks.
-        timeout: seconds that a rank waits for an answer of the others before all of them end.
+        chunk_size: images per forward pass, which share BatchNorm statistics. Results depend on it, but not on the
+            layout.
+        seed: the seed of everything random in the method and of the order of `sampler`; the same on all ranks.
+        timeout: seconds to wait for another rank before all ranks end.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Team:
                 "choose a chunk_size that divides batch_size"
             )
         self._text = layout
-        self._batch_size, self._chunk_size = batch_size, chunk_size
+        self._batch_size, self._chunk_size, self._chunks = batch_size, chunk_size, batch_size // chunk_size
         self._seed, self._timeout = seed, timeout
         self._world: World | None = None
         self._method: TeamMethod | None = None
@@ -82,26 +83,26 @@ class Team:
 
     @property
     def world(self) -> World:
-        """The ranks: `rank`, `size`, `device` and `is_main`, true on the rank that prints and saves."""
+        """The ranks: `rank`, `size`, `device`, and `is_main`, which is true on rank 0."""
         if self._world is None:
-            raise ValueError('the team has not met: use it in "with conadv.Team(...) as team:"')
+            raise ValueError('the Team is not open: use it in "with conadv.Team(...) as team:"')
         return self._world
 
     @property
     def layout(self) -> Layout:
-        """Who does what."""
+        """Which rank does what."""
         return Layout.fit(self._text, _duties(self._text), self.world.size)
 
     @property
     def place(self) -> Place:
-        """What this rank does, and which chunks of a batch it sees."""
-        return self.layout.place(self.world.rank, self._batch_size // self._chunk_size)
+        """The role of this rank, and which chunks of a batch it sees."""
+        return self.layout.place(self.world.rank, self._chunks)
 
     def __enter__(self) -> Self:
         adopt_slurm()
         size = dist.get_world_size() if dist.is_initialized() else world_size()
         layout = Layout.fit(self._text, _duties(self._text), size)
-        layout.place(0, self._batch_size // self._chunk_size)
+        layout.place(0, self._chunks)  # raises a ValueError if the ranks cannot share the chunks
         agreed = (AgreedError, NotFiniteError, DriftError)
         with ExitStack() as stack:
             self._world = stack.enter_context(_met(self._timeout))
@@ -116,11 +117,11 @@ class Team:
         return self._stack.__exit__(*error)
 
     def sampler(self, data: Sized, shuffle: bool = True) -> TeamSampler:
-        """A batch sampler that yields the images of this rank: `DataLoader(data, batch_sampler=...)`.
+        """Return a batch sampler that yields the images of this rank: `DataLoader(data, batch_sampler=...)`.
 
         Args:
             data: the data set, of which only the length is used.
-            shuffle: in an order that `set_epoch` chooses; False: in the order of the data set.
+            shuffle: whether to shuffle in each epoch (`set_epoch`); False: keep the order of the data set.
         """
         place, size = self.place, self._chunk_size
         assert place.chunks is not None
@@ -128,18 +129,21 @@ class Team:
         return TeamSampler(data, self._batch_size, own, self._seed, shuffle)
 
     def method(self, factory: Any, model: nn.Module, loss: Loss, *arguments: Any, **options: Any) -> TeamMethod:
-        """A method whose steps the ranks take together. Every rank calls it; all get the weights of rank 0.
+        """Build a method whose steps all ranks take together. Every rank must call it; all get the weights of rank 0.
 
         Args:
             factory: `conadv.ConAdv`, `Recycled`, `Vanilla` or `Sam`.
             model: the network, on the device of this rank, after `split_batchnorm`, and not wrapped in
                 DistributedDataParallel.
-            loss: from outputs and labels to the mean loss over the images.
-            arguments: what the method takes beside them, such as the attack.
-            options: further arguments of the method, such as `delay`, `twin_share`, `autocast` and `batch`.
+            loss: computes the mean loss over the images from outputs and labels.
+            arguments: further positional arguments of the method, such as the attack.
+            options: keyword arguments of the method, such as `delay`, `twin_share`, `autocast` and `batch`.
         """
-        layout = self._check(factory, model, options)
-        chunks = self._batch_size // self._chunk_size
+        self._check(model, options)
+        layout = Layout.fit(self._text, factory.duties, self.world.size)
+        share = TwinShare.from_number(options.get("twin_share", 1))
+        layout.check_twins(self._chunks, share.of)
+        has_twins = partial(share.has, self._seed)
         accepted = inspect.signature(factory).parameters
         delay = options.get("delay", accepted["delay"].default if "delay" in accepted else factory.delay)
         self.world.broadcast_tensors([*model.parameters(), *model.buffers()])
@@ -155,23 +159,22 @@ class Team:
             layout,
             model,
             make,
-            chunks=chunks,
+            chunks=self._chunks,
             delay=delay,
-            seed=self._seed,
-            twin_share=options.get("twin_share", 1),
+            has_twins=has_twins,
             wire=None,
             keeps_stale=self.world.is_main and Role.ATTACK in layout.duties,
         )
-        share = TwinShare.from_number(options.get("twin_share", 1))
-        self._method = TeamMethod(member, model, self._chunk_size, options.get("batch"), share, self._seed)
+        epochs = TeamEpochs(member, model, self._chunk_size, options.get("batch"), has_twins)
+        settings = {"chunk_size": self._chunk_size, "twin_share": float(share), "seed": self._seed}
+        self._method = TeamMethod(member, model, epochs, settings)
         return self._method
 
     def all_reduce(self) -> Losses:
-        """End a step that began with `method.loss`, after its backward pass: sum gradients and statistics.
+        """Sum gradients and statistics over the ranks, after the backward pass of `method.loss`.
 
-        Every rank calls it. The sums of most gradients have started during the backward pass. Clip or unscale the
-        gradients afterwards. If they are not finite, they are so on all ranks, and a `GradScaler` leaves the update out
-        on each.
+        Every rank must call it. Most all_reduces have started during the backward pass. Clip or unscale the gradients
+        afterwards. If they are not finite, they are not finite on all ranks, so a `GradScaler` skips the update on all.
 
         Returns:
             The mean losses over the whole batch, unscaled and the same on all ranks.
@@ -180,7 +183,7 @@ class Team:
             raise ValueError("a Team sums the gradients of its method: make it with team.method(...)")
         return self._method.all_reduce()
 
-    def _check(self, factory: Any, model: nn.Module, options: dict[str, Any]) -> Layout:
+    def _check(self, model: nn.Module, options: dict[str, Any]) -> None:
         known = [name for name in _OWN if name in options]
         if known:
             raise ValueError(f"{known[0]} is what the Team decides: leave it out")
@@ -188,10 +191,6 @@ class Team:
             raise ValueError("a Team sums gradients itself: pass the model without DistributedDataParallel or FSDP")
         if self._method is not None:
             raise ValueError("a Team has one method: make another Team for another one")
-        layout = Layout.fit(self._text, factory.duties, self.world.size)
-        share = TwinShare.from_number(options.get("twin_share", 1))
-        layout.check_twins(self._batch_size // self._chunk_size, share.of)
-        return layout
 
     def _flags(self) -> dict[str, Any]:
         sizes = {"batch_size": self._batch_size, "chunk_size": self._chunk_size}
@@ -199,13 +198,13 @@ class Team:
 
 
 def _duties(text: str | None) -> Role:
-    """What the ranks of a layout do between them; which method it is for is known later."""
+    """Return the duties of a layout, before its method is known."""
     return Role.CLEAN | Role.ADV | Role.ATTACK if text is None else Layout.duties_in(text)
 
 
 @contextmanager
 def _met(timeout: float) -> Iterator[World]:
-    """The ranks of the process group that there is, which stays, or of one that is made and closed."""
+    """Use the default process group, which stays, or create one and close it at the end."""
     if not dist.is_initialized():
         with joined(timeout) as world:
             yield world

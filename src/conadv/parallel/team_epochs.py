@@ -1,4 +1,4 @@
-"""What a rank of a team begins an epoch with: its batches, the twins in flight, and how they cross."""
+"""The epochs of a team's method: the batches of this rank, the twins in flight and their message format."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from conadv.core.state import State, below
 
 from .agreement import check_agreement
 from .member import Member
+from .traffic import HasTwins
 from .twins import put_in_flight, twins_in_flight
 from .wire import Wire, wire_of
 
@@ -23,12 +24,11 @@ class TeamEpochs:
     """The epochs of a team's method, on one rank.
 
     Args:
-        member: the parts of this rank.
+        member: this rank.
         model: the network.
         chunk_size: images per chunk.
-        as_batch: from what the loader yields to a `Batch`; None: it yields (images, labels).
-        has_twins: whether a chunk of the batch of a step has twins, from the step, the lane and the chunk's number
-            there.
+        as_batch: converts what the loader yields to a `Batch`; None: it yields (images, labels).
+        has_twins: which chunks have twins.
     """
 
     def __init__(
@@ -37,24 +37,25 @@ class TeamEpochs:
         model: nn.Module,
         chunk_size: int,
         as_batch: Callable[[Any], Batch] | None,
-        has_twins: Callable[[int, int, int], bool],
+        has_twins: HasTwins,
     ) -> None:
         self._member, self._model = member, model
         self._chunk_size, self._as_batch, self._has_twins = chunk_size, as_batch, has_twins
         self._wire: Wire | None = None
-        self._begin = self._end = 0  # the steps of the epoch
-        self._done = 0  # steps of an epoch that a state was saved in
-        self._versions: list[State] = []  # weights to generate the twins in flight with again
-        self._twins: dict[int, Tensor] = {}  # twins in flight of a state that was loaded, by chunk
+        self._begin = self._end = 0  # first step of the epoch, and the one after its last
+        # From a state that was loaded, until the next epoch begins
+        self._done = 0  # steps of the epoch that were taken already
+        self._versions: list[State] = []  # stale weights to regenerate the twins in flight with
+        self._twins: dict[int, Tensor] = {}  # twins in flight, by chunk
 
     def begin(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Agree on an epoch with the other ranks; the batches of this rank."""
+        """Begin an epoch on all ranks, and return the batches of this rank."""
         if not isinstance(loader, Sized):
             raise ValueError("a Team needs a loader with a length, since some ranks do not read from it")
         steps = len(loader)
         check_agreement(self._member.world, {"data": {"batches": steps}})
         handoff = self._member.handoff
-        if handoff is not None and self._step < self._end:  # the last epoch was left in its middle
+        if handoff is not None and self._step < self._end:  # the last epoch was not finished
             handoff.cancel()
         self._forget_unfinished()
         batches = self._own_batches(loader, steps)
@@ -67,28 +68,29 @@ class TeamEpochs:
             put_in_flight(self._member, self._format, self._is_chosen, self._twins)
             self._twins = {}
         versions, self._versions = self._versions, []
-        return _with_versions(self._model, versions, batches) if self._attacks_only else batches
+        attacks_only = self._member.place.role == Role.ATTACK
+        return _with_versions(self._model, versions, batches) if versions and attacks_only else batches
 
     def check_begun(self) -> None:
-        """Refuse a step outside an epoch: the other ranks would neither send nor expect its twins."""
+        """Raise a ValueError outside an epoch, where other ranks would neither send nor receive twins."""
         if self._member.handoff is not None and not self._begin <= self._step < self._end:
             raise ValueError("no epoch has begun: take the batches from `method.feed(loader)`, in each epoch")
 
     def save(self) -> tuple[dict[str, Any], State]:
-        """Where the epoch is, and what the next step needs beside the weights."""
+        """Return the position in the epoch, and the tensors that the next step needs in addition to the weights."""
         tensors: State = {}
-        for number, version in enumerate(self._member.stale.versions() if self._is_attacked else []):
+        for number, version in enumerate(self._member.stale.versions() if self._has_attack else []):
             tensors |= {f"stale.{number}.{name}": tensor for name, tensor in version.items()}
         if self._is_recycled and self._step:
             found = twins_in_flight(self._member, self._format, self._is_chosen)
             tensors |= {f"twins.{chunk}": message for chunk, message in found.items()}
-        if not self._is_attacked and not self._is_recycled:
+        if not self._has_attack and not self._is_recycled:
             inner = self._member.method.state_dict(all_ranks=self._member.world.size > 1)
             tensors |= {f"inner.{name}": tensor for name, tensor in inner.items()}
         return {"step": self._step, "done": self._step - self._begin, "open": self._step < self._end}, tensors
 
     def load(self, about: dict[str, Any], tensors: State) -> int:
-        """Restore what `save` returned on rank 0; the steps that were taken in the epoch that was left."""
+        """Restore what `save` returned on rank 0; return how many steps of the epoch were taken."""
         is_open = bool(about["open"])
         self._done = int(about["done"]) if is_open else 0
         self._end = about["step"]
@@ -96,7 +98,7 @@ class TeamEpochs:
             self._twins = {int(chunk): message for chunk, message in below("twins.", tensors).items()}
             resume: Any = self._member.method.resume
             resume(about["step"], in_flight=bool(self._twins))
-        elif self._is_attacked:
+        elif self._has_attack:
             self._member.method.resume(about["step"])
             found = {name.split(".")[1] for name in tensors if name.startswith("stale.")}
             versions = [below(f"stale.{number}.", tensors) for number in range(len(found))]
@@ -112,16 +114,13 @@ class TeamEpochs:
         return self._member.method.step
 
     @property
-    def _is_attacked(self) -> bool:
+    def _has_attack(self) -> bool:
         return Role.ATTACK in self._member.layout.duties
 
     @property
     def _is_recycled(self) -> bool:
-        return Role.ADV in self._member.layout.duties and not self._is_attacked
-
-    @property
-    def _attacks_only(self) -> bool:
-        return self._member.place.role == Role.ATTACK
+        """Whether twins come from the clean backward pass."""
+        return Role.ADV in self._member.layout.duties and not self._has_attack
 
     @property
     def _format(self) -> Wire:
@@ -129,12 +128,12 @@ class TeamEpochs:
         return self._wire
 
     def _is_chosen(self, lane: int, number: int) -> bool:
-        """Whether a chunk of the last batch has twins, counted from the first chunk of its lane."""
+        """Whether a chunk of the last batch has twins; see `has_twins`."""
         return self._has_twins(self._step - 1, lane, number)
 
     def _forget_unfinished(self) -> None:
-        """Twins of a new epoch are made with its first weights; none are left of an epoch that was not finished."""
-        if not self._is_attacked or self._versions:
+        """Start a new epoch with the current weights as stale weights, and without twins of an unfinished epoch."""
+        if not self._has_attack or self._versions:
             return
         self._member.method.resume(self._step)
         self._member.stale.reset()
@@ -145,7 +144,7 @@ class TeamEpochs:
         return map(self._checked, loader)
 
     def _checked(self, item: Any) -> Batch | Chunked:
-        """What the loader yielded, which has to be this rank's part of a batch."""
+        """Convert an item of the loader to a batch, and check that it has the chunks of this rank."""
         batch = item if isinstance(item, Batch | Chunked) else (self._as_batch or as_batch)(item)
         place = self._member.place
         assert place.chunks is not None
@@ -159,7 +158,11 @@ class TeamEpochs:
         return batch
 
     def _agree_on_wire(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Learn from a rank that makes twins how one of them looks; the batches, none of them missing."""
+        """Broadcast the message format from a rank that generates twins, which needs its first batch for it.
+
+        Returns:
+            The batches, including the first one.
+        """
         member = self._member
         maker = member.layout.ranks(0, member.layout.maker())[0]
         first = next(batches, None)
@@ -183,12 +186,12 @@ class TeamEpochs:
 
 
 def _with_versions(model: nn.Module, versions: list[State], batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches; while one of the first is attacked, the model has the weights that its twins were made with."""
-    current = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()} if versions else {}
+    """Yield the batches; the model has one of `versions` as weights while each of the first batches is attacked."""
+    current = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     number = -1
     for number, batch in enumerate(batches):
-        if number <= len(versions) and versions:
+        if number <= len(versions):
             model.load_state_dict(versions[number] if number < len(versions) else current)
         yield batch
-    if versions and number < len(versions):
+    if number < len(versions):
         model.load_state_dict(current)

@@ -1,18 +1,15 @@
-"""A method whose steps the ranks of a team take together."""
+"""The method of a `conadv.Team`: all ranks take its steps together."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from conadv.core.batch import Batch
 from conadv.core.feed import Pair
 from conadv.core.parts import Losses
-from conadv.core.share import TwinShare
 from conadv.core.splitbn import update_running_stats
 from conadv.core.state import State, pack, unpack
 
@@ -23,53 +20,40 @@ from .team_epochs import TeamEpochs
 
 
 class TeamMethod:
-    """What `conadv.Team.method` returns: called once per step on every rank, like any method.
+    """The method that `conadv.Team.method` returns; every rank calls it once per step.
 
     Args:
-        member: the parts of this rank.
+        member: this rank.
         model: the network.
-        chunk_size: images per chunk.
-        as_batch: from what the loader yields to a `Batch`; None: it yields (images, labels).
-        share: the part of the chunks that has twins.
-        seed: decides which.
+        epochs: the epochs of this rank.
+        settings: what must be the same when a state is loaded.
     """
 
-    def __init__(
-        self,
-        member: Member,
-        model: nn.Module,
-        chunk_size: int,
-        as_batch: Callable[[Any], Batch] | None,
-        share: TwinShare,
-        seed: int,
-    ) -> None:
-        self._member = member
-        self._model = model
-        self._chunk_size, self._share, self._seed = chunk_size, share, seed
-        self._epochs = TeamEpochs(member, model, chunk_size, as_batch, partial(share.has, seed))
-        self._is_late = member.world.device.type != "cpu"  # a step is read in the next one: the host does not wait
-        self._unread: tuple[int, Unread] | None = None  # a step, and its outcome
-        self._seen: list[tuple[int, float]] = []  # of the weights, before each of the first two steps
-        self._is_open = False  # a loss was returned, and its step is not over
-        self._factors: list[Tensor] = []  # what the caller multiplied it by, in each backward pass
-        self._scaled_alike = False  # whether all ranks were seen to multiply it by the same number
+    def __init__(self, member: Member, model: nn.Module, epochs: TeamEpochs, settings: dict[str, Any]) -> None:
+        self._member, self._model, self._epochs, self._settings = member, model, epochs, settings
+        self._is_late = member.world.device.type != "cpu"  # read outcomes one step late, so that the host does not wait
+        self._unread: tuple[int, Unread] | None = None  # the last step and its outcome, if not read yet
+        self._seen: list[tuple[int, float]] = []  # fingerprints of the weights before each of the first two steps
+        self._is_open = False  # `loss` was called, and `all_reduce` was not yet
+        self._factors: list[Tensor] = []  # the gradient of that loss in each backward pass: how the caller scaled it
+        self._scaled_alike = False  # whether all ranks have been found to scale it by the same number
 
     @property
     def step(self) -> int:
-        """How many steps were taken."""
+        """The number of steps taken."""
         return self._member.method.step
 
     def feed(self, loader: Iterable[Any]) -> TeamFeed:
-        """What the method is called with, step by step, in one epoch; every rank iterates it to the same step.
+        """Return an iterable of the arguments of each step of an epoch; every rank must iterate to the same step.
 
         Args:
-            loader: yields the images of this rank, as with `team.sampler`; it has a length, the same on every rank.
-                A rank that only learns from twins does not read from it.
+            loader: yields the images of this rank, as with `team.sampler`. Its length is the same on every rank. A rank
+                that only learns from twins does not read from it.
         """
         return TeamFeed(self, loader)
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
-        """Take a step up to the update: gradients and running statistics are those of all ranks when it returns.
+        """Take a step up to the update: afterwards gradients and running statistics are those of all ranks.
 
         Args:
             now: the batch to learn from, as `feed` yields it.
@@ -78,24 +62,20 @@ class TeamMethod:
         Returns:
             The mean losses over the whole batch, the same on all ranks.
         """
-        self._check_ended()
-        self._epochs.check_begun()
-        self._check_updated()
+        self._check_step()
         return self._take(self._member.step(now, ahead))
 
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
-        """The part that this rank has in the loss of a step, for a loop that scales it or calls backward itself.
+        """Return this rank's part of the loss of a step, for a loop that scales it or calls backward itself.
 
-        Backpropagate it once on every rank, then call `Team.all_reduce`. It holds the graph of all chunks. On a rank
-        that only attacks it is 0.
+        Backpropagate it once on every rank, then call `Team.all_reduce`. It keeps the graph of all chunks in memory. On
+        a rank that only attacks it is 0.
 
         Args:
             now: the batch to learn from, as `feed` yields it.
             ahead: the batch to attack.
         """
-        self._check_ended()
-        self._epochs.check_begun()
-        self._check_updated()
+        self._check_step()
         self._factors = []
         total = self._member.loss(now, ahead)
         total.register_hook(lambda factor: self._factors.append(factor.detach()))
@@ -121,10 +101,10 @@ class TeamMethod:
         return self._take(self._member.end_loss(), scaled=True)
 
     def state_dict(self) -> State:
-        """What the next step needs beside the weights, as tensors by name. Every rank calls it; rank 0 saves it.
+        """Return what the next step needs besides the weights, as tensors by name. Every rank must call it.
 
-        It resumes in any layout. With `ConAdv` it holds the weights of the last `delay` steps, and with `Recycled` the
-        twins in flight.
+        Rank 0 saves it. It resumes in any layout. With `ConAdv` it contains the weights of the last `delay` steps, with
+        `Recycled` the twins in flight.
         """
         self._check_ended()
         self._settle()
@@ -132,40 +112,36 @@ class TeamMethod:
         return pack({**self._identity(), **about}, tensors, own=False, all_ranks=False)
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
-        """Restore what `state_dict` returned on rank 0; every rank calls it, after the model has its weights.
+        """Restore what `state_dict` returned on rank 0. Every rank must call it, after loading the model's weights.
 
         Returns:
-            Steps that were taken in the epoch that was left, where its loader has to start
-            (`sampler.set_epoch(epoch, start)`); 0 after the end of an epoch.
+            How many steps of the epoch were taken, so that its loader can start there
+            (`sampler.set_epoch(epoch, start)`); 0 at the end of an epoch.
         """
         about, tensors = unpack(state, self._identity(), own=False)
         return self._epochs.load(about, tensors)
 
     def close(self) -> None:
-        """End the last epoch; all ranks have taken the same number of steps."""
+        """End the last epoch and wait for messages in flight; all ranks must have taken the same number of steps."""
         self._check_ended()
         self._settle()
-        self.drain()
-
-    def drain(self) -> None:
-        """Wait for every message that is under way; all ranks have taken the same number of steps."""
         self._member.drain()
 
     def begin_epoch(self, loader: Iterable[Any]) -> Iterator[Pair]:
-        """Agree on an epoch with the other ranks; what the method is called with in it."""
+        """Begin an epoch on all ranks, and yield the arguments of each step."""
         self._check_ended()
         self._settle()
         yield from self._member.method.feed(self._epochs.begin(loader))
 
     def _take(self, unread: Unread, scaled: bool = False) -> Losses:
-        """Look at the outcome of a step, and move the running statistics; the update is the caller's.
+        """Check the outcome of a step and update the running statistics; the caller updates the weights.
 
-        On a GPU the outcome is read in the next step. One that is not finite has neither gradients nor statistics then,
-        so that the caller's update, which we cannot take back, keeps the weights finite.
+        On a GPU the outcome is read in the next step. If the step is not finite, its gradients and statistics are set
+        to zero on the device, so that the caller's update keeps the weights finite.
 
         Args:
-            unread: its outcome.
-            scaled: the caller may have scaled the loss until gradients overflowed, and then leaves the update out.
+            unread: the outcome of the step.
+            scaled: whether gradients may overflow because the caller scales the loss, and then skips the update.
         """
         self._settle()
         self._unread = self.step - 1, unread
@@ -178,7 +154,7 @@ class TeamMethod:
         return Losses(*unread.losses)
 
     def _settle(self, scaled: bool = False) -> None:
-        """Wait for the outcome of the last step, unless it was read; an error if the run cannot go on."""
+        """Read the outcome of the last step, unless that was done; raise an error if training cannot continue."""
         if self._unread is None:
             return
         (step, unread), self._unread = self._unread, None
@@ -193,41 +169,46 @@ class TeamMethod:
         self._seen.clear()
 
     def _is_overflow(self, outcome: Outcome) -> bool:
-        """Whether of a step only the gradients are not finite; the same on all ranks."""
+        """Whether only gradients are not finite, as when the scaled loss overflows; the same on all ranks."""
         assert outcome.culprits is not None
         has_losses = "loss" not in outcome.culprits.values()
         return has_losses and self._member.exchange.has_finite_statistics()
+
+    def _check_step(self) -> None:
+        """Check that a step may begin."""
+        self._check_ended()
+        self._epochs.check_begun()
+        self._check_updated()
 
     def _check_ended(self) -> None:
         if self._is_open:
             raise ValueError("the last step is not over: call team.all_reduce() after the backward pass of its loss")
 
     def _check_updated(self) -> None:
-        """Warn before the second step if nothing updated the weights: the gradients of the first are cleared."""
+        """Warn before the second step if the weights were not updated, since it clears the gradients of the first."""
         if len(self._seen) == 2:
             return
         weights = [weight for weight in self._model.parameters() if weight.requires_grad]
-        # PyTorch's counters of changes; an optimizer that writes to `.data` does not move them.
+        # PyTorch's count of in-place changes does not notice an optimizer that writes to `.data`; the sum does.
         self._seen.append((sum(weight._version for weight in weights), float(weights[-1].detach().double().sum())))
         if self._seen[0] == self._seen[-1] and len(self._seen) == 2:
             warnings.warn(
                 "the weights were not updated since the last step, and a Team clears the gradients in each: update "
                 "after each call, and accumulate with a larger batch_size of the Team, in chunks of chunk_size images",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _identity(self) -> dict[str, Any]:
         method = self._member.method
-        names = {"method": f"Team {type(method).__name__}", "delay": method.delay}
-        return {**names, "chunk_size": self._chunk_size, "twin_share": float(self._share), "seed": self._seed}
+        return {"method": f"Team {type(method).__name__}", "delay": method.delay, **self._settings}
 
 
 class TeamFeed:
-    """The pairs that a team's method is called with in one epoch.
+    """An iterable of the arguments (now, ahead) of each step of an epoch.
 
     Args:
-        method: of this rank.
-        loader: of this rank's images.
+        method: the method of this rank.
+        loader: yields the images of this rank.
     """
 
     def __init__(self, method: TeamMethod, loader: Iterable[Any]) -> None:

@@ -1,8 +1,8 @@
-"""Which messages a rank sends and receives: the twins of each chunk, from the rank that makes them to the one that
-learns from them. Only arithmetic.
+"""Which messages with twins a rank sends and receives. Only arithmetic.
 
-Every rank works through the same list, in this order, so that no two ranks wait for each other even where each does one
-thing at a time: batch by batch, in each the messages before the gradient sums and then those after, by chunk.
+There is one message per chunk, from the rank that generates its twins to the rank that learns from them. All ranks use
+the same order, so that no two of them wait for each other: by batch; within a batch first the messages before the
+gradient sums, then those after them; then by chunk.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from conadv.core.roles import Role
 
 from .layout import Layout
 
+# Whether a chunk has twins, from the number of the batch, the first chunk of the lane, and its number within the lane.
+HasTwins = Callable[[int, int, int], bool]
+
 
 @dataclass(frozen=True)
 class Message:
-    """The twins of one chunk."""
+    """A message with the twins of one chunk."""
 
     place: int
-    """Of the batch, counted from the first one that was handed over."""
+    """The position of its batch in the order in which batches are handed over, from 0."""
     chunk: int
-    """Its number within the global batch."""
+    """The number of the chunk within the global batch."""
     source: int
     target: int
     is_late: bool
-    """Whether it is sent after the start of the gradient sums: the last one of its source in a step."""
+    """Whether it is sent after the start of the gradient sums, as the last message of its source in a step."""
 
 
 @dataclass(frozen=True)
@@ -34,32 +37,31 @@ class Traffic:
     """The messages of one rank.
 
     Args:
-        layout: says who makes twins, and who learns from them.
-        rank: whose messages these are.
-        chunks: of a global batch.
+        layout: which ranks generate twins, and which learn from them.
+        rank: the rank.
+        chunks: how many chunks a global batch has.
         ahead: steps between generating a twin and learning from it.
-        has_twins: whether a chunk, counted from the first one of its lane, has twins: of the batch of this number, the
-            lane that starts at this chunk, and the chunk.
+        has_twins: which chunks have twins.
     """
 
     layout: Layout
     rank: int
     chunks: int
     ahead: int
-    has_twins: Callable[[int, int, int], bool] = lambda batch, first, number: True
+    has_twins: HasTwins = lambda batch, first, number: True
 
     def sent(self, batch: int, place: int, primed: bool) -> list[Message]:
-        """The messages that this rank sends of a batch, by chunk.
+        """Return the messages of a batch that this rank sends, by chunk.
 
         Args:
-            batch: its number, which decides what chunks have twins.
-            place: its place in the order in which batches are handed over.
-            primed: it was put in flight before the first step, and so before any gradient sum.
+            batch: the number of the batch, which decides which chunks have twins.
+            place: its position in the order in which batches are handed over.
+            primed: whether it is put in flight before the first step, and so before any gradient sum.
         """
         return [message for message in self._lane(batch, place, primed) if message.source == self.rank]
 
     def received(self, batch: int, place: int, primed: bool) -> list[Message]:
-        """The messages that this rank receives of a batch, by chunk."""
+        """Return the messages of a batch that this rank receives, by chunk."""
         return [message for message in self._lane(batch, place, primed) if message.target == self.rank]
 
     def _lane(self, batch: int, place: int, primed: bool) -> list[Message]:
@@ -70,8 +72,7 @@ class Traffic:
             for chunk in found
         }
         last = {source: chunk for chunk, (source, _) in ends.items()}
-        # Where twins come with the clean gradient, the last one exists only then. Those of the same step are needed
-        # before.
+        # The last twins of a clean backward pass exist only after it. Twins for the same step are needed before.
         waits = self.ahead > 0 and not primed
         return [
             Message(place, chunk, source, target, waits and chunk == last[source])

@@ -1,4 +1,4 @@
-"""The twins in flight of all ranks, gathered for a state that resumes in any layout, and put in flight again."""
+"""Gather the twins in flight from all ranks, for a state that resumes in any layout, and restore them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from conadv.core.roles import Role
 from .member import Member
 from .wire import Wire
 
-# Whether a chunk has twins: of the lane that starts at this chunk, and the chunk counted from there.
+# Whether a chunk has twins, from the first chunk of its lane and its number within the lane.
 Chosen = Callable[[int, int], bool]
 
 
 def twins_in_flight(member: Member, wire: Wire, chosen: Chosen) -> dict[int, Tensor]:
-    """The twins of one batch that are in flight, as they cross, by chunk. Every rank calls it.
+    """Gather the twins in flight of one batch, as messages by chunk. Every rank must call it.
 
     Args:
-        member: the parts of this rank.
-        wire: how twins cross.
+        member: this rank.
+        wire: the message format.
         chosen: which chunks have twins.
     """
     world = member.world
@@ -37,7 +37,7 @@ def twins_in_flight(member: Member, wire: Wire, chosen: Chosen) -> dict[int, Ten
 
 
 def put_in_flight(member: Member, wire: Wire, chosen: Chosen, twins: Mapping[int, Tensor]) -> None:
-    """Give this rank those of the twins that it learns from next."""
+    """Put the twins that this rank learns from next in flight, out of those of all ranks."""
     if member.handoff is not None:
         member.handoff.adopt(twins)
         return
@@ -59,7 +59,7 @@ def _queue(member: Member) -> Queue:
 
 
 def _chunks(member: Member, rank: int, chosen: Chosen) -> list[int]:
-    """The chunks with twins that a rank works through."""
+    """Return the chunks of a rank that have twins."""
     assert member.place.chunks is not None
     total = round(member.place.chunks / member.place.share)
     lane = member.layout.lane_chunks(rank, total).start

@@ -1,12 +1,13 @@
-"""If a rank crashes, hangs or raises, all ranks end, and one line names it.
+"""If a rank crashes, hangs or raises an error, all ranks end, and one line names it.
 
-every rank       one thread writes heartbeats to the store and reads the verdict there; another ends overlong waits
-an error         of its own: the rank says what went wrong, and leaves the verdict to all
-                 of a peer: the first rank that has one looks whose heartbeats stopped and who is waited for, and leaves
-                 the verdict to all; the others wait for it
+every rank           one thread writes heartbeats to the store and reads the verdict there; another ends waits that
+                     exceed the timeout
+an error of its own  the rank prints it, and publishes the verdict
+an error of a peer   the first rank that has one finds out whose heartbeats stopped or which rank the others wait for,
+                     prints it, and publishes the verdict; the others wait for the verdict
 
-Whatever happens, a wait ends within the timeout and 15 seconds: 2 until a wait that did not end by itself is ended, 7
-to see which heartbeats stopped, 5 until the verdict is read.
+Every wait ends at most 15 seconds after the timeout: 2 until the thread ends a wait that did not end by itself, 7 to
+see which heartbeats stopped, 5 until the verdict is read.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from .heartbeats import Heartbeats, Verdict
 from .launch import rank_0_keeps_store
 from .layout import Layout
 
-# Seconds between two heartbeats of a rank, and between two when the run is about to end.
+# Seconds between two heartbeats of a rank, and between two after an error.
 _BEAT = 5.0
 _HASTE = 1.0
-# Seconds without a heartbeat after which a rank does not live any more.
+# Seconds without a heartbeat after which a rank is lost.
 _PATIENCE = _BEAT + 2.0
 
 
@@ -42,16 +43,16 @@ def watched(
     before_exit: Callable[[int], None] = lambda status: None,
     hint: str = "raise --timeout",
 ) -> Iterator[Callable[[int, str], None]]:
-    """Within, an error of any rank ends this process: one rank says why, and no status is 0.
+    """End all processes if any rank has an error within the context; one rank prints it, and no exit status is 0.
 
-    It yields a function that ends all ranks at once, from any thread, with an exit status and one line that says why.
+    It yields a function that ends all ranks immediately, from any thread, with an exit status and a message.
 
     Args:
         world: The ranks.
-        layout: Names their roles.
-        agreed: Exceptions that all ranks raise in the same step, each knowing that the others do: they pass.
-        before_exit: Called with the exit status before the process ends at once.
-        hint: What to do if a step may take longer than the timeout.
+        layout: Their roles, for messages.
+        agreed: Exceptions that all ranks raise in the same step; they are raised as usual.
+        before_exit: Called with the exit status before the process ends immediately.
+        hint: The advice if a step takes longer than the timeout.
     """
     if world.heartbeats is None:
         yield partial(_leave_alone, before_exit)
@@ -75,7 +76,7 @@ def _leave_alone(before_exit: Callable[[int], None], status: int, text: str) -> 
 
 
 class _Watch:
-    """What a rank makes of an error, from the heartbeats of the others."""
+    """Ends this process after an error of any rank, with the verdict of the first rank that has one."""
 
     def __init__(
         self,
@@ -90,9 +91,9 @@ class _Watch:
         self._heartbeats = heartbeats
         self._before_exit = before_exit
         self._hint = hint
-        self._over = threading.Event()
-        self._failing = threading.Event()
-        self._wake = threading.Event()  # either of them
+        self._over = threading.Event()  # the context was left
+        self._failing = threading.Event()  # a peer does not answer
+        self._wake = threading.Event()  # set with either of them
         self._ending = threading.Lock()  # held by the thread that ends the process
 
     @contextmanager
@@ -109,7 +110,7 @@ class _Watch:
                 thread.join(GRACE)
 
     def leave(self, error: Exception) -> NoReturn:
-        """End this process after an error of its own; the first rank that has one says so."""
+        """End this process after an error of its own; the first rank with an error prints it."""
         self._ending.acquire()
         full = is_out_of_memory(error)
         expected = full or isinstance(error, ValueError | OSError | ArithmeticError)
@@ -124,7 +125,7 @@ class _Watch:
         self._end(status, lost=0)
 
     def leave_with_all(self, status: int, text: str) -> None:
-        """End this process and all others; the first rank that asks for it says why."""
+        """End this process and all others; the first rank that calls it prints why."""
         self._ending.acquire()
         if self._speaks():
             say_line(text)
@@ -132,14 +133,14 @@ class _Watch:
         self._end(status, lost=0)
 
     def leave_after_peer(self, reason: str) -> NoReturn:
-        """End this process because another one did not answer, with the verdict of the first that noticed."""
+        """End this process because a peer does not answer, with the verdict of the first rank that noticed."""
         self._failing.set()
         self._wake.set()
         try:
             if not self._heartbeats.claim_report():
                 time.sleep(_PATIENCE + 2 * _HASTE)  # the verdict ends this process before that
             verdict = self._investigate(reason)
-            if not self._heartbeats.claim_verdict():  # where the machine is busy, several ranks may have looked
+            if not self._heartbeats.claim_verdict():  # on a busy machine, several ranks may have investigated
                 time.sleep(_BEAT)
         except RuntimeError:
             self._leave_without_store()
@@ -152,7 +153,7 @@ class _Watch:
         if rank_0_keeps_store():
             say_error(f"{self._layout.describe(0)} stopped answering: the run ends on all {self._world.size} ranks")
         else:
-            say_error("the launcher stopped answering, which keeps the store of the run: the run ends")
+            say_error("the launcher, which hosts the store of the run, stopped answering: the run ends")
         self._before_exit(1)
         end_process(1)
 
@@ -165,11 +166,11 @@ class _Watch:
             text = f"{names} kept the others waiting for too long: {self._hint} if a step may take longer"
         else:
             names = self._layout.describe(self._world.rank)
-            text = f"{names} lost a connection, though every rank lives: {reason}"
+            text = f"{names} lost a connection, though all ranks are alive: {reason}"
         return Verdict(1, text, len(lost))
 
     def _lost_and_busy(self) -> tuple[list[int], list[int]]:
-        """The ranks that write no heartbeat for a while; and those that do, but do not wait for others."""
+        """Return the ranks that write no heartbeats, and the ranks that do not wait for others."""
         others = [rank for rank in range(self._world.size) if rank != self._world.rank]
         before = self._heartbeats.look()
         now, lost = before, others
@@ -183,7 +184,7 @@ class _Watch:
     def _speaks(self) -> bool:
         try:
             return self._heartbeats.claim_report() and self._heartbeats.claim_verdict()
-        except RuntimeError:  # without the store, better twice than never
+        except RuntimeError:  # without the store, several ranks may print it, which is better than none
             return True
 
     def _report(self, verdict: Verdict) -> None:
@@ -197,7 +198,7 @@ class _Watch:
     def _end(self, status: int, lost: int) -> NoReturn:
         self._before_exit(status)
         with suppress(RuntimeError):
-            if self._world.is_main and rank_0_keeps_store():  # which others need until they have read the verdict
+            if self._world.is_main and rank_0_keeps_store():  # the others need the store to read the verdict
                 end = time.monotonic() + _BEAT + GRACE
                 while time.monotonic() < end and self._heartbeats.left() < self._world.size - 1 - lost:
                     time.sleep(_HASTE / 5)
@@ -206,11 +207,11 @@ class _Watch:
         end_process(status)
 
     def _beat(self) -> None:
-        with suppress(RuntimeError):  # the store is gone, which the next exchange will notice too
+        with suppress(RuntimeError):  # the store is gone, which the next communication will notice, too
             while not self._over.is_set():
                 verdict = self._heartbeats.beat(self._world.is_waiting)
                 if verdict is not None:
-                    self._end_as_told(verdict)
+                    self._obey(verdict)
                 self._pause()
 
     def _pause(self) -> None:
@@ -219,13 +220,13 @@ class _Watch:
         else:
             self._wake.wait(_BEAT)
 
-    def _end_as_told(self, verdict: Verdict) -> None:
-        """Another rank has said why the run ends, unless this process is ending by itself."""
+    def _obey(self, verdict: Verdict) -> None:
+        """End this process with the verdict of another rank, unless it is ending already."""
         if not self._over.is_set() and self._ending.acquire(blocking=False):
             self._end(verdict.status, verdict.lost)
 
     def _guard(self) -> None:
-        """End a wait that does not end by itself."""
+        """End the process if a wait exceeds the timeout."""
         while not self._over.wait(GRACE / 4):
             if not self._failing.is_set() and self._world.waited() > self._world.timeout + GRACE:
                 self.leave_after_peer(f"no answer within {self._world.timeout:g} seconds")

@@ -1,4 +1,4 @@
-"""How a twin crosses from rank to rank: one message of bytes."""
+"""The message format of a twin between ranks: labels, images and a note, as bytes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from conadv.core.handoff import Twin
 
 @dataclass(frozen=True)
 class Wire:
-    """How a twin crosses from rank to rank: one message of bytes, of a size that both sides know."""
+    """The message format of a twin, which sender and receiver know."""
 
     images: int
-    """Images a chunk."""
+    """Images per chunk."""
     shape: tuple[int, ...]
     """The shape of one image."""
     dtype: torch.dtype
-    """The type of the images on either side."""
+    """The dtype of the images on both sides."""
     as_bytes: bool
-    """Whether pixels are whole numbers of 255ths, so that a byte each loses nothing."""
+    """Whether pixels are multiples of 1/255, so that one byte per pixel is exact."""
     label_shape: tuple[int, ...] = ()
-    """The shape of one label: () for class numbers, (classes,) for shares of the classes."""
+    """The shape of one label: () for class indices, (classes,) for class probabilities."""
     label_dtype: torch.dtype = torch.int64
-    """The type of the labels."""
 
     @property
     def size(self) -> int:
-        """Bytes of a message: labels, images, and one for a note (see `RankHandoff.note`)."""
+        """Bytes of a message: labels, images, and one byte for a note (see `RankHandoff.begin_step`)."""
         pixel = 1 if self.as_bytes else self.dtype.itemsize
         return self._label_bytes + self.images * pixel * torch.Size(self.shape).numel() + 1
 
@@ -50,33 +49,33 @@ class Wire:
 
     def unpack(self, message: Tensor) -> Twin:
         labels, images, _ = message.split([self._label_bytes, self.size - self._label_bytes - 1, 1])
-        # A clone is aligned, wherever its bytes lay in the message.
+        # A clone is aligned, wherever its bytes are in the message.
         pixels = images.to(self.dtype).div_(255) if self.as_bytes else images.clone().view(self.dtype)
         numbers = labels.clone().view(self.label_dtype)
         return Twin(pixels.view(self.images, *self.shape), numbers.view(self.images, *self.label_shape))
 
     def to_json(self) -> dict[str, Any]:
-        """The format as values that JSON can hold."""
+        """Return the format as JSON values."""
         names = {name: str(getattr(self, name)).removeprefix("torch.") for name in ("dtype", "label_dtype")}
         shapes = {"shape": list(self.shape), "label_shape": list(self.label_shape)}
         return {"images": self.images, "as_bytes": self.as_bytes, **shapes, **names}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Wire:
-        """The format that `to_json` wrote."""
+        """Restore the format from what `to_json` returned."""
         dtypes = {name: getattr(torch, fields[name]) for name in ("dtype", "label_dtype")}
         shapes = {name: tuple(fields[name]) for name in ("shape", "label_shape")}
         return cls(**{**fields, **dtypes, **shapes})
 
 
 def wire_of(batch: Batch, chunk_size: int, dtype: torch.dtype, exact_as_bytes: bool) -> Wire:
-    """The format of the twins of a batch.
+    """Return the message format for the twins of a batch.
 
     Args:
-        batch: as a loader yielded it.
+        batch: a batch as the loader yields it.
         chunk_size: images per chunk.
-        dtype: of the model, which images that came as bytes get.
-        exact_as_bytes: whether twins of such images can cross as bytes.
+        dtype: the dtype of the model, to which images of bytes are converted.
+        exact_as_bytes: whether twins of such images can be sent as bytes.
     """
     images, labels = batch.images, batch.labels
     if not isinstance(labels, Tensor) or labels.dim() == 0 or len(labels) != len(images):

@@ -1,6 +1,6 @@
-"""`conadv analyze`: sharpness and robust accuracy of a trained network, by BatchNorm branch, into analysis.json.
+"""`conadv analyze`: measure sharpness and robust accuracy of a trained network for each BatchNorm branch.
 
-Each part is written when it is done, so that an analysis that was stopped continues with the next one.
+Each result is written to analysis.json when it is done, so that an analysis that was stopped continues with the next.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ from .files import write_atomically
 from .progress import ProgressBar
 
 FILE = "analysis.json"
-_ASCENT = 5  # steps to the worst loss of a ball, from each start
-_TOLERANCE = 1e-3
+_ASCENT = 5  # steps of gradient ascent to the worst loss in the ball, from each start
+_TOLERANCE = 1e-3  # of Lanczos
 
 Part = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What is measured, and how precisely."""
+    """What to measure, and how precisely."""
 
     images: int = 512
-    """Evenly spaced ones, of the training and of the test images."""
+    """How many training images and test images to use, evenly spaced."""
     eigenvalues: int = 5
+    """How many of the largest eigenvalues of the Hessian to compute."""
     iterations: int = 60
-    """Of Lanczos, at the most."""
+    """Largest number of Lanczos iterations."""
     probes: int = 20
-    """Of Hutchinson."""
+    """Random vectors of Hutchinson's estimate of the trace."""
     rho: float = 0.05
-    """Radius of the ball around the weights, in their L2 norm."""
+    """L2 radius of the ball around the weights in which the worst loss is searched."""
     epsilon: float = 4 / 255
-    """Of the attack on test images."""
+    """Radius of the attack on test images."""
     steps: int = 10
-    """Of that attack."""
+    """Steps of that attack."""
 
     def __post_init__(self) -> None:
         for name in ("images", "eigenvalues", "iterations", "probes", "steps"):
@@ -66,7 +67,7 @@ class Analysis:
 
     @property
     def kinds(self) -> dict[str, Part]:
-        """The settings that decide each kind of part."""
+        """The settings that each kind of result depends on."""
         settings = asdict(self)
         attack = {name: settings.pop(name) for name in ("epsilon", "steps")}
         return {"sharpness": settings, "accuracy": {"images": self.images, **attack}}
@@ -82,16 +83,16 @@ def analyze(
     again: bool,
     quiet: bool,
 ) -> Part:
-    """Measure what `path` does not have yet, and return everything by name.
+    """Measure what the file does not contain yet, and return all results by name.
 
     Args:
         task: the network with the weights to analyze, its loss and its data.
-        twins: the attack of the run through a branch, which makes what that branch has learnt from.
-        chunk_size: images that are worked on at once.
-        path: the file, analysis.json in the folder of the run.
-        about: which weights these are; parts of other weights are measured again.
-        wanted: what is measured.
-        again: measure also what is there.
+        twins: returns the attack of the run through a branch, to generate what the adversarial branch was trained on.
+        chunk_size: images per forward pass.
+        path: analysis.json in the folder of the run.
+        about: identifies the weights; results of other weights are measured again.
+        wanted: what to measure.
+        again: measure everything again.
         quiet: print no progress.
     """
     found = {} if again else _read(path, about)
@@ -115,7 +116,7 @@ def analyze(
 
 
 def _read(path: Path, about: Part) -> dict[str, Part]:
-    """The parts in a file; none if they are of other weights."""
+    """Read the results in a file; empty if they are of other weights."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         parts = content["parts"] if content["about"] == about else {}
@@ -127,7 +128,7 @@ def _read(path: Path, about: Part) -> dict[str, Part]:
 
 
 class _Work:
-    """The parts of an analysis, within the route of a branch."""
+    """The measurements of an analysis. The caller routes the model through the branch."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class _Work:
         self._bar, self._products, self._done = bar, products, 0
 
     def sharpness(self, branch: str) -> Part:
-        """Of the training loss over a sample: of images, or for the adversarial branch of their twins."""
+        """Measure the sharpness of the loss on training images, or on their twins for the adversarial branch."""
         wanted, model, loss = self._wanted, self._task.model, self._task.loss
         batches = list(self._sample(branch))
         surface = Surface(lambda images, labels: loss(model(images), labels), list(model.parameters()), batches)
@@ -172,7 +173,7 @@ class _Work:
         }
 
     def accuracy(self, branch: str) -> Part:
-        """On a sample of the test images, in percent, as they are and under PGD through the same branch."""
+        """Measure the accuracy on test images in percent, clean and under PGD through the same branch."""
         wanted = self._wanted
         self._count(f"{branch} branch: robust accuracy")
         attack = robust_attack(wanted.epsilon, wanted.steps, branch)
@@ -190,7 +191,7 @@ class _Work:
             yield images.detach(), labels
 
     def _batches(self, source: Source) -> Iterator[Any]:
-        """Evenly spaced images, so that every class has its part where they are in order."""
+        """Yield evenly spaced images, so that all classes are represented even if the data is sorted by class."""
         count = min(self._wanted.images, len(source))
         indices = np.linspace(0, len(source) - 1, count).round().astype(int).tolist()
         return evaluation_batches(source, self._chunk_size, self._task.augment.fit, self._task.workers, indices)

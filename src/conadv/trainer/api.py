@@ -1,4 +1,4 @@
-"""Training from Python: what `conadv train` does, as a function for scripts and notebooks."""
+"""`conadv.train`: training from Python scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ def train(
     on_step: OnMetrics | None = None,
     on_evaluation: OnMetrics | None = None,
 ) -> dict[str, Any]:
-    """Train as a recipe says, and return the summary that `conadv train --json` prints.
+    """Train a recipe, and return the summary that `conadv train --json` prints.
 
     It writes the same folder as the command, and works under torchrun. An interrupt (Ctrl-C, or the stop button of a
     notebook) finishes the step, saves a checkpoint and raises KeyboardInterrupt; `resume=` then continues the run.
-    Outside the main thread, where Python allows no signal handlers, signals keep their present meaning.
+    Outside the main thread, where Python allows no signal handlers, signals are not handled.
 
     Args:
-        recipe: From `load_recipe`, or what it takes: the name of a built-in recipe or the path of a TOML file. None
-            with `resume`.
+        recipe: A `Recipe`, the name of a built-in recipe or the path of a TOML file. None with `resume`.
         folder: The folder to write. None: a new one, runs/DATA-METHOD-001 and so on.
-        resume: The folder of a run to continue, in place of `recipe` and `folder`.
-        quiet: Print no progress. False: a progress bar on a terminal, or in a notebook that has ipywidgets; a
-            line every few seconds elsewhere.
+        resume: The folder of a run to resume, in place of `recipe` and `folder`.
+        quiet: Print no progress. False: show a progress bar on a terminal or in a notebook with ipywidgets, and print
+            a line every few seconds elsewhere.
         on_step: Called on rank 0 after each step with a dictionary of its metrics: step (from 0), epoch, lr, loss,
-            clean_loss, adv_loss, skipped (whether the numbers were not finite) and seconds (since the start); with
-            `diagnose`, those of staleness as well.
+            clean_loss, adv_loss, skipped (whether a number was not finite) and seconds (since the start); with
+            `diagnose` also those of staleness.
         on_evaluation: Called on rank 0 after each evaluation with a dictionary of its metrics: step, test_top1,
             test_top5, train_top1 and gap in percent, test_loss and train_loss. For the evaluation at the end, step
             is the number of steps taken.
@@ -46,7 +45,7 @@ def train(
         The settings, speed and final accuracy of the run, and its folder as `run`. Empty on ranks other than 0.
 
     Raises:
-        ValueError: Something in the recipe, the data or the folders is wrong; the message says what to do.
+        ValueError: The recipe, the data or a folder cannot be used; the message says what to do.
         KeyboardInterrupt: The run was interrupted, and its state is saved.
     """
     chosen = _recipe(recipe, folder, resume)

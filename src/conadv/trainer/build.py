@@ -1,8 +1,8 @@
-"""From a recipe and its task to the parts of a run on one rank: method, optimizer, learning rate, policy."""
+"""Build the parts of a run on one rank from a recipe: method, optimizer, learning rate schedule, policy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import repeat
@@ -42,16 +42,19 @@ class Policy:
     """When to save and evaluate, and what to do about numbers that are not finite."""
 
     save_steps: int
+    """Steps between two checkpoints."""
     save_seconds: float
-    """0: not by time."""
+    """Seconds between two checkpoints, in addition to `save_steps`; 0: no limit."""
     evaluate_steps: int
-    """0: only at the end."""
+    """Steps between two evaluations; 0: evaluate only at the end."""
     diagnose_steps: int
-    """0: never."""
+    """Steps between two measurements of staleness; 0: never."""
     nonfinite: Literal["stop", "skip"]
+    """What to do about a step with a number that is not finite."""
     skip_limit: int
+    """How many such steps may be skipped."""
     late: bool = False
-    """Whether the outcome of a step is read one step late, so that the host does not wait for the device."""
+    """Whether to read the outcome of a step one step late, so that the host does not wait for the device."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,9 @@ class Job:
     rate: Schedule
     ema: Ema
     adv_weight: float
+    """The weight of the adversarial loss, from 0 to 1."""
     stop: int
-    """The step before which the run ends."""
+    """The number of steps after which the run ends."""
 
     @property
     def world(self) -> World:
@@ -89,7 +93,7 @@ class Job:
         return self.member.stale
 
     def batches(self, start: int, stop: int | None = None) -> Generator[Chunked | None]:
-        """This rank's share of the batches of some steps; a rank that only learns from twins needs none."""
+        """Yield this rank's part of each batch, from step `start` on; None on a rank that only learns from twins."""
         stop = self.stop if stop is None else stop
         if self.place.role & (Role.CLEAN | Role.ATTACK):
             assert self.place.chunks is not None
@@ -100,7 +104,7 @@ class Job:
 
 
 def check_fit(recipe: Recipe, world_size: int) -> Layout:
-    """The layout of a run, or what is wrong with it: arithmetic alone, before any process has joined the others."""
+    """Return the layout of a run, or raise a ValueError if it does not fit; no communication between ranks."""
     method, chunks = METHODS[recipe.method], recipe.batch_size // recipe.chunk_size
     if recipe.layout == "auto":
         layout = choose_layout(method, recipe.delay, world_size, chunks)
@@ -130,7 +134,7 @@ def build_stream(recipe: Recipe, task: Task) -> Stream:
 
 
 def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world: World, start: int) -> Job:
-    """Everything that a run from step `start` on needs, on this rank."""
+    """Build everything that this rank needs for a run from step `start` on."""
     steps = stream.steps_per_epoch * recipe.epochs
     stop = max(start, min(steps, recipe.max_steps or steps))
     attack = _attack(recipe)
@@ -142,8 +146,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         partial(_method, recipe, task, attack),
         chunks=stream.chunks_per_step,
         delay=recipe.delay,
-        seed=recipe.seed,
-        twin_share=recipe.twin_share,
+        has_twins=partial(TwinShare.from_number(recipe.twin_share).has, recipe.seed),
         wire=_wire(recipe, task, attack),
         keeps_stale=world.is_main or recipe.diagnose > 0,
     )
@@ -210,21 +213,22 @@ def _method(
 
 
 def _wire(recipe: Recipe, task: Task, attack: Attack) -> Wire:
-    """Twins cross as bytes where that loses nothing."""
-    as_bytes = attack.exact_as_bytes(from_images=METHODS[recipe.method].maker == Role.CLEAN) and not mix_of(recipe)
+    """Return the message format of twins: pixels as bytes where that is exact, mixed labels as floats."""
     shape, dtype = task.augment.shape(task.data.train), DTYPES[recipe.precision]
-    if not mix_of(recipe):
-        return Wire(recipe.chunk_size, shape, dtype, as_bytes)
-    classes = (len(task.data.train.classes),)
-    return Wire(recipe.chunk_size, shape, dtype, as_bytes, label_shape=classes, label_dtype=torch.float32)
+    if mix_of(recipe):
+        classes = (len(task.data.train.classes),)
+        return Wire(recipe.chunk_size, shape, dtype, as_bytes=False, label_shape=classes, label_dtype=torch.float32)
+    as_bytes = attack.exact_as_bytes(from_images=METHODS[recipe.method].maker == Role.CLEAN)
+    return Wire(recipe.chunk_size, shape, dtype, as_bytes)
 
 
 def _rate(recipe: Recipe, steps: int) -> Schedule:
     peak, schedule = recipe.optimizer.lr, recipe.schedule
     warmup = schedule.warmup_steps(steps, recipe.epochs)
-    makers: dict[str, Callable[[], Schedule]] = {
-        "poly": lambda: warmup_poly(peak, steps, warmup, schedule.power, schedule.end_lr),
-        "cosine": lambda: warmup_cosine(peak, steps, warmup, schedule.end_lr),
-        "constant": lambda: warmup_constant(peak, warmup),
-    }
-    return makers[schedule.decay]()
+    match schedule.decay:
+        case "poly":
+            return warmup_poly(peak, steps, warmup, schedule.power, schedule.end_lr)
+        case "cosine":
+            return warmup_cosine(peak, steps, warmup, schedule.end_lr)
+        case "constant":
+            return warmup_constant(peak, warmup)

@@ -1,4 +1,4 @@
-"""What a recipe trains, and on what: the network with its branches, the data and the loss."""
+"""Build what a recipe trains: the network with its BatchNorm branches, the data and the loss."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from conadv.task.models import build_model, check_output, fastest_memory
 from .compiling import compile_model
 from .memory import check_model
 
-# The usual figures for colour photographs; pictures of other kinds stay in [0, 1].
-_PHOTOGRAPHS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-# Height and width in pixels from which on images are photographs, for which networks begin by shrinking them.
+# Mean and standard deviation of ImageNet, for color images; others stay in [0, 1].
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+# Images of at least this height and width, in pixels, get a network that downsamples first.
 _LARGE = 64
 _BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
@@ -33,7 +33,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and on what: as much as evaluation and export need."""
+    """A network, its data and its loss: everything that evaluation and export need."""
 
     model: nn.Module
     data: DataSet
@@ -43,19 +43,19 @@ class Task:
     workers: int
     """Threads that prepare images."""
     autocast: torch.dtype | None = None
-    """The 16-bit type that passes compute in, also those of an evaluation; None: that of the weights."""
+    """The 16-bit dtype of forward passes, in evaluations too; None: the dtype of the weights."""
     train_sample: int | None = None
-    """How many training images an evaluation takes; None: all."""
+    """How many training images to evaluate on; None: all."""
 
 
 def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data: DataSet | None = None) -> Task:
-    """The network, the data and the loss.
+    """Build the network, the data and the loss.
 
     Args:
         recipe: What to train or evaluate.
-        device: Where the network is.
-        trains: Check that what training keeps of a chunk fits into memory, too, and compile the network if asked to.
-        data: The data, if it is open already.
+        device: Where to put the network.
+        trains: Check memory for training on a chunk rather than for evaluating, and compile if the recipe says so.
+        data: The data; None: open it.
     """
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
@@ -83,13 +83,13 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
 
 
 def mix_of(recipe: Recipe) -> Mix | None:
-    """How training images are mixed; None: not at all."""
+    """Return how training images are mixed (mixup, CutMix); None: not at all."""
     data = recipe.data
     return Mix(data.mixup, data.cutmix) if data.mixup or data.cutmix else None
 
 
 def _cross_entropy(outputs: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Also of labels that are shares of the classes, whose type must be that of the outputs."""
+    """Compute the cross-entropy, also with class probabilities as labels, which need the dtype of the outputs."""
     if labels.is_floating_point():
         dtype = torch.promote_types(outputs.dtype, labels.dtype)
         outputs, labels = outputs.to(dtype), labels.to(dtype)
@@ -97,7 +97,7 @@ def _cross_entropy(outputs: Tensor, labels: Tensor, label_smoothing: float) -> T
 
 
 def resolved(recipe: Recipe, data: DataSet) -> Recipe:
-    """The recipe with the network and the augmentation that it leaves to the size of the images."""
+    """Replace "auto" in a recipe by the network and the augmentation for the size of the images."""
     first = data.train.picture(0)
     large = (recipe.data.image_size or min(first.height, first.width)) >= _LARGE
     model = recipe.model if recipe.model != "auto" else "resnet50" if large else "resnet20"
@@ -108,7 +108,7 @@ def resolved(recipe: Recipe, data: DataSet) -> Recipe:
 
 
 def open_task_data(recipe: Recipe, share: Share | None = None) -> DataSet:
-    """The data of a recipe; `share` lets one process list the files for all."""
+    """Open the data of a recipe; `share` lets rank 0 list the files for all ranks."""
     data = recipe.data
     return open_data(
         data.name or "path",
@@ -123,10 +123,10 @@ def open_task_data(recipe: Recipe, share: Share | None = None) -> DataSet:
 
 
 def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int, device: torch.device) -> nn.Module:
-    """The network with its branches, in the layout of memory that is fastest for convolutions."""
+    """Build the network with its branches, in the memory format that is fastest for convolutions."""
     classes, shape = len(data.train.classes), augment.shape(data.train)
-    figures = _PHOTOGRAPHS if shape[0] == 3 else {}
-    build = partial(build_model, recipe.model, classes, shape[0], recipe.width, **figures)
+    normalization = _IMAGENET if shape[0] == 3 else {}
+    build = partial(build_model, recipe.model, classes, shape[0], recipe.width, **normalization)
     if is_built_in(recipe.model):
         check_model(build, shape, images, _BYTES[recipe.precision])
     model = build()
@@ -139,7 +139,7 @@ def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int, de
 
 
 def _with_branches(model: nn.Module, branches: tuple[str, ...]) -> nn.Module:
-    """Split a model, unless its author did: they know layers of other classes that track statistics."""
+    """Split the BatchNorm layers of a model, unless its author did so, who may know of custom layers."""
     layers = split_layers(model)
     if not layers:
         return split_batchnorm(model, branches)

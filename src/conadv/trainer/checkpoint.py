@@ -1,7 +1,7 @@
-"""Checkpoints: the whole state of a run in a folder that is either complete or not there.
+"""The format of checkpoints: one folder per checkpoint, which is either complete or absent.
 
-step-00000120/   state.safetensors   weights, optimizer, and the stale weights of the twins in flight
-                 checkpoint.json     position, recipe, versions, and the digest of the tensors and of itself
+step-00000120/   state.safetensors   weights, optimizer state, and the stale weights of the twins in flight
+                 checkpoint.json     progress, recipe, versions, and SHA-256 digests of the tensors and of itself
 """
 
 from __future__ import annotations
@@ -23,33 +23,41 @@ from .files import flush_folder, read_bounded, write_flushed, writing
 
 _TENSORS, _ABOUT = "state.safetensors", "checkpoint.json"
 _FORMAT = 1
-# A description has a few thousand bytes; more than this was not written by us.
+# Ours have a few thousand bytes.
 _LARGEST_ABOUT = 2**20
 
 
 class Checkpoint(NamedTuple):
-    """What was saved: tensors by name, and everything else as JSON."""
+    """The content of a checkpoint: tensors by name, and everything else as JSON values."""
 
     tensors: dict[str, Tensor]
     about: dict[str, Any]
 
     def pack(self) -> bytes:
-        """All of it in one string of bytes, for other ranks."""
+        """Serialize the checkpoint to bytes, to broadcast it."""
         about = json.dumps(self.about).encode()
         return len(about).to_bytes(8) + about + safetensors.torch.save(self.tensors)
 
     @classmethod
     def unpack(cls, data: bytes) -> Checkpoint:
+        """Restore what `pack` returned."""
         end = 8 + int.from_bytes(data[:8])
         return cls(safetensors.torch.load(data[end:]), json.loads(data[8:end]))
 
 
 class DamagedError(ValueError):
-    """A checkpoint that is not as this run wrote it."""
+    """A checkpoint whose files were damaged or changed."""
 
 
 def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, data: memoryview | None = None) -> None:
-    """Write to a temporary folder, flush, then rename: a reader sees the whole checkpoint or none."""
+    """Write a checkpoint to a temporary folder, flush it, then rename: readers see all of it or nothing.
+
+    Args:
+        folder: The folder of all checkpoints.
+        step: How many steps were taken.
+        checkpoint: What to write.
+        data: The tensors as the bytes of a safetensors file, if the caller has them already.
+    """
     final = folder / f"step-{step:08d}"
     aside = folder / f".{final.name}.new.partial"
     data = memoryview(safetensors.torch.save(checkpoint.tensors)) if data is None else data
@@ -73,9 +81,11 @@ def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, data: memo
 
 
 def read_checkpoint(path: Path, largest: int | None = None) -> Checkpoint:
-    """Read a checkpoint after checking every byte of it; DamagedError says which file is not as it was written.
+    """Read a checkpoint and verify its digests; a DamagedError names the file that is damaged.
 
-    `largest`: more bytes of tensors than this cannot belong to the model, so they are not even read.
+    Args:
+        path: The folder of the checkpoint.
+        largest: Refuse more bytes of tensors than this, without reading them.
     """
     about = _unsealed(path / _ABOUT)
     if not _is_sound(about) or f"step-{about['step']:08d}" != path.name:
@@ -93,7 +103,7 @@ def read_checkpoint(path: Path, largest: int | None = None) -> Checkpoint:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, newest first."""
+    """List the checkpoints in a folder, newest first."""
     named = [path for path in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{8,18}", path.name)]
     return sorted(named, key=lambda path: int(path.name[5:]), reverse=True)
 
@@ -104,24 +114,24 @@ def newest_whole(
     check: Callable[[Checkpoint], None] = lambda checkpoint: None,
     largest: int | None = None,
 ) -> Checkpoint:
-    """The newest checkpoint that is intact and that `check` accepts; others are reported and skipped."""
-    passed_over = False
+    """Return the newest checkpoint that is intact and that `check` accepts; others are reported and skipped."""
+    skipped = False
     for path in checkpoints(folder):
         try:
             checkpoint = read_checkpoint(path, largest)
             check(checkpoint)
         except ValueError as damage:
             tell(str(damage) if isinstance(damage, DamagedError) else f"{path} {damage}")
-            passed_over = True
+            skipped = True
         else:
-            if passed_over:
+            if skipped:
                 tell(f"falling back to the previous checkpoint: {path}")
             return checkpoint
     raise ValueError(f"{folder} has no intact checkpoint of this run to resume from: start a new run")
 
 
 def set_aside_newer(folder: Path, step: int) -> None:
-    """Rename checkpoints that were skipped, so that they are not counted among those that are kept."""
+    """Rename checkpoints newer than `step`, which were skipped, so that `prune` does not count them."""
     for path in checkpoints(folder):
         if int(path.name[5:]) > step:
             aside = path.with_name(path.name.replace("step-", "damaged-"))
@@ -136,13 +146,13 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def sweep_partial(folder: Path) -> None:
-    """Remove what a killed run left half written."""
+    """Remove partial checkpoints that a killed run left behind."""
     for partial in folder.glob(".step-*.partial"):
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def _is_sound(about: Any) -> bool:
-    """Whether a description says all that is asked of it, in the types that it is written in."""
+    """Check that checkpoint.json has every field that is read later, with the right type."""
     match about:
         case {
             "format": 1,
@@ -152,20 +162,17 @@ def _is_sound(about: Any) -> bool:
             "recipe": dict(),
             "versions": dict(),
             "plain": list(plain),
-            "position": {"seconds": int() | float() as seconds, "skipped": int(skipped), **figures},
+            "position": {"seconds": int() | float() as seconds, "skipped": int(skipped), **others},
         }:
-            whole = all(type(number) is int and 0 <= number < 2**63 for number in (step, size, skipped))
+            counts = all(type(number) is int and 0 <= number < 2**63 for number in (step, size, skipped))
             texts = all(isinstance(name, str) for name in plain)
-            return whole and texts and 0 <= seconds < math.inf and not any(map(_is_nested, figures.values()))
+            flat = not any(isinstance(value, dict | list) for value in others.values())
+            return counts and texts and flat and 0 <= seconds < math.inf
     return False
 
 
-def _is_nested(value: object) -> bool:
-    return isinstance(value, dict | list)
-
-
 def _sealed(about: dict[str, Any]) -> bytes:
-    """JSON with a digest of itself in its first line."""
+    """Serialize to JSON, after a line with its SHA-256."""
     body = json.dumps(about, indent=1, sort_keys=True).encode()
     return sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
 
@@ -177,7 +184,7 @@ def _unsealed(path: Path) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise DamagedError(f"{path} is damaged: it is not JSON, or goes too deep") from None
+        raise DamagedError(f"{path} is damaged: it is not JSON, or nested too deeply") from None
 
 
 def _read(path: Path, largest: int) -> bytes:
@@ -188,7 +195,7 @@ def _read(path: Path, largest: int) -> bytes:
 
 
 def _remove(path: Path) -> None:
-    """Rename it first, so that a half-removed checkpoint is never found."""
+    """Remove a checkpoint; it is renamed first, so that a partly removed one is never found."""
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)

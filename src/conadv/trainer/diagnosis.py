@@ -1,4 +1,4 @@
-"""`--diagnose`: the staleness of a step's twins as metrics, its chunks shared by all ranks."""
+"""`--diagnose`: measure the staleness of a step's twins; all ranks share the work."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .build import Job
 
 
 def diagnose(job: Job, step: int) -> dict[str, float]:
-    """The metrics of staleness (`core/staleness.py`) of a step, before its update; every rank calls it.
+    """Return the metrics of staleness (`core/staleness.py`) of a step, before its update; every rank must call it.
 
-    They do not depend on the layout: the stream gives any chunk to any rank.
+    They do not depend on the layout, since the stream can give any chunk to any rank.
     """
     assert isinstance(job.method, ConAdv | Recycled)
     staleness, world, count = job.method.staleness(), job.world, job.stream.chunks_per_step

@@ -1,4 +1,4 @@
-"""The exponential moving average (EMA) of the weights of a run, which every rank keeps: all hold the same weights."""
+"""The exponential moving average (EMA) of the weights, which every rank computes from the same weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from conadv.core.stale import StaleWeights
 
 
 class Ema:
-    """average = decay · average + (1 - decay) · weights after each update; buffers, as of BatchNorm, are copied.
+    """average = decay · average + (1 - decay) · weights, after each update; buffers (running statistics) are copied.
 
     Args:
         model: the network; the average starts at its weights.
-        decay: share of the average that a step keeps, so that it reaches back over about 1 / (1 - decay) steps.
-            0: there is no average, and everything here does nothing.
+        decay: weight of the old average, so that it spans about 1 / (1 - decay) steps. 0: no average; all methods are
+            no-ops.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -30,7 +30,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights as they are after an update."""
+        """Add the current weights to the average; call it after each update."""
         for average in self._average.versions():
             pairs = [(average[name], own) for name, own in self._model.state_dict(keep_vars=True).items()]
             weights = [pair for pair in pairs if isinstance(pair[1], nn.Parameter)]
@@ -41,7 +41,7 @@ class Ema:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Within, the model has the average weights."""
+        """Give the model the averaged weights within the context."""
         if not self:
             yield
             return
@@ -49,10 +49,10 @@ class Ema:
             yield
 
     def tensors(self) -> dict[str, Tensor]:
-        """The average by the names of the model's state_dict; empty without one."""
+        """Return the average by the names of the model's state_dict; empty if there is none."""
         return {name: tensor for average in self._average.versions() for name, tensor in average.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `tensors` returned."""
+        """Restore what `tensors` returned."""
         if self:
             self._average.load([tensors])

@@ -1,4 +1,4 @@
-"""Files of a run: written whole or not at all, and read as what they are, data of bounded size."""
+"""Files of a run: atomic writes, and reads of limited size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conadv.atomic import replacing
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Within, a disk that is full or read-only is an OSError that says what was to be written, and what to do."""
+    """Add the path and advice to the OSError of a disk that is full or read-only."""
     try:
         yield
     except OSError as error:
@@ -20,18 +20,19 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """The file has its old text or the new one, at any moment."""
+    """Replace the text of a file: readers see the old text or the new one, never a part of it."""
     with writing(path):
         replace_file(path, text.encode())
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Like `write_atomically`, for a caller who has advice of their own where it fails."""
+    """Like `write_atomically`, for callers that handle the OSError themselves."""
     with replacing(path) as file:
         file.write(data)
 
 
 def write_flushed(path: Path, data: bytes | memoryview) -> None:
+    """Write a file and wait until its content is on the disk."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -39,7 +40,7 @@ def write_flushed(path: Path, data: bytes | memoryview) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Let the names in a folder survive a power cut."""
+    """Wait until the names of a folder's files are on the disk, so that they survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -48,8 +49,8 @@ def flush_folder(folder: Path) -> None:
 
 
 def read_bounded(path: Path, largest: int) -> bytes:
-    """The content of a file of at most this many bytes; an OSError says what is wrong with it."""
-    # A pipe or a device would keep us waiting, or never end.
+    """Read a file of at most `largest` bytes; an OSError names the file and says what is wrong with it."""
+    # Reading from a pipe or a device might never end.
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is not a regular file")
     try:

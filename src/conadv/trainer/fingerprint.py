@@ -1,4 +1,4 @@
-"""What all ranks must have in common besides flags: the data that they see and the software that they run."""
+"""Digests of the data and the software of a rank, which must be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import nn
 
 from conadv.task.data import DataSet, Source
 
-# Images whose pixels are compared: all would take minutes, and a decoder that differs does so on every image.
+# How many images and file names are compared. All would take minutes, and another decoder changes every image.
 _SAMPLES = 4
 _NAMES = 1000
 
 
 def data_facts(data: DataSet, path: str | None) -> dict[str, Any]:
-    """The size of a data set, its classes, and digests of labels, names and some pixels, of both parts.
+    """Return classes and sizes of a data set, and digests of labels, some file names and some pixels.
 
     Args:
         data: The data set.
-        path: Where it is stored, which may differ between machines, and is left out of names.
+        path: Its folder, which may differ between machines and is removed from file names.
     """
     facts: dict[str, Any] = {"classes": list(data.train.classes)}
     for part, source in (("training", data.train), ("test", data.test)):
@@ -34,10 +34,10 @@ def data_facts(data: DataSet, path: str | None) -> dict[str, Any]:
 
 
 def software_facts(versions: dict[str, str], model: nn.Module) -> dict[str, Any]:
-    """Versions, a digest of our own source, and one of the names and shapes of the model's tensors.
+    """Return versions, a digest of our source code, and one of the names, shapes and dtypes of the model's tensors.
 
     Args:
-        versions: Versions by the name of the package.
+        versions: Versions by name of the package.
         model: The model.
     """
     tensors = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in model.state_dict().items()]
@@ -52,12 +52,12 @@ def _names(source: Source, path: str | None) -> list[str]:
 def _pixels(source: Source, index: int) -> bytes:
     try:
         return source.image(index).tobytes()
-    except (ValueError, OSError):  # the step that needs it says what is wrong with it
+    except (ValueError, OSError):  # reported by the step that needs the image
         return b"damaged"
 
 
 def _spread(length: int, count: int) -> list[int]:
-    """At most `count` numbers below a length, evenly spread."""
+    """Return at most `count` evenly spaced indices below `length`."""
     return sorted({length * number // count for number in range(count)} if length > count else set(range(length)))
 
 

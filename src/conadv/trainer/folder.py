@@ -1,4 +1,4 @@
-"""The folder of a run: config.toml, metrics.jsonl, checkpoints/, summary.json; made, claimed and found again."""
+"""The folder of a run (config.toml, metrics.jsonl, checkpoints/, summary.json): create, lock and reopen it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _PARTIAL_CONFIG = ".config.toml.*partial"
 
 
 def versions() -> dict[str, str]:
-    """What a result depends on besides the recipe."""
+    """Return the versions that a result depends on."""
     return {"conadv": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def default_folder(parent: Path, name: str, config: str, restarted: bool) -> Path:
-    """The first free folder NAME-001, NAME-002, ...; when torchrun starts again, the last one, if it is this run's."""
+    """Return the first free folder NAME-001, NAME-002, ...; after a restart by torchrun the last one, if it is ours."""
     taken = sorted(parent.glob(f"{name}-[0-9][0-9][0-9]"))
     if restarted and taken and holds(taken[-1], config):
         return taken[-1]
@@ -38,19 +38,19 @@ def default_folder(parent: Path, name: str, config: str, restarted: bool) -> Pat
 
 
 def resume_command(folder: Path, model: str) -> str:
-    """The command that resumes a run."""
-    # A folder may not name code to import, so its command does.
+    """Return the command that resumes a run."""
+    # Code is only imported if the command line names it, never because a folder does.
     named = f" --model {shlex.quote(model)}" if is_callable(model) else ""
     return f"{launcher_command()}conadv train --resume {shlex.quote(str(folder))}{named}"
 
 
 class RunFolder:
-    """The folder of a run while rank 0 trains: locked, and removed again if the run fails before its first checkpoint.
+    """The folder of a run, locked while rank 0 trains, and removed if the run fails before its first checkpoint.
 
     Args:
         path: The folder.
         config: The text of its config.toml.
-        is_new: Whether the run starts here; otherwise it resumes from what is in the folder.
+        is_new: Whether to start a new run; otherwise the run in the folder is resumed.
     """
 
     def __init__(self, path: Path, config: str, is_new: bool) -> None:
@@ -58,10 +58,10 @@ class RunFolder:
         self.is_new = is_new
         self._config = config
         self._lock = FolderLock(path)
-        self._made: list[Path] | None = None  # folders of our own making, outermost first; None: nothing is claimed
+        self._created: list[Path] | None = None  # folders that we created, outermost first; None: not opened yet
 
     def prepare(self) -> None:
-        """Check that the run can be written here, before anything is: free if it is new, else locked from now on."""
+        """Check that the folder of a new run is free, or lock that of a run to resume; writes nothing else."""
         if self.is_new:
             _check_free(self.path)
         else:
@@ -75,13 +75,13 @@ class RunFolder:
             reopen(self.path, self._config, step)
 
     def close(self, status: int = 0) -> None:
-        """Unlock the folder.
+        """Unlock the folder; remove it if it is new, has no checkpoint, and the run failed.
 
-        After bad input (status 2) or a stop before the first step (that of a signal, above 128), a new run without a
-        checkpoint leaves nothing behind.
+        Args:
+            status: The exit status. It fails with 2 (bad input) or above 128 (a signal before the first step).
         """
-        if (status == 2 or status > 128) and self._made is not None and not checkpoints(self.path / "checkpoints"):
-            self._remove(self._made)
+        if (status == 2 or status > 128) and self._created is not None and not checkpoints(self.path / "checkpoints"):
+            self._remove(self._created)
         self._lock.release()
 
     def _claim(self) -> None:
@@ -92,49 +92,49 @@ class RunFolder:
         except OSError as error:
             raise ValueError(f"cannot make {self.path} ({error.strerror}): choose another folder with --run") from None
         self._lock.acquire()
-        self._made = missing
-        if (self.path / "config.toml").exists():  # by a process that was faster, and has ended since
-            self._made = None
+        self._created = missing
+        if (self.path / "config.toml").exists():  # another process was faster, and has ended since
+            self._created = None
             _check_free(self.path)
         for left in self.path.glob(_PARTIAL_CONFIG):
             left.unlink(missing_ok=True)
         write_atomically(self.path / "config.toml", self._config)
 
-    def _remove(self, made: list[Path]) -> None:
-        """Our own files, then the folders that we made, unless something else is in them."""
+    def _remove(self, created: list[Path]) -> None:
+        """Remove our files, then the folders that we created, unless they contain something else."""
         with suppress(OSError):
             for path in (*self.path.glob(".*.partial"), self.path / "metrics.jsonl", self.path / "config.toml"):
                 path.unlink(missing_ok=True)
             shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
             self._lock.release()
-            for folder in reversed(made):
+            for folder in reversed(created):
                 folder.rmdir()
 
 
-def _is_of_a_start(path: Path) -> bool:
-    """Whether a run that was killed before it had claimed its folder leaves such a file."""
+def _is_leftover(path: Path) -> bool:
+    """Whether a file may be from a run that was killed before it had written config.toml."""
     return path.name == "run.lock" or path.match(_PARTIAL_CONFIG)
 
 
 def _check_free(folder: Path) -> None:
-    """A folder that holds another run, or anything else, is left alone."""
+    """Refuse a folder that contains another run, or anything else."""
     if (folder / "config.toml").exists():
         raise ValueError(
             f"{folder} already holds a run: choose another folder (--run, in Python folder=), or resume it "
             f"(--resume {folder}, in Python resume=)"
         )
-    if folder.exists() and (not folder.is_dir() or any(not _is_of_a_start(path) for path in folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(not _is_leftover(path) for path in folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder: choose another one with --run")
 
 
 def reopen(folder: Path, config: str, step: int) -> None:
-    """Reopen a run folder at its checkpoint of `step`; its recipe may have changed where that is allowed."""
+    """Reopen a run folder at its checkpoint of `step`, and write config.toml again if the recipe has changed."""
     for partial in folder.glob(".*.partial"):
         with writing(folder):
             partial.unlink(missing_ok=True)
     sweep_partial(folder / "checkpoints")
     set_aside_newer(folder / "checkpoints", step)
-    if _content(folder / "config.toml") != config:
+    if not holds(folder, config):
         write_atomically(folder / "config.toml", config)
 
 
@@ -143,12 +143,8 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
 
 
 def holds(folder: Path, config: str) -> bool:
-    """Whether a folder is of the run with this config.toml."""
-    return _content(folder / "config.toml") == config
-
-
-def _content(path: Path) -> str:
+    """Whether a folder contains the run with this config.toml."""
     try:
-        return path.read_text(encoding="utf-8")
+        return (folder / "config.toml").read_text(encoding="utf-8") == config
     except (OSError, ValueError):
-        return ""
+        return False

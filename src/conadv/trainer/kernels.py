@@ -1,4 +1,4 @@
-"""Which kernels compute a run: PyTorch's switches for speed and for repeatable numbers, put back afterwards."""
+"""PyTorch's settings for deterministic kernels, TF32 and cuDNN's benchmark mode, restored after a run."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 import torch
 from torch.backends import cudnn
 
-# A module whose class has the switch, which type checkers do not see.
+# The module has its setting as a property, which type checkers do not see.
 _FILL: Any = torch.utils.deterministic
 
 
 @contextmanager
 def kernels(device: torch.device, deterministic: bool, tf32: bool) -> Iterator[None]:
-    """Within, PyTorch chooses kernels as a run asks for it; afterwards its switches are as before.
+    """Apply the settings of a run within the context.
 
     Args:
-        device: Where the run computes. Speed has switches on CUDA alone.
-        deterministic: Only kernels whose numbers are the same each time. An operation without one is a ValueError.
-            Otherwise cuDNN tries its kernels once for each shape and takes the fastest.
+        device: Where the run computes. TF32 and cuDNN's settings are changed on CUDA only.
+        deterministic: Use only deterministic kernels; an operation without one raises a ValueError. Otherwise cuDNN
+            tries its kernels once for each shape and takes the fastest (benchmark mode).
         tf32: Multiply float32 numbers on tensor cores, with 10 bits of their mantissa.
     """
     before = _switches()
     try:
         if deterministic:
-            # Read when cuBLAS starts, so a program that used it before has to set this by itself.
+            # cuBLAS reads this when it starts: a program that used it before must set it itself.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-            _FILL.fill_uninitialized_memory = False  # nothing reads memory before it writes it
+            _FILL.fill_uninitialized_memory = False  # only needed by programs that read uninitialized memory
         if device.type == "cuda":
             cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = deterministic, not deterministic, tf32
             torch.set_float32_matmul_precision("high" if tf32 else "highest")

@@ -1,12 +1,12 @@
-"""The outcomes of steps: read from the device, checked and logged.
+"""Read, check and log the outcomes of steps.
 
-CPU      read before the update of the same step, since nothing has to be waited for
-others   read one step late, before the next update: the host does not wait for the step that it has just started
+on the CPU   the outcome is read before the update of the same step
+on a GPU     it is read before the update of the next step, so that the host does not wait for the device
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,67 +28,75 @@ class Progress:
 
 @dataclass
 class Step:
-    """A step whose update was started, or is about to be."""
+    """One training step."""
 
     number: int
     rate: float
     """The learning rate."""
     unread: Unread
-    seconds: float = 0.0
-    """Since the start of the run, at the end of the step."""
-    measured: Mapping[str, float] = field(default_factory=dict)
-    """What was measured of its staleness."""
     outcome: Outcome | None = None
     """None: not read yet."""
+    is_late: bool = False
+    """Whether the outcome is read after the update."""
+    seconds: float = 0.0
+    """Time since the start of the run, at the end of the step."""
+    staleness: Mapping[str, float] = field(default_factory=dict)
+    """The metrics of --diagnose."""
 
 
 class Ledger:
-    """The outcomes of steps, in their order.
+    """Reads the outcomes of steps in their order, checks them and logs their metrics.
 
     Args:
         job: the run.
-        progress: how far it has come; steps that are left out are counted there.
+        progress: where skipped steps are counted.
         policy: what to do about numbers that are not finite.
         sinks: get the metrics of each step.
-        undo: takes back updates of steps that are read late.
+        undo: undoes updates of steps whose outcome is read late.
     """
 
     def __init__(self, job: Job, progress: Progress, policy: Policy, sinks: Sinks, undo: Undo) -> None:
         self._job, self._progress, self._policy, self._sinks, self._undo = job, progress, policy, sinks, undo
-        self._open: Step | None = None
-        self.stopped_by = 0
+        self._last: Step | None = None  # not logged yet
+        self.stop_signal = 0
         """The signal that asked some rank to stop; 0: none did."""
-        self.save_asked = False
-        """Whether some rank asked for a checkpoint."""
+        self.save_requested = False
+        """Whether some rank has requested a checkpoint."""
+
+    def add(self, step: Step) -> None:
+        """Add a step before its update: log the last one, and read the outcome of this one unless it is read late."""
+        self.log()
+        self._last = step
+        step.is_late = self._policy.late and (self._undo.is_ready or self._policy.nonfinite == "stop")
+        if not step.is_late:
+            self.read(step)
 
     def read(self, step: Step) -> Outcome:
-        """The outcome of a step, the same on all ranks, all of which ask; an error if the run cannot continue."""
+        """Return the outcome of a step, the same on all ranks; every rank must call this.
+
+        Raises:
+            NotFiniteError: a number is not finite, and the step cannot be skipped.
+            DriftError: the ranks have different weights.
+        """
         if step.outcome is None:
             step.outcome = step.unread.read()
-            self.stopped_by = self.stopped_by or step.outcome.stop
-            self.save_asked = self.save_asked or step.outcome.save
+            self.stop_signal = self.stop_signal or step.outcome.stop
+            self.save_requested = self.save_requested or step.outcome.save
             self._job.member.check_weights(step.number, step.outcome)
             if step.outcome.culprits is not None:
                 self._progress.skipped += 1
-                self._check_finite(step, step.outcome)
+                self._check_may_skip(step, step.outcome)
+                if step.is_late:
+                    self._undo.undo_counts()
         return step.outcome
 
-    def open(self, step: Step) -> None:
-        """Enter a step that is still to be logged."""
-        assert self._open is None
-        self._open = step
-
-    def settle(self, evaluate: Callable[[], Mapping[str, float]] = dict) -> None:
-        """Read and log the step that is open, if one is, with the metrics of an evaluation after it."""
-        step, self._open = self._open, None
-        if step is None:
-            return
-        is_late = step.outcome is None
-        outcome = self.read(step)
-        if is_late and outcome.culprits is not None:
-            self._undo.undo_counts()
-        metrics = {**self._metrics(step, outcome), **evaluate(), "seconds": step.seconds, **step.measured}
-        self._sinks.log(step.number, metrics)
+    def log(self, evaluation: Mapping[str, float] | None = None) -> None:
+        """Log the last step unless that was done already, with the metrics of an evaluation after it."""
+        step, self._last = self._last, None
+        if step is not None:
+            outcome = self.read(step)
+            metrics = {**self._metrics(step, outcome), **(evaluation or {}), "seconds": step.seconds, **step.staleness}
+            self._sinks.log(step.number, metrics)
 
     def _metrics(self, step: Step, outcome: Outcome) -> dict[str, Any]:
         weight = self._job.adv_weight
@@ -101,21 +109,17 @@ class Ledger:
             "skipped": outcome.culprits is not None,
         }
 
-    def _check_finite(self, step: Step, outcome: Outcome) -> None:
-        """End the run, unless a step whose numbers are not finite may be left out."""
-        policy, told = self._policy, self._not_finite(step, outcome)
-        if policy.nonfinite == "stop":
-            self._job.member.drain()
-            raise NotFiniteError(
-                f"{told}: try a lower --optimizer.lr, a longer --schedule.warmup-epochs, or --nonfinite skip"
-            )
-        if self._progress.skipped > policy.skip_limit:
-            self._job.member.drain()
-            limit = policy.skip_limit
-            raise NotFiniteError(f"{told}, after {limit} such steps were left out: try a lower --optimizer.lr")
-
-    def _not_finite(self, step: Step, outcome: Outcome) -> str:
-        """What happened where, in words."""
+    def _check_may_skip(self, step: Step, outcome: Outcome) -> None:
+        """Raise a NotFiniteError, unless a step with numbers that are not finite may be skipped."""
         epoch, batch = divmod(step.number, self._job.stream.steps_per_epoch)
         at = f"epoch {epoch}, batch {batch}, learning rate {step.rate:.4g}"
-        return f"step {step.number}: {self._job.member.not_finite(outcome)} is not finite ({at})"
+        what = f"step {step.number}: {self._job.member.not_finite(outcome)} is not finite ({at})"
+        limit = self._policy.skip_limit
+        if self._policy.nonfinite == "stop":
+            advice = ": try a lower --optimizer.lr, a longer --schedule.warmup-epochs, or --nonfinite skip"
+        elif self._progress.skipped > limit:
+            advice = f", after {limit} such steps were left out: try a lower --optimizer.lr"
+        else:
+            return
+        self._job.member.drain()
+        raise NotFiniteError(what + advice)

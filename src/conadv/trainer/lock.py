@@ -1,8 +1,7 @@
-"""The lock of a run folder, so that two processes never write one: run.lock, there while the run lasts.
+"""The lock of a run folder (run.lock), so that no two processes write into it at the same time.
 
-The kernel's lock (flock) tells at once, and ends with its process. Where a network file system does not pass it on to
-other machines, the holder's heartbeat in the file tells: a lock of another machine is watched for a while before it is
-taken over.
+The kernel's lock (flock) ends with its process. Not every network file system shares it between machines, so the holder
+also writes heartbeats to the file: a lock file from another machine is taken over only after a while without one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, NoReturn
 
 from .files import writing
 
-# Seconds between two heartbeats in the file, and how long a lock of another machine is watched for one.
+# Seconds between two heartbeats, and how long to wait for one of another machine before its lock is taken over.
 _BEAT = 4.0
 _WATCH = 13.0
 _LARGEST = 1000
@@ -40,7 +39,7 @@ class FolderLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def acquire(self) -> None:
-        """Take the lock; a ValueError names the process that has it. One left by a dead process is taken over."""
+        """Take the lock, also one that a dead process left; a ValueError names a process that holds it."""
         with writing(self._path):
             file, by_kernel = self._open()
             before = _holder(file)
@@ -51,7 +50,7 @@ class FolderLock:
         self._thread.start()
 
     def release(self) -> None:
-        """Remove the lock, if it is held."""
+        """Remove the lock if this process holds it."""
         self._over.set()
         file, self._file = self._file, None
         if file is not None:
@@ -60,7 +59,7 @@ class FolderLock:
             os.close(file)
 
     def _open(self) -> tuple[int, bool]:
-        """The open file, and whether the kernel's lock is ours; False: the file system has none."""
+        """Return the open file, and whether we hold the kernel's lock; False: the file system has no locks."""
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
@@ -71,17 +70,18 @@ class FolderLock:
                 self._refuse(holder)
             except OSError:
                 return file, False
-            with suppress(FileNotFoundError):  # released, and so removed, between our two calls
+            with suppress(FileNotFoundError):  # its holder removed it between our two calls
                 if os.path.samestat(self._path.stat(), os.fstat(file)):
                     return file, True
             os.close(file)
 
     def _watch(self, before: dict[str, Any]) -> None:
+        """Wait for a heartbeat of another machine, and refuse if there is one."""
         end = time.monotonic() + _WATCH
         while time.monotonic() < end:
             time.sleep(_BEAT / 4)
             try:
-                file = os.open(self._path, os.O_RDONLY)  # opened anew, a network file system asks the server
+                file = os.open(self._path, os.O_RDONLY)  # opened again, so that a network file system asks the server
             except FileNotFoundError:
                 return
             now = _holder(file)
@@ -109,7 +109,7 @@ class FolderLock:
 
 
 def _holder(file: int) -> dict[str, Any]:
-    """What a lock file says of the process that wrote it; nothing where it is empty or half written."""
+    """Read which process wrote a lock file; empty if the file is empty or half written."""
     try:
         found = json.loads(os.pread(file, _LARGEST, 0))
     except ValueError:

@@ -1,4 +1,8 @@
-"""A run, step by step: data, method, exchange, update, record. Nothing calls back up."""
+"""The training loop.
+
+one step:   batch ──► gradients of all ranks ──► outcome ──► update ──► log ──► evaluate, save
+on a GPU:   the outcome is read and logged one step later, so that the host does not wait for the device (`ledger.py`)
+"""
 
 from __future__ import annotations
 
@@ -31,22 +35,17 @@ def run(
     profile: Profile,
 ) -> int:
     """Take the remaining steps, or stop early after a signal; return the number of that signal, or 0."""
-    save = partial(_save, job, progress, saver)
     undo = Undo(job.task.model, job.optimizer, job.ema)
     ledger = Ledger(job, progress, policy, sinks, undo)
-    first, asked = progress.step, False
+    first = progress.step
     began = time.monotonic() - progress.seconds
     with closing(job.batches(progress.step)) as batches, closing(profile):
         for now, ahead in job.method.feed(batches) if progress.step < job.stop else ():
             profile.begin_step()
-            due = not asked and _is_due_by_time(policy, saver)
-            asked = asked or due  # once: a rank that may lag hears of it some steps later
-            unread = job.member.step(now, ahead, request.signal or 0, due)
+            unread = job.member.step(now, ahead, request.signal or 0, saver.requests_save(policy.save_seconds))
             step = Step(progress.step, job.rate(progress.step), unread)
-            ledger.settle()  # the step before, where it is read late
-            if not (policy.late and (undo.is_ready or policy.nonfinite == "stop")):
-                ledger.read(step)
-            step.measured = _diagnose(job, progress.step, policy)
+            ledger.add(step)
+            step.staleness = _staleness(job, policy, step.number)
             saver.before_update()
             job.stale.keep()
             with span("update"):
@@ -55,46 +54,44 @@ def run(
             step.seconds = progress.seconds = time.monotonic() - began
             profile.end_step()
             saver.check()
-            ledger.open(step)
-            saves = ledger.save_asked or progress.step % policy.save_steps == 0
-            evaluates = policy.evaluate_steps > 0 and progress.step % policy.evaluate_steps == 0
-            if not policy.late or saves or evaluates or ledger.stopped_by:
-                ledger.settle(partial(_evaluate, job, evaluates and progress.step < job.stop))
-            if ledger.stopped_by:
+            if progress.step == job.stop:
                 break
-            if saves and progress.step < job.stop:
-                save()
-                ledger.save_asked = asked = False
-    ledger.settle()
+            saves = ledger.save_requested or progress.step % policy.save_steps == 0
+            evaluates = policy.evaluate_steps > 0 and progress.step % policy.evaluate_steps == 0
+            if not policy.late or saves or evaluates or ledger.stop_signal:
+                ledger.read(step)  # an error ends the run before such weights are evaluated or saved
+                ledger.log(evaluate_task(job.task, job.world, job.ema) if evaluates else {})
+            if ledger.stop_signal:
+                break
+            if saves:
+                _save(job, progress, saver)
+                ledger.save_requested = False
+    ledger.log()
     job.member.drain()
-    if progress.step > first:  # the state that a finished run resumes from is saved already
-        save()
-    return ledger.stopped_by
+    if progress.step > first:  # otherwise it is the state that was resumed from
+        _save(job, progress, saver)
+    return ledger.stop_signal
 
 
-def _diagnose(job: Job, step: int, policy: Policy) -> dict[str, float]:
-    """What is known of the staleness of this step, if it is due."""
+def _staleness(job: Job, policy: Policy, step: int) -> dict[str, float]:
+    """Measure the staleness of a step's twins, if that is due."""
     return diagnose(job, step) if policy.diagnose_steps and (step + 1) % policy.diagnose_steps == 0 else {}
 
 
-def _evaluate(job: Job, is_due: bool) -> dict[str, float]:
-    return evaluate_task(job.task, job.world, job.ema) if is_due else {}
-
-
 def _update(job: Job, policy: Policy, step: Step, undo: Undo) -> None:
-    """Update the weights; a step whose numbers are not finite reaches neither them nor the statistics, on any rank.
+    """Update weights and running statistics, unless the step has a number that is not finite.
 
-    Where it is read late, the device itself takes the update back or, with --nonfinite stop, the run ends before the
-    next update, and saves nothing in between.
+    If the outcome is read later, --nonfinite skip lets the device undo the update. With --nonfinite stop the run ends
+    before the next update, and saves nothing in between.
     """
     if step.outcome is not None and step.outcome.culprits is not None:
         job.member.exchange.discard()
         return
-    takes_back = step.outcome is None and policy.nonfinite == "skip"
-    if takes_back:
+    may_undo = step.outcome is None and policy.nonfinite == "skip"
+    if may_undo:
         undo.keep()
     _apply(job, step.rate)
-    if takes_back:
+    if may_undo:
         undo.undo_unless(step.unread.finite)
     undo.is_ready = True
 
@@ -107,17 +104,13 @@ def _apply(job: Job, rate: float) -> None:
     job.ema.update()
 
 
-def _is_due_by_time(policy: Policy, saver: StateSaver) -> bool:
-    return bool(policy.save_seconds) and saver.seconds_since_save() >= policy.save_seconds
-
-
 def _save(job: Job, progress: Progress, saver: StateSaver) -> None:
     state = partial(live_state, job.task.model, job.optimizer, job.stale, job.ema)
     saver.save(progress.step, state, position=position(job, progress))
 
 
 def position(job: Job, progress: Progress) -> dict[str, Any]:
-    """What a summary says of how a run went so far."""
+    """Return the progress of a run as entries of its summary."""
     images = progress.step * job.stream.batch_size
     return {
         "layout": str(job.layout),

@@ -1,6 +1,6 @@
-"""What a run needs at least, compared with free memory before any of it is asked for.
+"""Compare the memory that a run needs at least with free memory, before it is allocated.
 
-Linux promises more memory than there is and kills the process that uses it, without a word: this says why first.
+Linux allows a process to allocate more memory than there is, and kills it without a message when it uses it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from conadv.task.data.bounds import check_memory
 
 
 def check_model(build: Callable[[], nn.Module], shape: tuple[int, ...], images: int, itemsize: int) -> None:
-    """Refuse a network whose weights, and activations of a few images, are more than free memory.
+    """Refuse a network whose weights and activations do not fit into free memory.
 
     Args:
-        build: Makes the network; it is built without memory, on PyTorch's meta device.
+        build: Creates the network; called on PyTorch's meta device, which allocates nothing.
         shape: Channels, height and width of an image.
-        images: How many go through the network at once.
-        itemsize: Bytes of a number.
+        images: How many images go through the network at once.
+        itemsize: Bytes per number.
     """
     numbers = 0
 
@@ -32,9 +32,9 @@ def check_model(build: Callable[[], nn.Module], shape: tuple[int, ...], images: 
     with torch.device("meta"), torch.no_grad():
         model = build()
         for layer in model.modules():
-            if isinstance(layer, nn.Conv2d):  # whose outputs BatchNorm keeps for its backward pass
+            if isinstance(layer, nn.Conv2d):  # BatchNorm keeps their outputs for the backward pass
                 layer.register_forward_hook(count)
-        with suppress(ValueError, RuntimeError):  # of images that it does not take; `check_output` says so
+        with suppress(ValueError, RuntimeError):  # images that the network does not accept: `check_output` reports it
             model(torch.empty(images, *shape))
     numbers += sum(weight.numel() for weight in model.parameters())
     what = f"the network with {images} images of {' × '.join(map(str, shape))}"
@@ -42,6 +42,6 @@ def check_model(build: Callable[[], nn.Module], shape: tuple[int, ...], images: 
 
 
 def check_copies(model: nn.Module, copies: int) -> None:
-    """Refuse copies of the weights that are more than free memory: gradients, momentum, stale weights, averages."""
+    """Refuse copies of the weights (gradients, momentum, stale weights, EMA) that do not fit into free memory."""
     size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     check_memory(size * copies, f"{copies} copies of the weights", "lower --delay or --width")

@@ -1,6 +1,6 @@
 """metrics.jsonl: one line per step, written so that a resumed run has no gap and no duplicate.
 
-A line ends with a checksum of itself, `"crc": "1c291ca3"`: a flipped bit is noticed even where it is still JSON.
+Each line ends with its own checksum, `"crc": "1c291ca3"`, so that a flipped bit is noticed even if the line is JSON.
 """
 
 from __future__ import annotations
@@ -16,38 +16,40 @@ from zlib import crc32
 
 from .files import write_atomically, writing
 
-# A line has a few hundred bytes; more than this was not written by us.
+# Ours have a few hundred bytes.
 _LONGEST_LINE = 2**16
 _CHECKSUM = re.compile(rb', "crc": "([0-9a-f]{8})"}\n$')
 
 
 class Metrics:
-    """The sink metrics.jsonl: one line per step, no gap and no duplicate, however often the run was stopped."""
+    """The sink that writes metrics.jsonl.
+
+    Args:
+        path: The file. Lines of earlier steps stay.
+        start: The step from which on lines are written; later lines in the file are dropped.
+    """
 
     def __init__(self, path: Path, start: int) -> None:
         self._path = path
         kept = list(_kept_lines(path, start))
         self.missing = start - len(kept)
-        """Steps before `start` that have no line, because the file was damaged."""
+        """How many steps before `start` have no line, because the file was damaged."""
         write_atomically(path, "".join(kept))
         self._file = path.open("ab", buffering=0)
 
-    def write(self, **line: Any) -> None:
-        data = _sealed({key: _or_null(value) for key, value in line.items()})
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        data = _sealed({key: _or_null(value) for key, value in {"step": step, **metrics}.items()})
         before = self._file.tell()
         with writing(self._path):
             try:
                 while data:
                     data = data[self._file.write(data) :]
             except OSError:
-                self._file.truncate(before)  # no half line on a disk that is full
+                self._file.truncate(before)  # leave no partial line on a full disk
                 raise
 
-    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self.write(step=step, **metrics)
-
     def flush(self) -> None:
-        """To the disk: a checkpoint must never be newer than the lines before it. Any thread may ask for it."""
+        """Flush all lines to the disk, from any thread; called before a checkpoint is written."""
         with writing(self._path):
             os.fsync(self._file.fileno())
 
@@ -56,13 +58,13 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the whole lines of a metrics file, up to the first that is damaged or was left half written.
+    """Read the lines of a metrics file, up to the first one that is damaged or incomplete.
 
     Args:
-        path: The file; a missing one has no lines.
+        path: The file; if it does not exist, there are no lines.
 
     Returns:
-        One dictionary per line, without its checksum. Lines of versions that wrote none are read too.
+        One dictionary per line, without the checksum. Lines of older versions, which have none, are read too.
     """
     lines: list[dict[str, Any]] = []
     if path.exists():
@@ -75,12 +77,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _or_null(value: Any) -> Any:
-    """None instead of a number that is not finite: JSON has no infinity and no NaN."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _kept_lines(path: Path, start: int) -> Iterator[str]:
-    """The lines of the steps before `start`, each once and in order; those after it are taken again."""
+    """Yield the lines of the steps before `start`, each once and in order."""
     if not path.exists():
         return
     if not path.is_file():
@@ -95,13 +97,13 @@ def _kept_lines(path: Path, start: int) -> Iterator[str]:
 
 
 def _sealed(line: dict[str, Any]) -> bytes:
-    """One line of JSON whose last field is the CRC-32 of the line without it."""
+    """Serialize to one line of JSON whose last field is the CRC-32 of the line without it."""
     body = json.dumps(line).encode()
     return body[:-1] + b', "crc": "%08x"}\n' % crc32(body)
 
 
 def _unsealed(data: bytes) -> dict[str, Any] | None:
-    """The fields of a line without its checksum; None: it is damaged."""
+    """Parse a line and remove its checksum; None if it is damaged."""
     checksum = _CHECKSUM.search(data)
     body = data[: checksum.start()] + b"}" if checksum else data
     if not data.endswith(b"\n") or (checksum and int(checksum[1], 16) != crc32(body)):
@@ -110,7 +112,7 @@ def _unsealed(data: bytes) -> dict[str, Any] | None:
         line = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    # Without a checksum it is a line of an earlier version, which held numbers alone: a text is what is left of one.
+    # Lines of older versions have no checksum and only numbers: a string is the rest of a damaged checksum.
     if not isinstance(line, dict) or (not checksum and any(isinstance(value, str) for value in line.values())):
         return None
     return line if isinstance(line.get("step"), int) else None

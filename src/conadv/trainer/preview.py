@@ -1,4 +1,4 @@
-"""What a run is going to do, in a few lines that are printed before its first step."""
+"""A few lines about a run that are printed before its first step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .build import Job
 
 
 def preview(values: Mapping[str, Any], passes: Mapping[Role, int], job: Job, start: int) -> Iterator[str]:
-    """The model, the data, the steps, the ranks and about how long it will take.
+    """Yield lines about the model, the data, the method, the ranks and the estimated time.
 
     Args:
-        values: the fields of the recipe by dotted name, with the network that was chosen.
-        passes: how many passes over the batch each duty of the method costs.
+        values: the fields of the recipe by dotted name, with "auto" resolved.
+        passes: the cost of each duty of the method, in passes over the batch.
         job: the run.
         start: the step that it starts at.
     """
@@ -43,26 +43,24 @@ def preview(values: Mapping[str, Any], passes: Mapping[Role, int], job: Job, sta
 
 
 def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} with {_threads()}"
-
-
-def _threads() -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return "1 thread" if threads == 1 else f"{threads} threads"
+    return f"{device.type} with 1 thread" if threads == 1 else f"{device.type} with {threads} threads"
 
 
 def _step_seconds(values: Mapping[str, Any], passes: Mapping[Role, int], job: Job) -> float:
-    """Seconds of a step of the busiest rank, from a forward pass over one chunk; a rough estimate."""
+    """Estimate the seconds of a step of the busiest rank, roughly, from a forward pass over one chunk."""
     share = {duty: cost if duty == Role.CLEAN else cost * values["twin_share"] for duty, cost in passes.items()}
     busiest = max(sum(share[duty] for duty in share if duty in role) for role in job.layout.roles)
     if values["delay"] == 0 and not any(Role.ADV | Role.ATTACK in role for role in job.layout.roles):
-        busiest = max(busiest, share.get(Role.ADV, 0) + share.get(Role.ATTACK, 0))  # one waits for the other
+        busiest = max(busiest, share.get(Role.ADV, 0) + share.get(Role.ATTACK, 0))  # adv waits for attack
     assert job.place.chunks is not None
     return busiest * job.place.chunks * _pass_seconds(values, job)
 
 
 def _pass_seconds(values: Mapping[str, Any], job: Job) -> float:
-    """Seconds of a forward pass over one chunk, which leaves no trace: evaluation mode, no gradients."""
+    """Measure a forward pass over one chunk, in seconds; it changes no state of the model."""
     task = job.task
     dtype = next(task.model.parameters()).dtype
     shape = (int(values["chunk_size"]), *task.augment.shape(task.data.train))
@@ -74,7 +72,7 @@ def _pass_seconds(values: Mapping[str, Any], job: Job) -> float:
         with torch.no_grad(), half, untouched_randomness(task.device, 0):
             task.model(images)  # the first pass also allocates memory
             times: list[float] = []
-            while len(times) < 5 and sum(times) < 1:  # the fastest: another process may disturb one of them
+            while len(times) < 5 and sum(times) < 1:  # the fastest counts: other processes may slow some of them down
                 began = time.perf_counter()
                 float(task.model(images).sum())  # waits for the device
                 times.append(time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""A profile of some steps: one Chrome trace per rank, which Perfetto, TensorBoard and `conadv timeline` read."""
+"""`--profile`: a Chrome trace of some steps per rank, for Perfetto, TensorBoard and `conadv timeline`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.profiler import ProfilerActivity, profile
 from conadv.atomic import replacing_path
 from conadv.core.spans import STEP, recording, span
 
-# Steps that are left out, because the first ones also allocate memory and choose kernels.
+# The first steps, which also allocate memory and choose kernels, are not recorded.
 _WARMUP = 3
 
 
 class Profile:
-    """Records `steps` steps after the first ones; with 0 steps it does nothing.
+    """Records some steps after the first ones.
 
     Args:
-        steps: to record.
-        folder: where the traces go.
-        rank: of this process.
+        steps: how many steps to record; 0: do nothing.
+        folder: where to write the traces.
+        rank: the rank of this process.
     """
 
     def __init__(self, steps: int, folder: Path, rank: int) -> None:
@@ -34,8 +34,7 @@ class Profile:
         self._step = ExitStack()
 
     def begin_step(self) -> None:
-        """Call before each step, and once after the last one."""
-        self._step.close()
+        """Call before each step."""
         if not self._left:
             return
         self._left -= 1
@@ -51,7 +50,7 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """Write what was recorded."""
+        """Write the trace, if steps were recorded."""
         self._step.close()
         if self._recorder is None:
             return
@@ -61,7 +60,7 @@ class Profile:
         with replacing_path(self._file) as temporary:
             recorder.export_chrome_trace(str(temporary))
         del recorder
-        gc.collect()  # PyTorch crashes when it frees what it recorded of a process group at the end of the interpreter
+        gc.collect()  # PyTorch crashes if a recorded process group is freed only when the interpreter ends
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()

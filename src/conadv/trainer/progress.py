@@ -1,4 +1,4 @@
-"""Progress of a run or a sweep: a bar on a terminal or in a notebook, plain lines elsewhere, nothing when quiet."""
+"""The progress bar of a run or a sweep on a terminal or in a notebook; plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from conadv.readable import duration
 
 
 class ProgressBar:
-    """A count out of a total, with a text next to it.
+    """A progress bar with a text next to it, and a metric sink.
 
     Args:
-        start: What has been done already.
+        start: How much is done already.
         stop: The total.
         quiet: Print nothing.
         stream: Where to print; None: standard error.
-        seconds: Without a terminal, the least time between two lines.
-        estimates: Show the remaining time, estimated from the pace, and refresh the bar in a thread. Without, the
-            caller puts an estimate into the text; a process that forks must not have that thread.
+        seconds: Without a terminal, the shortest time between two lines.
+        estimates: Show the estimated remaining time, and refresh the bar in a thread. A process that forks must not
+            have such a thread.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ProgressBar:
         self._seconds = seconds
         self._estimates = estimates
         self._last_line = time.monotonic()
-        self._first: tuple[int, float] | None = None  # the first step of this process, and when it ended
+        self._first: tuple[int, float] | None = None  # the first step of this process, and its time
         console = Console(file=stream)
         if not quiet and _can_redraw(console, stream):
             columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()]
@@ -65,31 +65,28 @@ class ProgressBar:
     ) -> None:
         self.close()
 
-    def step(self, step: int, loss: float, rate: float) -> None:
-        """A training step was taken; `step` counts from 1."""
-        text = f"loss {loss:.4f}  lr {rate:.4g}{self._time_left(step)}"
-        self.show(step, text, f"step {step}/{self._stop}", last=step == self._stop)
-
-    def _time_left(self, step: int) -> str:
-        """By the pace so far, the first step left out; a bar on a terminal has a column for it."""
-        if self._first is None:
-            self._first = (step, time.monotonic())
-        first, began = self._first
-        if self._bar or step <= first or step >= self._stop:
-            return ""
-        return f"  {duration((self._stop - step) * (time.monotonic() - began) / (step - first))} left"
-
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """As a metric sink; `step` counts from 0."""
-        self.step(step + 1, metrics["loss"], metrics["lr"])
+        """Show a training step; `step` counts from 0."""
+        done = step + 1
+        text = f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.4g}{self._time_left(done)}"
+        self.show(done, text, f"step {done}/{self._stop}", last=done == self._stop)
 
     def close(self) -> None:
         """Stop the bar, as at the end of a `with` block."""
         if self._bar:
             self._bar.stop()
 
+    def _time_left(self, done: int) -> str:
+        """Estimate the remaining time from the pace after the first step; a bar has its own column for it."""
+        if self._first is None:
+            self._first = (done, time.monotonic())
+        first, began = self._first
+        if self._bar or done <= first or done >= self._stop:
+            return ""
+        return f"  {duration((self._stop - done) * (time.monotonic() - began) / (done - first))} left"
+
     def show(self, done: int, text: str, count: str, last: bool = False) -> None:
-        """Move the bar; without a terminal, print `count` and `text` if the last line is old or this is the end."""
+        """Update the bar; without a terminal, print `count` and `text` if the last line is old or `last` is set."""
         if self._bar:
             self._bar.update(self._task, completed=done, description=text, refresh=not self._estimates)
         elif last or time.monotonic() - self._last_line > self._seconds:
@@ -105,7 +102,7 @@ class ProgressBar:
 
 
 def _can_redraw(console: Console, stream: TextIO) -> bool:
-    """Whether a bar can be drawn: on a terminal, or in a Jupyter notebook, where it is a widget."""
+    """Whether a bar can be drawn: on a terminal, or as a widget in a Jupyter notebook."""
     in_notebook = console.is_jupyter and stream is sys.stderr and find_spec("ipywidgets") is not None
     return stream.isatty() or in_notebook
 
@@ -113,5 +110,5 @@ def _can_redraw(console: Console, stream: TextIO) -> bool:
 def tell(text: str) -> None:
     """Print a line on standard error, from rank 0 only."""
     if own_rank() == 0:
-        with suppress(OSError):  # the launcher that read it may be gone
+        with suppress(OSError):  # the launcher, which reads it, may be gone
             print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,4 @@
-"""What a run records: metrics, which go to sinks, and its state, which goes to checkpoints.
-
-Only rank 0 has sinks and writes checkpoints.
-"""
+"""Where rank 0 writes metrics (sinks) and the state of a run (checkpoints). Other ranks write neither."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ OnMetrics = Callable[[dict[str, Any]], None]
 
 
 class Sinks:
-    """Several sinks as one.
+    """A sink that passes everything on to several others.
 
     Args:
-        sinks: Each gets everything, in this order. None at all on ranks other than 0.
+        sinks: In the order in which they are called. Empty on ranks other than 0.
     """
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
@@ -36,18 +33,18 @@ class Sinks:
             sink.log(step, metrics)
 
     def close(self) -> None:
-        """Close every sink, also when one of them fails."""
+        """Close every sink, even if one of them fails."""
         with ExitStack() as stack:
             for sink in self._sinks:
                 stack.callback(sink.close)
 
 
 class Callbacks:
-    """The sink of a Python program: functions that are called with the metrics and their step.
+    """A sink that calls Python functions with a dictionary of the step and its metrics.
 
     Args:
         on_step: Called after each step.
-        on_evaluation: Called after each evaluation, with its metrics alone.
+        on_evaluation: Called after each evaluation, with the metrics of the evaluation only.
     """
 
     def __init__(self, on_step: OnMetrics | None, on_evaluation: OnMetrics | None) -> None:
@@ -72,22 +69,23 @@ def is_of_evaluation(name: str) -> bool:
 
 
 class StateSaver(Protocol):
-    """Where the loop leaves its state."""
+    """Saves the state of the training loop."""
 
     def check(self) -> None:
-        """Raise the error of a checkpoint that could not be written, if one is known."""
+        """Raise the error of a checkpoint that could not be written, if there is one so far."""
 
     def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
-        """Keep the state after `step` steps, whose tensors must not change before `before_update`."""
+        """Start saving the state after `step` steps; its tensors must not change before `before_update`."""
 
     def before_update(self) -> None:
-        """Let the next update come after the copy of what it changes."""
+        """Wait until the state has been copied, so that the next update may change it."""
 
-    def seconds_since_save(self) -> float: ...
+    def requests_save(self, seconds: float) -> bool:
+        """Return True once when this many seconds have passed since the last checkpoint; 0 seconds: never."""
 
 
 class NullSaver:
-    """The saver of ranks other than 0."""
+    """The saver of ranks other than 0, which does nothing."""
 
     def check(self) -> None:
         pass
@@ -98,18 +96,18 @@ class NullSaver:
     def before_update(self) -> None:
         pass
 
-    def seconds_since_save(self) -> float:
-        return 0.0
+    def requests_save(self, seconds: float) -> bool:
+        return False
 
 
 class CheckpointSaver:
-    """Checkpoints in the folder of a run.
+    """Writes checkpoints into the folder of a run.
 
     Args:
         folder: The folder of the run.
-        keep: How many of the newest checkpoints stay.
-        about: What every checkpoint says of the run.
-        before: Called before a checkpoint is written: it must not be newer than the metrics on disk.
+        keep: How many of the newest checkpoints to keep.
+        about: The description of the run that every checkpoint contains.
+        before: Called before each checkpoint is written: it flushes the metrics, which must not be older.
     """
 
     def __init__(self, folder: Path, keep: int, about: dict[str, Any], before: Callable[[], None]) -> None:
@@ -117,23 +115,26 @@ class CheckpointSaver:
         self._about = about
         self._before = before
         self._saved = time.monotonic()
+        self._requested = False
 
     def check(self) -> None:
         self._saver.check()
 
     def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
-        self._saver.wait()  # its buffer is used again
         self._saver.save(step, Checkpoint(state(), {**self._about, **about}), before=self._before)
-        self._saved = time.monotonic()
+        self._saved, self._requested = time.monotonic(), False
 
     def before_update(self) -> None:
         self._saver.before_update()
 
-    def seconds_since_save(self) -> float:
-        return time.monotonic() - self._saved
+    def requests_save(self, seconds: float) -> bool:
+        # Once per checkpoint: if this rank may lag, all ranks save only some steps after its request.
+        is_due = seconds > 0 and not self._requested and time.monotonic() - self._saved >= seconds
+        self._requested = self._requested or is_due
+        return is_due
 
     def close(self) -> None:
-        """Wait until everything is on disk; raises what went wrong."""
+        """Wait until everything is on disk, and raise the error of a write that failed."""
         try:
             self._saver.wait()
         finally:

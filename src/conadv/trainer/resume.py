@@ -1,4 +1,4 @@
-"""Resuming: find and check a checkpoint, restore everything, and regenerate the twins in flight."""
+"""Resume a run: find and check a checkpoint, restore the state, and regenerate the twins in flight."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from .state import check_tensors, largest_size, restore, stale_versions
 
 @dataclass(frozen=True)
 class Expected:
-    """What a checkpoint of this run must match; others are skipped."""
+    """What a checkpoint must match to be of this run."""
 
     model: nn.Module
     optimizer: Optimizer
-    """An optimizer of the run's kind with a filled state, for its names, shapes and dtypes."""
+    """An optimizer with a filled state (`fill_state`), for its names, shapes and dtypes."""
     delay: int
     averaged: bool
-    """Whether the run keeps a moving average of the weights."""
+    """Whether the run has a moving average of the weights."""
     recipe: dict[str, Any]
-    """The values that decide the numbers of the run, by dotted key."""
+    """The fields of the recipe that change results, by dotted key."""
     added: dict[str, Any]
-    """The default of each field that a checkpoint of an older version may lack, by dotted key."""
+    """Defaults of the fields that checkpoints of older versions do not have, by dotted key."""
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise a ValueError if a checkpoint is of another run; the caller puts its name before the message."""
+        """Raise a ValueError if a checkpoint is of another run; its message follows the name of the checkpoint."""
         theirs = {**self.added, **checkpoint.about["recipe"]}
         other = [key for key, value in self.recipe.items() if theirs.get(key) != value]
         if other:
@@ -42,7 +42,7 @@ class Expected:
 
 
 def find_checkpoint(folder: Path, expected: Expected, tell: Callable[[str], None]) -> Checkpoint | None:
-    """The newest intact checkpoint of a run; None if it has not written any."""
+    """Return the newest intact checkpoint of a run; None if there is none yet."""
     if not checkpoints(folder / "checkpoints"):
         return None
     largest = largest_size(expected.model, expected.optimizer, expected.delay, expected.averaged)
@@ -50,7 +50,7 @@ def find_checkpoint(folder: Path, expected: Expected, tell: Callable[[str], None
 
 
 def restore_job(job: Job, checkpoint: Checkpoint) -> Progress:
-    """Restore a job from a checkpoint."""
+    """Restore a job from a checkpoint; every rank must call it."""
     about = checkpoint.about
     step = about["step"]
     job.method.resume(step)

@@ -1,4 +1,4 @@
-"""Writes checkpoints in a thread, while training continues."""
+"""Write checkpoints in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ from .snapshot import Snapshot
 
 
 class Saver:
-    """Writes checkpoints into a folder, one after the other, and keeps the newest of them."""
+    """Writes checkpoints into a folder, one after the other.
+
+    Args:
+        folder: The folder of the checkpoints.
+        keep: How many of the newest ones to keep.
+    """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
         self._keep = keep
-        prune(folder, keep)  # a run that was killed before it could do so has one checkpoint more
+        prune(folder, keep)  # a killed run may have left one checkpoint more
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._copying: tuple[Snapshot, Future[None]] | None = None
-        self._buffer: Tensor | None = None  # used again, since new memory takes longer than the copy itself
+        self._buffer: Tensor | None = None  # reused, since allocating it takes longer than the copy itself
 
     def save(self, step: int, checkpoint: Checkpoint, before: Callable[[], None]) -> None:
-        """Begin to copy and write; the tensors must not change before `before_update`.
+        """Start to copy and write; the tensors must not change before `before_update`.
 
         Args:
-            step: The number of steps that were taken.
+            step: How many steps were taken.
             checkpoint: What to write.
-            before: Called before anything is written; its failure is ours.
+            before: Called in the thread before anything is written; its errors are raised like those of the write.
         """
         self.wait()
         snapshot = Snapshot(checkpoint.tensors, self._buffer)
@@ -52,18 +57,18 @@ class Saver:
         self._writing = self._thread.submit(write)
 
     def before_update(self) -> None:
-        """Let the next update come after the copy of what it changes."""
+        """Wait until the tensors are copied, so that the next update may change them."""
         if self._copying is not None:
             (snapshot, copied), self._copying = self._copying, None
             snapshot.before_update(copied)
 
     def check(self) -> None:
-        """Raise the error of a write that has failed, if any."""
+        """Raise the error of the last write if it has failed."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
-        """Block until pending writes are on disk; raise what went wrong."""
+        """Wait until the last write is on disk, and raise its error if it failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

@@ -1,7 +1,7 @@
-"""A graceful stop: the first SIGTERM or SIGINT takes effect after the step, a second one at once.
+"""A graceful stop: the first SIGTERM or SIGINT takes effect after the step, a second one immediately.
 
-Before the first step, while data is listed and checkpoints are read, there is nothing to save: the first one takes
-effect at once, too. A thread reads signals, because the main one may wait for another rank, where Python notices none.
+Before the first step there is nothing to save, and the first signal takes effect immediately, too. A thread reads the
+signals, because the main thread may be waiting for another rank, where Python runs no signal handlers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from conadv.parallel.ending import end_process, say_line
 from conadv.parallel.launch import local_rank, own_rank, started_by_torchrun
 
 _HEARD = (signal.SIGTERM, signal.SIGINT)
-# Seconds in which signals are the same request: `timeout` and some schedulers send each one twice.
+# Seconds in which a second signal is ignored: `timeout` and some schedulers send each one twice.
 _ONE_REQUEST = 1.0
-# Seconds between two looks at the process that started this one.
+# Seconds between two checks that the parent process is alive.
 _LOOK = 1.0
 
 
@@ -35,35 +35,36 @@ class Interrupted(Exception):  # noqa: N818 - nothing went wrong
 
 
 class StopRequest:
-    """The signal that asked this process to stop; None: none did.
+    """The first signal that asked this process to stop, in `signal`; None: none so far.
 
     Args:
-        obey: Called with a signal as soon as it comes, to end the process. None: `signal` is read after each step.
+        obey: Called with each signal immediately, to end the process. None: the loop reads `signal` after each step.
     """
 
     def __init__(self, obey: Callable[[int], None] | None = None) -> None:
         self.signal: int | None = None
         self._obey = obey
-        self._lock = threading.RLock()  # the main thread may be interrupted while it holds it
+        self._lock = threading.RLock()  # a signal may interrupt the main thread while it holds the lock
 
     def take(self, number: int) -> None:
-        """Note a signal, and obey it if signals take effect at once."""
+        """Record a signal, and obey it if signals take effect immediately."""
         with self._lock:
             self.signal = self.signal or number
             if self._obey is not None:
                 self._obey(number)
 
     def obey_by(self, obey: Callable[[int], None] | None) -> None:
-        """End the process in another way from now on; None: signals take effect after the step."""
+        """Replace `obey`; None: signals take effect after the step from now on."""
         with self._lock:
             self._obey = obey
 
 
 @contextmanager
 def listening(ends_process: bool = True) -> Iterator[StopRequest]:
-    """Within, a signal takes effect at once, until `obey_by(None)`: then a second one, a second or more after it, does.
+    """Handle SIGTERM and SIGINT within the context: immediately, or after `obey_by(None)` at the end of the step.
 
-    Outside the main thread, where Python allows no signal handlers, signals do what they did before.
+    A second signal then ends the process immediately, if it comes more than a second after the first. Outside the main
+    thread, where Python allows no signal handlers, nothing changes.
 
     Args:
         ends_process: Whether signals may end the process. If not, as in a notebook, the first raises Interrupted.
@@ -81,12 +82,12 @@ def listening(ends_process: bool = True) -> Iterator[StopRequest]:
 
 
 def stopped_early(signal_number: int, advice: str = "start it again with the same command") -> str:
-    """The line about a stop before the first step."""
+    """Return the message about a stop before the first step."""
     return f"{Interrupted(signal_number)} before the first step: nothing is lost; {advice}"
 
 
 def _leave(signal_number: int) -> None:
-    """End a process that has not met the other ranks yet."""
+    """End a process that has not joined the other ranks yet."""
     if own_rank() == 0:
         say_line(stopped_early(signal_number))
     end_process(128 + signal_number)
@@ -127,10 +128,9 @@ def _read_by_thread(request: StopRequest) -> Iterator[None]:
 
 @contextmanager
 def following_launcher(request: StopRequest) -> Iterator[None]:
-    """Within, the end of torchrun, which started this process, is a request to stop like a signal.
+    """Treat the end of torchrun, which started this process, like SIGTERM within the context.
 
-    Without it, ranks whose torchrun was killed would keep running, and write into the folder of the
-    run that replaces them.
+    Otherwise ranks whose torchrun was killed would continue, and write into the folder of the run that replaces them.
     """
     over = threading.Event()
     parent = os.getppid()
@@ -154,7 +154,7 @@ def following_launcher(request: StopRequest) -> Iterator[None]:
 
 
 def _listen(reader: socket.socket, request: StopRequest) -> None:
-    """Take the first signal, and end the process at a later one; ends when the other side is closed."""
+    """Record the first signal, and end the process at a later one; return when the socket is closed."""
     first: float | None = None
     while numbers := reader.recv(1):
         if numbers[0] not in _HEARD:

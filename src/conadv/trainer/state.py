@@ -1,7 +1,7 @@
-"""The state of a run as tensors by name, and back.
+"""Convert the state of a run to tensors by name, and restore it.
 
-model.NAME      weights and buffers          optimizer.NAME:KEY   what the optimizer remembers of a parameter
-ema.NAME        their moving average         stale.0.NAME         weights that twins in flight were made with
+model.NAME      weights and buffers          optimizer.NAME:KEY   optimizer state of a parameter
+ema.NAME        their moving average         stale.0.NAME         weights that twins in flight were generated with
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conadv.core.stale import StaleWeights
+from conadv.core.state import below
 
 from .ema import Ema
 
@@ -21,19 +22,19 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema) -> dict[str, Tensor]:
-    """A copy of everything on the host."""
+    """Copy the whole state to the host."""
     tensors = live_state(model, optimizer, stale, ema)
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
 def live_state(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema) -> dict[str, Tensor]:
-    """Everything as it is until the next update: the tensors themselves, and copies of what forward passes may change.
+    """Return the tensors of the whole state without copying, except buffers; they do not change until the next update.
 
-    An attack with stale weights exchanges the memory of parameters, not its contents, so these tensors stay.
+    Forward passes may change buffers. An attack with stale weights swaps the storage of parameters, not its content.
     """
-    changing = {name for name, _ in model.named_buffers()}
+    buffers = {name for name, _ in model.named_buffers()}
     own = model.state_dict().items()
-    tensors = {f"model.{name}": tensor.clone() if name in changing else tensor for name, tensor in own}
+    tensors = {f"model.{name}": tensor.clone() if name in buffers else tensor for name, tensor in own}
     for state in _optimizer_state(model, optimizer):
         tensors.update(state)
     for number, version in enumerate(stale.versions()):
@@ -43,9 +44,9 @@ def live_state(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema:
 
 
 def fill_state(optimizer: Optimizer) -> None:
-    """Make the optimizer create its state, by a step with zero gradients; weights and gradients stay as they are.
+    """Make the optimizer create its state, by a step with zero gradients; weights and gradients are restored.
 
-    Only the optimizer knows the names, shapes, dtypes, devices and memory layouts of what it remembers.
+    Only the optimizer knows the names, shapes, dtypes, devices and memory formats of its state.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kept = [(parameter.detach().clone(), parameter.grad) for parameter in parameters]
@@ -61,9 +62,9 @@ def fill_state(optimizer: Optimizer) -> None:
 def check_tensors(
     tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, delay: int, averaged: bool
 ) -> None:
-    """Refuse tensors that are not, name by name, the state of this model with as many stale weights.
+    """Raise a ValueError if tensors of a checkpoint do not have the names, shapes and dtypes of this run.
 
-    The state of `optimizer` must be filled. Of a parameter that has had no gradient yet there may be none of it.
+    The state of `optimizer` must be filled. A parameter that has had no gradient yet may have no optimizer state.
     """
     own = model.state_dict()
     wanted = {prefix + name: tensor for prefix in _prefixes(delay, averaged) for name, tensor in own.items()}
@@ -77,7 +78,7 @@ def check_tensors(
 
 
 def largest_size(model: nn.Module, optimizer: Optimizer, delay: int, averaged: bool) -> int:
-    """More bytes than the state of this model, and of this optimizer whose state is filled, can have in a file."""
+    """Return an upper bound of the bytes of the state in a file; the state of `optimizer` must be filled."""
     own = [*model.state_dict().values()] * len(_prefixes(delay, averaged))
     remembered = [tensor for state in _optimizer_state(model, optimizer) for tensor in state.values()]
     # In the header of the file, each tensor has a name, a shape and two offsets.
@@ -88,7 +89,7 @@ def largest_size(model: nn.Module, optimizer: Optimizer, delay: int, averaged: b
 def restore(
     tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema
 ) -> None:
-    """Put the state of a checkpoint back, whose tensors were checked."""
+    """Restore the state of a checkpoint that `check_tensors` accepted."""
     load_model(model, tensors)
     fill_state(optimizer)
     for name, parameter in model.named_parameters():
@@ -102,26 +103,26 @@ def restore(
 
 
 def stale_versions(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The stale weights of a checkpoint, oldest first."""
+    """Return the stale weights in a checkpoint, oldest first."""
     count = len({name.split(".")[1] for name in tensors if name.startswith("stale.")})
-    return [_below(f"stale.{number}.", tensors) for number in range(count)]
+    return [below(f"stale.{number}.", tensors) for number in range(count)]
 
 
 def average_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The moving average of a checkpoint's weights; empty in a run without one."""
-    return _below("ema.", tensors)
+    """Return the moving average of the weights in a checkpoint; empty if there is none."""
+    return below("ema.", tensors)
 
 
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """The weights of a checkpoint alone."""
+    """Load weights and buffers from a checkpoint."""
     try:
-        model.load_state_dict(_below("model.", tensors))
+        model.load_state_dict(below("model.", tensors))
     except RuntimeError as error:
         raise ValueError(f"the checkpoint is of another model: {' '.join(str(error).split())}") from None
 
 
 def _prefixes(delay: int, averaged: bool) -> list[str]:
-    """What names begin with, for each copy of the model: its own, the average, and each version of the stale ones."""
+    """Return the prefix of each copy of the model: its weights, the moving average, and each stale version."""
     return ["model.", *["ema."] * averaged, *(f"stale.{number}." for number in range(delay))]
 
 
@@ -130,7 +131,7 @@ def _label(parameter: str, key: str) -> str:
 
 
 def _optimizer_state(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Tensor]]:
-    """What the optimizer remembers of each parameter, by the names in a checkpoint; None is not written."""
+    """Return the optimizer state of each parameter, by the names in a checkpoint; values that are None are left out."""
     return [
         {_label(name, key): _as_tensor(value) for key, value in state.items() if value is not None}
         for name, parameter in model.named_parameters()
@@ -145,7 +146,7 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def _like(own: Any, saved: Tensor | None) -> Any:
-    """A saved value as the optimizer has it: its tensor's device and memory layout, on which last digits may depend."""
+    """Convert a saved value to the type, device and memory format of the optimizer's own, so that results are equal."""
     if saved is None:
         return own
     return own.copy_(saved) if isinstance(own, Tensor) else type(own)(saved.item())
@@ -153,7 +154,3 @@ def _like(own: Any, saved: Tensor | None) -> Any:
 
 def _form(tensor: Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
     return None if tensor is None else (tensor.shape, tensor.dtype)
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""What is done with a trained run: evaluate, analyze, export."""
+"""Evaluate, analyze and export a trained run."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from .progress import tell
 from .resume import Expected, find_checkpoint
 from .state import average_weights, fill_state, load_model
 
-# What a checkpoint says of how its run went, in the order in which a run prints it.
+# Progress of a run in a checkpoint, in the order of a summary.
 _POSITION = ("layout", "world_size", "steps", "skipped", "seconds", "images_per_second")
 
 
 def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: int) -> dict[str, Any]:
-    """Evaluate the newest checkpoint of a run; `robust` adds the accuracy under PGD of this radius and steps."""
+    """Evaluate the newest checkpoint of a run; `robust` adds the accuracy under PGD with `epsilon` and `steps`."""
     task, checkpoint, ema = _trained(recipe, folder)
     attack = robust_attack(epsilon, steps) if robust else None
     with kernels(task.device, recipe.deterministic, recipe.tf32):
-        figures = evaluate_task(task, World(0, 1, task.device), ema, attack)
+        metrics = evaluate_task(task, World(0, 1, task.device), ema, attack)
     about = {key: checkpoint.about["position"][key] for key in _POSITION if key in checkpoint.about["position"]}
-    return {**facts(resolved(recipe, task.data)), **about, **figures}
+    return {**facts(resolved(recipe, task.data)), **about, **metrics}
 
 
 def analyze(recipe: Recipe, folder: Path, wanted: Analysis, again: bool, quiet: bool) -> dict[str, Any]:
-    """Sharpness and robust accuracy of the newest checkpoint, by branch, also written as analysis.json in its folder.
+    """Measure sharpness and robust accuracy of the newest checkpoint by branch, and write analysis.json.
 
     Args:
-        recipe: That of the run.
+        recipe: The recipe of the run.
         folder: The folder of the run.
         wanted: What to measure, and how precisely.
-        again: Measure also what analysis.json has already.
+        again: Measure again what analysis.json already contains.
         quiet: Print no progress.
     """
     task, checkpoint, ema = _trained(recipe, folder)
@@ -63,9 +63,12 @@ def analyze(recipe: Recipe, folder: Path, wanted: Analysis, again: bool, quiet: 
 
 
 def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
-    """Write the weights of the newest checkpoint as a plain model, without adversarial branches.
+    """Write the weights of the newest checkpoint for the ordinary model, without adversarial branches.
 
-    If the run keeps a moving average of the weights, that is written, unless `raw` is set.
+    Args:
+        folder: The folder of the run.
+        out: The safetensors file to write.
+        raw: Write the weights themselves, even if the run has a moving average of them.
     """
     check_run_folder(folder)
     checkpoint = newest_whole(folder / "checkpoints", tell, _check_plain)
@@ -80,7 +83,7 @@ def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
 
 
 def expected(recipe: Recipe, task: Task) -> Expected:
-    """What a checkpoint of a run must match."""
+    """Return what a checkpoint of a run must match."""
     decisive = {key: value for key, value in flatten(recipe).items() if key not in RESUMABLE}
     optimizer = build_optimizer(recipe, task.model)
     fill_state(optimizer)
@@ -88,7 +91,7 @@ def expected(recipe: Recipe, task: Task) -> Expected:
 
 
 def facts(recipe: Recipe) -> dict[str, Any]:
-    """What a summary says of the recipe; epsilon is None for a method that does not attack."""
+    """Return the fields of a recipe that a summary contains; epsilon is None for a method without attack."""
     names = ("method", "delay", "model", "batch_size", "chunk_size", "epochs", "seed")
     attacks = METHODS[recipe.method].maker is not None
     found = {**{name: getattr(recipe, name) for name in names}, "epsilon": recipe.attack.epsilon if attacks else None}
@@ -96,7 +99,7 @@ def facts(recipe: Recipe) -> dict[str, Any]:
 
 
 def _trained(recipe: Recipe, folder: Path) -> tuple[Task, Checkpoint, Ema]:
-    """The task with the weights of the newest checkpoint, and their moving average."""
+    """Load the newest checkpoint: the task with its weights, and their moving average."""
     task = build_task(recipe, own_device())
     checkpoint = find_checkpoint(folder, expected(recipe, task), tell)
     if checkpoint is None:

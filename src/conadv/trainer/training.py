@@ -1,4 +1,4 @@
-"""`conadv train`: a recipe becomes a run, in a new folder or resumed in its own."""
+"""`conadv train`: start a run from a recipe, or resume one from its folder."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from .resume import find_checkpoint, restore_job
 from .signals import Interrupted, following_launcher, listening, stopped_early
 from .trained import expected, facts
 
-# Flags that may differ from machine to machine; whether the data is the same is compared by itself.
-_OF_A_MACHINE = ("threads", "data.path", "data.workers")
+# Flags that may differ between machines. The content of the data is compared separately.
+_MACHINE_FLAGS = ("threads", "data.path", "data.workers")
 
 
 def train(
@@ -52,15 +52,15 @@ def train(
     callbacks: Callbacks | None = None,
     owns_process: bool = True,
 ) -> dict[str, Any]:
-    """Train to the end of a recipe, and return the summary; ranks other than 0 return nothing.
+    """Train to the end of a recipe, and return the summary; empty on ranks other than 0.
 
     Args:
         recipe: What to train, and how.
         folder: The folder to write; None: a new one under runs.
         resume: The folder of a run to resume, in place of `folder`.
         quiet: Print no progress.
-        callbacks: Functions that get the metrics.
-        owns_process: Whether a second signal may end the process.
+        callbacks: Functions to call with the metrics.
+        owns_process: Whether signals may end the process; False in a notebook.
     """
     check_sinks(recipe.log or ())
     layout = check_fit(recipe, world_size())
@@ -76,7 +76,8 @@ def train(
         if owns_process:
             advice = [f"to resume: {resume_command(place.path, recipe.model)}"] if resume else []
             request.obey_by(lambda number: end_all(128 + number, stopped_early(number, *advice)))
-        check_agreement(world, {"flags": _shared_flags(recipe)})  # first: what follows depends on them
+        flags = {key: value for key, value in flatten(recipe).items() if key not in _MACHINE_FLAGS}
+        check_agreement(world, {"flags": flags})  # first, since everything else depends on the flags
         task, stream = _build(recipe, world)
         with kernels(task.device, recipe.deterministic, recipe.tf32):
             check_agreement(world, _common(recipe, task))
@@ -93,7 +94,7 @@ def train(
                     signal_number = run(job, progress, policy, request, sinks, saver, profile)
                 if progress.step < job.stop:
                     tell(f"stopped after step {progress.step}; to resume: {resume_command(place.path, recipe.model)}")
-                    world.barrier()  # a rank that ends earlier would have its launcher end the one that still writes
+                    world.barrier()  # torchrun ends all ranks when one exits, and rank 0 may still be writing
                     raise Interrupted(signal_number)
                 evaluation = evaluate_task(task, world, job.ema)
                 optional.log(progress.step, evaluation)
@@ -104,7 +105,7 @@ def train(
 
 
 def _build(recipe: Recipe, world: World) -> tuple[Task, Stream]:
-    """The network and the data, whose files rank 0 lists for all; what is wrong on any rank, all ranks say."""
+    """Build the network and the data; rank 0 lists the files, and an error of any rank is raised on all of them."""
     share = None if world.size == 1 else partial(from_main_patiently, world)
 
     def build() -> tuple[Task, Stream]:
@@ -117,11 +118,11 @@ def _build(recipe: Recipe, world: World) -> tuple[Task, Stream]:
 def _start(
     recipe: Recipe, layout: Layout, world: World, place: RunFolder, task: Task, stream: Stream
 ) -> tuple[Job, Progress]:
-    """The run at its first step, or where the newest checkpoint of its folder left it."""
+    """Build the job of a new run, or restore it from the newest checkpoint."""
     # Only rank 0 reads the folder, so that all ranks resume from the same checkpoint.
     packed = from_main(world, lambda: _find(recipe, task, place))
     checkpoint = Checkpoint.unpack(packed) if packed else None
-    # Made from the same seed, but machines may differ in the last digits.
+    # All ranks use the same seed, but machines may differ in the last digits.
     world.broadcast_tensors([*task.model.parameters(), *task.model.buffers()])
     job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"] if checkpoint else 0)
     return job, Progress() if checkpoint is None else restore_job(job, checkpoint)
@@ -129,7 +130,7 @@ def _start(
 
 @contextmanager
 def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world: World) -> Iterator[RunFolder]:
-    """The folder of the run, which only rank 0 opens; unlocked at the end."""
+    """The folder of the run, unlocked at the end; only rank 0 opens it."""
     header = "\n".join(f"{what} {version}" for what, version in versions().items())
     config = sealed(dump_recipe(recipe, f"The recipe of this run, whole. Written with:\n{header}"))
     name = f"{recipe.data.name or Path(str(recipe.data.path)).name}-{recipe.method}"
@@ -146,7 +147,7 @@ def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world:
 
 
 def _find(recipe: Recipe, task: Task, place: RunFolder) -> bytes:
-    """The checkpoint to resume from, packed; empty if the run starts."""
+    """Return the checkpoint to resume from, packed; empty for a new run."""
     place.prepare()
     if place.is_new:
         return b""
@@ -163,20 +164,13 @@ def _find(recipe: Recipe, task: Task, place: RunFolder) -> bytes:
     return checkpoint.pack()
 
 
-def _shared_flags(recipe: Recipe) -> dict[str, Any]:
-    return {key: value for key, value in flatten(recipe).items() if key not in _OF_A_MACHINE}
-
-
 def _common(recipe: Recipe, task: Task) -> dict[str, dict[str, Any]]:
-    """What all ranks must have in common besides flags."""
-    return {
-        "data": data_facts(task.data, recipe.data.path),
-        "software": software_facts(versions(), task.model),
-    }
+    """Return the facts besides flags that must be the same on all ranks."""
+    return {"data": data_facts(task.data, recipe.data.path), "software": software_facts(versions(), task.model)}
 
 
 def _optional_sinks(recipe: Recipe, job: Job, folder: Path, progress: Progress, callbacks: Callbacks | None) -> Sinks:
-    """The sinks of --log and the callbacks; they also get the final evaluation."""
+    """The sinks of --log and the callbacks, which also get the final evaluation."""
     if not job.world.is_main:
         return Sinks()
     made = [SINKS[name].make(folder, progress.step, flatten(recipe)) for name in dict.fromkeys(recipe.log or ())]
@@ -187,7 +181,7 @@ def _optional_sinks(recipe: Recipe, job: Job, folder: Path, progress: Progress, 
 def _recording(
     recipe: Recipe, job: Job, folder: Path, progress: Progress, quiet: bool, optional: Sinks
 ) -> Iterator[tuple[Sinks, StateSaver]]:
-    """The sinks of a run, and the saver of its checkpoints."""
+    """Open the sinks and the checkpoint saver of a run, and print the preview and notes."""
     if not job.world.is_main:
         yield Sinks(), NullSaver()
         return
@@ -213,8 +207,8 @@ def _recording(
 
 
 def _notes(job: Job) -> Iterator[str]:
-    """Notes about the data to print before training starts."""
+    """Yield notes about the data to print before training starts."""
     yield from (f"left out: {problem}" for problem in job.task.data.skipped)
     yield from job.task.data.notes
     if job.stream.remainder:
-        yield f"each epoch leaves out {job.stream.remainder} images, others every time"
+        yield f"each epoch leaves out {job.stream.remainder} images, different ones each time"

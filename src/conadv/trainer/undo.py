@@ -1,6 +1,6 @@
-"""Takes back, on the device, an update whose numbers were not finite: the host need not wait to know whether they were.
+"""Undo an update on the device if a number of its step was not finite, while the host does not wait to know.
 
-keep ──► update ──► undo_unless(finite): every tensor = finite · new + (1 - finite) · old, as bit patterns
+keep ──► update ──► undo_unless(finite): every tensor = finite · new + (1 - finite) · old, on bit patterns
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch.optim import Optimizer
 
 from .ema import Ema
 
-# Whole numbers as wide as a tensor's elements: not-a-number times 0 would not be 0.
+# Integers as wide as a tensor's elements: NaN times 0 would not be 0.
 _PATTERNS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Undo:
-    """The state that an update changes, as it was before.
+    """A copy of the state that an update changes: weights, buffers, optimizer state, moving average.
 
     Args:
-        model: the network, whose weights and buffers an update changes.
-        optimizer: what it remembers on the device is put back there; counts that the host keeps, by `undo_counts`.
+        model: the network.
+        optimizer: `undo_unless` restores its tensors on the device, `undo_counts` what it has on the host.
         ema: the moving average of the weights.
     """
 
@@ -31,30 +31,30 @@ class Undo:
         self._model, self._optimizer, self._ema = model, optimizer, ema
         self._device = next(model.parameters()).device
         self.is_ready = False
-        """Whether the optimizer has made an update, after which it remembers all that it ever will."""
-        self._kept: list[Tensor] = []
+        """Whether the optimizer has made its first update, which creates its state."""
+        self._copies: list[Tensor] = []
         self._counts: list[tuple[dict[str, Any], str, Any]] = []
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Remember the state before an update."""
+        """Copy the state before an update."""
         assert self.is_ready
-        own = self._own()
-        if not self._kept:
-            self._kept = [torch.empty_like(tensor) for tensor in own]
-        torch._foreach_copy_(self._kept, own)
+        tensors = self._tensors()
+        if not self._copies:
+            self._copies = [torch.empty_like(tensor) for tensor in tensors]
+        torch._foreach_copy_(self._copies, tensors)
         self._counts = [
             (state, key, value.clone() if isinstance(value, Tensor) else value)
             for state in self._optimizer.state.values()
             for key, value in state.items()
-            if not self._is_here(value)
+            if not self._is_on_device(value)
         ]
 
     @torch.no_grad()
     def undo_unless(self, finite: Tensor) -> None:
-        """Put everything on the device back, bit by bit, unless `finite` (bool, without dimensions) is true there."""
+        """Restore every tensor on the device to the bit, unless `finite` (a bool scalar on the device) is true."""
         groups: defaultdict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-        for new, old in zip(self._own(), self._kept, strict=True):
+        for new, old in zip(self._tensors(), self._copies, strict=True):
             pattern = _PATTERNS[new.element_size()]
             groups[pattern][0].append(new.view(pattern))
             groups[pattern][1].append(old.view(pattern))
@@ -65,15 +65,16 @@ class Undo:
             torch._foreach_add_(new_ones, old_ones)
 
     def undo_counts(self) -> None:
-        """Put back what the host counts, once it knows that the step was left out."""
+        """Restore the optimizer state on the host, such as step counts, once it is known that the step was skipped."""
         for state, key, value in self._counts:
             state[key] = value
 
-    def _own(self) -> list[Tensor]:
-        remembered = [value for state in self._optimizer.state.values() for value in state.values()]
-        model = list({id(own): own for own in self._model.state_dict(keep_vars=True).values()}.values())
-        here = [tensor for tensor in remembered if self._is_here(tensor)]
-        return [tensor.detach() for tensor in (*model, *here, *self._ema.tensors().values())]
+    def _tensors(self) -> list[Tensor]:
+        # A weight that the model uses under two names is listed once.
+        model = {id(tensor): tensor for tensor in self._model.state_dict(keep_vars=True).values()}.values()
+        states = self._optimizer.state.values()
+        remembered = [value for state in states for value in state.values() if self._is_on_device(value)]
+        return [tensor.detach() for tensor in (*model, *remembered, *self._ema.tensors().values())]
 
-    def _is_here(self, value: Any) -> bool:
+    def _is_on_device(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.device == self._device
