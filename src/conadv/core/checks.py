@@ -18,6 +18,7 @@ from .mean_loss import MeanLoss
 from .own_loss import OwnLoss, can_be_watched
 from .peers import check_ranks
 from .splitbn import plain_layers
+from .uncalled import note_call
 from .wrappers import data_parallel
 
 # The first steps, in which updates of the branches are looked at.
@@ -104,6 +105,7 @@ class Checks:
         """Warn where batches come from a method's feed, and the method was never called."""
         self._fed += 1
         if self._fed == _UNCALLED and self._calls == step == 0:  # one that was resumed may skip what it has learnt from
+            note_call(self._model)  # one warning is enough
             warnings.warn(
                 f"{_UNCALLED} batches of method.feed(loader) went by without a call of the method, so that the model "
                 "learns without it: call method(now, ahead), or backpropagate method.loss(now, ahead), in place of "

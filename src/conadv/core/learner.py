@@ -25,6 +25,7 @@ from .share import TwinShare, select
 from .spans import span
 from .splitbn import closed, routed, update_running_stats
 from .together import branch_of, check_joint, joined, outputs_by_part
+from .uncalled import expect_call, note_call
 from .wrappers import data_parallel, innermost, precision, unwrap
 
 # What a random number is for, so that different purposes have different seeds.
@@ -70,6 +71,8 @@ class Learner:
         self._watched = True  # whether no layer was seen to mix the statistics of several branches
         self._joint_modes: set[bool] = set()  # model.training of the joint passes that were compared with separate ones
         self.checks = Checks(model, loss, self.chunk_size, alone=self._place is ALONE)
+        if self._place is ALONE:
+            expect_call(self)
 
     @property
     def place(self) -> Place:
@@ -250,6 +253,7 @@ class Learner:
             delayed: each call counts as a step, because what it generates is used in a later one.
             queued: `delay` counts calls, not updates, because twins wait in a queue.
         """
+        note_call(self.model)
         self.checks.begin_step(batch, self.step, delayed, queued, same)
 
     def attack_seed(self, batch_number: int, chunk_number: int) -> int:
