@@ -89,9 +89,8 @@ class ConAdv:
         self.adv_weight = adv_weight
         self._delay = delay
         self._share = TwinShare.from_number(twin_share)
-        self._learner = Learner(model, loss, common)
+        self._learner = Learner(model, loss, common, ("main", "adv"))
         self._learner.require_attack(attack)
-        self._learner.require_branches("main", "adv")
         keeps = handoff is None and stale_weights is None
         self._stale = Aging(model, delay if keeps else 0)
         self._ahead = 0 if keeps or stale_weights is not None else delay  # batches in flight between steps

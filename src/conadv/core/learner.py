@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from .attack import Attack, Call, Loss, call_plainly, input_gradient, without_trace
 from .batch import Batch, Chunked, as_batch, cut, to_device, to_pixels
 from .buffers import no_mixed_statistics
-from .checks import Checks, check_branches
+from .checks import Checks
 from .ddp import broadcast_early, place_of_rank, syncing, touch_other_branches
 from .feed import Feed
 from .handoff import Twin
+from .loop_checks import LoopChecks
 from .marks import marked
 from .parts import Common, Losses, Part
 from .roles import ALONE, Place
@@ -25,7 +26,6 @@ from .share import TwinShare, select
 from .spans import span
 from .splitbn import closed, routed, update_running_stats
 from .together import branch_of, check_joint, joined, outputs_by_part
-from .uncalled import expect_call, note_call
 from .wrappers import data_parallel, innermost, precision, unwrap
 
 # What a random number is for, so that different purposes have different seeds.
@@ -40,9 +40,11 @@ class Learner:
         model: the network, which may be wrapped (DistributedDataParallel, torch.compile).
         loss: from outputs and labels to the mean over the images.
         common: see `Common`.
+        branches: the BatchNorm branches that the method trains. With only "main", layers have to be split if there are
+            chunks, so that running statistics move once per step.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, common: Common) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, common: Common, branches: tuple[str, ...] = ("main",)) -> None:
         self.model = model
         self.loss = loss
         self.chunk_size = common.get("chunk_size")
@@ -68,11 +70,12 @@ class Learner:
         if self.together and self._input_name is not None:
             raise ValueError("together=True joins images only, not what input_name= is passed for: drop one of them")
         self._parallel = data_parallel(model)
-        self._watched = True  # whether no layer was seen to mix the statistics of several branches
+        self._watched = branches == ("main",)  # whether no layer was seen to mix the statistics of several branches
         self._joint_modes: set[bool] = set()  # model.training of the joint passes that were compared with separate ones
-        self.checks = Checks(model, loss, self.chunk_size, alone=self._place is ALONE)
-        if self._place is ALONE:
-            expect_call(self)
+        alone = self._place is ALONE
+        needed = branches if self.chunk_size is not None or not self._watched else ()
+        self.checks = Checks(loss, self.chunk_size, alone)
+        self.loop_checks = LoopChecks(model, loss, self.chunk_size, needed, alone)
 
     @property
     def place(self) -> Place:
@@ -87,12 +90,6 @@ class Learner:
     @property
     def dtype(self) -> torch.dtype:
         return next(self.model.parameters()).dtype
-
-    def require_branches(self, *branches: str) -> None:
-        """Refuse a model that would silently mix the statistics of clean and adversarial images."""
-        self._watched = len(branches) == 1
-        check_branches(self.model, branches)
-        self.checks.use(branches)
 
     def require_attack(self, attack: Any) -> None:
         """Refuse what cannot attack, such as a class or the number epsilon."""
@@ -185,7 +182,7 @@ class Learner:
         place = self.place
         if place.updates_stats:
             update_running_stats(self.model)
-        self.checks.end_step()
+        self.loop_checks.end_step()
         self.step += 1
         self.losses = Losses(self._total(self._clean), self._total(self._adv))
         self._clean, self._adv = [], []
@@ -242,7 +239,7 @@ class Learner:
 
     def feed(self, loader: Iterable[Any], *ahead: Any) -> Feed:
         """A loader of the pairs that the method is called with; `ahead`: what `Feed` takes to read ahead."""
-        return Feed(loader, self.chunk_size, lambda: self.checks.look_at_feed(self.step), *ahead)
+        return Feed(loader, self.chunk_size, lambda: self.loop_checks.look_at_feed(self.step), *ahead)
 
     def begin_step(self, batch: Any, same: Mapping[str, Any], delayed: bool, queued: bool = False) -> None:
         """Check for misuse that would silently train wrongly, in the first steps.
@@ -253,8 +250,8 @@ class Learner:
             delayed: each call counts as a step, because what it generates is used in a later one.
             queued: `delay` counts calls, not updates, because twins wait in a queue.
         """
-        note_call(self.model)
-        self.checks.begin_step(batch, self.step, delayed, queued, same)
+        self.loop_checks.begin_step(batch, self.step, delayed, queued, same)
+        self.checks.begin_step()
 
     def attack_seed(self, batch_number: int, chunk_number: int) -> int:
         """What is random in an attack is a function of the seed, the batch and the chunk."""

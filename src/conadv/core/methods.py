@@ -22,7 +22,6 @@ from .learner import Learner
 from .parts import Common, Losses, Part
 from .peers import described
 from .roles import Role
-from .splitbn import plain_layers
 from .state import State, pack, unpack
 
 # The parts that a step learns from in one chunk, the number of the chunk, and how many there are.
@@ -91,8 +90,6 @@ class Vanilla:
 
     def __init__(self, model: nn.Module, loss: Loss, **common: Unpack[Common]) -> None:
         self._learner = Learner(model, loss, common)
-        if self._learner.chunk_size is not None and plain_layers(model):  # statistics have to move once per step
-            self._learner.require_branches("main")
 
     @property
     def step(self) -> int:
@@ -150,5 +147,5 @@ def total_loss(learner: Learner, work: Iterable[Work]) -> Tensor:
     if not totals:
         return torch.zeros((), device=learner.device, requires_grad=True)
     total = totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])
-    learner.checks.await_backward(total)
+    learner.loop_checks.await_backward(total)
     return total

@@ -80,10 +80,9 @@ class Recycled:
         self._primed = False
         self._made: int | None = None  # the batch whose twins are in flight; None: that of the step before
         self._awaited: dict[int, Twin | None] = {}  # twins of a loss that the caller backpropagates, by chunk
-        self._learner = Learner(model, loss, common)
+        self._learner = Learner(model, loss, common, ("main", "adv"))
         self._learner.require_attack(attack)
         attack.check_reusable()
-        self._learner.require_branches("main", "adv")
 
     @property
     def step(self) -> int:

@@ -23,7 +23,6 @@ from .methods import Work
 from .parts import Common, Losses, Part
 from .peers import described
 from .roles import Role
-from .splitbn import plain_layers
 from .state import State, below, pack, unpack
 from .wrappers import unwrap
 
@@ -63,8 +62,6 @@ class Sam:
         self._delay = delay
         self._waiting: deque[Direction] = deque()  # directions of the step before, by chunk
         self._learner = Learner(model, loss, common)
-        if self._learner.chunk_size is not None and plain_layers(model):  # statistics have to move once per step
-            self._learner.require_branches("main")
 
     @property
     def delay(self) -> int:
