@@ -143,7 +143,7 @@ class DroppedLosses:
         if not self._awaits or len(self._returned) < 2 or self._returned[0][0]() is not None:
             return
         self._awaits = False
-        if all(bool(loss.isfinite()) for _, loss in self._returned):  # others may be skipped
+        if all(bool(loss.isfinite()) for _, loss in self._returned):  # a loop may skip the others
             warnings.warn(
                 f"{len(self._returned)} losses of method.loss were not backpropagated, nor any before: call "
                 "method.loss(batch).backward() in each step, or method(batch), which runs the backward pass itself",

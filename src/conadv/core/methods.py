@@ -42,7 +42,7 @@ class Method(Protocol):
         """How many steps were taken."""
 
     def feed(self, loader: Iterable[Any]) -> Feed:
-        """What the method is called with, step by step. Batches may be None for a role that sees none."""
+        """Wrap a loader so that it yields what the method is called with. A role that sees no batch gets None."""
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
         """Add the gradients of one step to `.grad`."""
@@ -55,19 +55,19 @@ class Method(Protocol):
         """The mean losses of the last step, which a call returns, and `loss` does not."""
 
     def hand_over(self) -> None:
-        """Put in flight what the backward pass of `loss` brought; the next step does it otherwise."""
+        """Queue the twins that the backward pass of `loss` generated; otherwise the next step does it."""
 
     def in_flight(self, step: int) -> range:
-        """The numbers of the batches whose twins are in flight before `step`, each made one step after the last."""
+        """The numbers of the batches whose twins are in flight before `step`, generated in consecutive steps."""
 
     def prime(self, batch: Any, number: int) -> None:
-        """Put the twins of batch `number`, generated with the weights as they are, in flight."""
+        """Generate the twins of batch `number` with the current weights, and put them in flight."""
 
     def resume(self, step: int) -> None:
-        """Continue at `step`; what was in flight is to be primed again."""
+        """Continue at `step`; the caller primes the batches that were in flight."""
 
     def state_dict(self, all_ranks: bool = False) -> State:
-        """What the next step needs besides the weights, as tensors by name."""
+        """The state besides the weights that the next step needs, as tensors by name."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -83,7 +83,7 @@ class Vanilla:
             place.
     """
 
-    __slots__ = ("_learner",)  # so that another attribute cannot be set in vain
+    __slots__ = ("_learner",)  # setting any other attribute is an error
 
     duties = Role.CLEAN
     delay = 0
@@ -111,13 +111,13 @@ class Vanilla:
         return self._learner.losses
 
     def hand_over(self) -> None:
-        """No backward pass brings anything."""
+        """Do nothing: there are no twins."""
 
     def in_flight(self, step: int) -> range:
         return range(0)
 
     def prime(self, batch: Any, number: int) -> None:
-        """Nothing is ever in flight."""
+        """Do nothing: there are no twins."""
 
     def resume(self, step: int) -> None:
         self._learner.step = step
@@ -138,7 +138,7 @@ class Vanilla:
 
 
 def total_loss(learner: Learner, work: Iterable[Work]) -> Tensor:
-    """The scaled losses of a whole step added up, with their graph, and the end of the step.
+    """Add up the scaled losses of a step, with their graph, and end the step.
 
     A process that learns from nothing has a loss of 0, which can be backpropagated too.
     """

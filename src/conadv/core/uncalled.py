@@ -60,7 +60,7 @@ def _remove_hook() -> None:
 
 
 def _count(optimizer: Optimizer, *_: Any) -> None:
-    """Count a step of an optimizer, which is about to be taken. Which parameters it has is looked up only once."""
+    """Count a step that an optimizer is about to take. Parameters are compared once, when the count is reached."""
     if torch.compiler.is_compiling():  # a compiled step would be compiled again for every count
         return
     is_due = False
