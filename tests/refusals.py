@@ -199,6 +199,16 @@ def _fed_and_not_called() -> None:
             optimizer.step()
 
 
+def _never_called() -> None:
+    method = _conadv(model := split_batchnorm(small_cnn()))
+    optimizer = sgd(model)
+    for images, labels in small_batches(17):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    del method
+
+
 def _plain_loss_too() -> None:
     method = _conadv(model := split_batchnorm(small_cnn()))
     images, labels = small_batches(1)[0]
@@ -341,6 +351,13 @@ REFUSALS = (
         _fed_and_not_called,
         "8 batches of method.feed(loader) went by without a call of the method, so that the model learns without it: "
         "call method(now, ahead), or backpropagate method.loss(now, ahead), in place of your own loss",
+        warns=True,
+    ),
+    Refusal(
+        "a method that is created and never called",
+        _never_called,
+        "16 updates of the model went by without a call of its method, so that the model learns without it: call "
+        "method(batch) in place of your own loss and its backward pass, or create the method when you start to use it",
         warns=True,
     ),
     Refusal(

@@ -31,7 +31,7 @@ class Aging:
         self._same = False
 
     def begin(self) -> None:
-        """Look, before the attacks of a call, whether the weights are those of the last call."""
+        """Check, before the attacks of a call, whether the weights were updated since the last call."""
         if not self._delay:
             return
         if not self._began and self._updated is None:
@@ -42,12 +42,12 @@ class Aging:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Within, the model has the weights of `delay` updates ago."""
+        """Give the model the weights of `delay` updates ago, within this context."""
         with self._stale.swapped_in(0 if self._same else len(self._stale.versions()) - self._delay):
             yield
 
     def keep(self) -> None:
-        """Remember the weights of this call, unless those of an earlier call of this update are there."""
+        """Keep the weights of this call, unless an earlier call of the same update did."""
         if not self._delay:
             return
         if not self._same:
@@ -55,12 +55,12 @@ class Aging:
         self._seen, self._began, self._updated = self._counters(), True, None
 
     def reset(self) -> None:
-        """Start again with the weights as they are now."""
+        """Start again with the current weights."""
         self._stale.reset()
         self._began, self._updated = False, None
 
     def state(self) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
-        """What a state says of the versions, and the versions, oldest first."""
+        """The counters of a state, and the versions, oldest first."""
         versions = self._stale.versions()
         return {"versions": len(versions), "updated": bool(self._delay) and self._is_updated()}, versions
 
@@ -75,7 +75,7 @@ class Aging:
     def _is_updated(self) -> bool:
         """Whether the weights were changed since the last call.
 
-        Optimizers that write to `.data` do not move the counters, so that weights are compared where these are equal.
+        Optimizers that write to `.data` do not move the counters, so weights are compared if the counters are equal.
         """
         if self._updated is not None:
             return self._updated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .branches import Branch, split_layers
+from .branches import split_layers
 from .seeds import untouched_randomness
 from .splitbn import Statistics, routed
+from .ways import Branch
 
 # (outputs, labels) -> the mean over the images, as PyTorch's losses are by default.
 Loss = Callable[[Any, Any], Tensor]
@@ -25,9 +26,14 @@ def call_plainly(model: nn.Module, images: Tensor) -> Any:
     return model(images)
 
 
+def call_by_name(name: str, extra: Mapping[str, Any]) -> Call:
+    """How to call a model that takes the images by name, with further inputs."""
+    return lambda model, images: model(**{name: images}, **extra)
+
+
 @runtime_checkable
 class Attack(Protocol):
-    """What generates the twins of images. `conadv.PGD` is one; catalog.py lists those that recipes can name."""
+    """An attack generates the twins of images. `conadv.PGD` is one; catalog.py lists those that recipes can name."""
 
     def __call__(
         self, model: nn.Module, loss: Loss, images: Tensor, labels: Any, seed: int = 0, call: Call = call_plainly
@@ -37,27 +43,33 @@ class Attack(Protocol):
         Args:
             model: the network to attack.
             loss: from outputs and labels to the mean loss over the images.
-            images: (N, ...), where the model is.
+            images: (N, ...), on the device of the model.
             labels: of the images.
             seed: decides everything random.
             call: how the model is called with images.
         """
 
     def along(self, images: Tensor, gradient: Tensor, seed: int = 0) -> Tensor:
-        """Take one step from the images along a gradient of the loss, summed over the images, that is known already."""
+        """Take one step from the images along a given gradient of the loss, summed over the images."""
 
     def check_reusable(self) -> None:
-        """Raise a ValueError if one step along a known gradient (`along`) is not all that this attack does."""
+        """Raise a ValueError unless this attack is one step along a gradient, as `along` takes it."""
 
     def check_range(self, images: Tensor) -> None:
         """Raise a ValueError if the images are not in the range that the attack was made for."""
 
     def exact_as_bytes(self, *, from_images: bool) -> bool:
-        """Whether twins of images that came as bytes are whole 255ths again, so that a byte per pixel loses nothing.
+        """Whether twins of 8-bit images are 8-bit images too, so that sending them as bytes loses nothing.
 
         Args:
             from_images: the attack starts at the image itself, as `along` does.
         """
+
+
+def check_attack(attack: Any) -> None:
+    """Refuse what cannot attack, such as a class or the number epsilon."""
+    if isinstance(attack, type) or not isinstance(attack, Attack):
+        raise ValueError(f"attack {attack!r}: pass an attack, such as conadv.PGD(4/255)")
 
 
 def input_gradient(
@@ -101,7 +113,7 @@ def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_trace(model: nn.Module, branch: Branch, statistics: Statistics | None, seed: int | None) -> Iterator[None]:
-    """Within, images go through `branch` with `statistics`; after it buffers, flags and generators are as before."""
+    """Route images through `branch` with `statistics`; restore buffers, flags and generators afterwards."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     split = {owner for layer in split_layers(model) for owner in layer.owners().values()}
     plain = [module for module in model.modules() if module not in split]
@@ -116,7 +128,7 @@ def without_trace(model: nn.Module, branch: Branch, statistics: Statistics | Non
 
 @contextmanager
 def _copied_buffers(modules: list[nn.Module]) -> Iterator[None]:
-    """Within, modules work on copies: the buffers themselves may belong to a graph that is still to be walked."""
+    """Let modules work on copies of their buffers, which a later backward pass may still need."""
     before = [(module, dict(module._buffers)) for module in modules]
     copies: dict[Tensor, Tensor] = {}  # a buffer of two modules stays one buffer
     try:
@@ -132,7 +144,7 @@ def _copied_buffers(modules: list[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def _statistics_of(modules: list[nn.Module], statistics: Statistics | None, training: bool) -> Iterator[None]:
-    """Within, plain BatchNorm layers take `statistics`, unless they are frozen; None: as their own flag says."""
+    """Let plain BatchNorm layers use `statistics`, unless they are frozen; None: by their own training flag."""
     norms = [module for module in modules if isinstance(module, _BatchNorm)]
     flags = [norm.training for norm in norms]
     try:

@@ -46,7 +46,7 @@ class Chunked:
 
 
 def as_batch(item: Any) -> Batch:
-    """What a loader yields as a batch: (images, labels), or a `Batch` as it is."""
+    """Convert what a loader yields, (images, labels), to a `Batch`; a `Batch` is returned unchanged."""
     if isinstance(item, Batch):
         return item
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Tensor):
@@ -72,14 +72,14 @@ def as_batch(item: Any) -> Batch:
 
 
 def to_pixels(images: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Images as the model takes them: bytes become fractions of the pixel range, floats stay as they are."""
+    """Move images to the model's device; bytes become fractions of the pixel range in the model's dtype."""
     if images.dtype == torch.uint8:
         return images.to(device, non_blocking=True).to(dtype).div_(255)
     return images.to(device, non_blocking=True)
 
 
 def to_device(values: Any, device: torch.device) -> Any:
-    """All tensors of a structure, where the model is."""
+    """Move all tensors of a structure to a device."""
     if isinstance(values, Tensor):
         return values.to(device, non_blocking=True)
     return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), values)
@@ -100,7 +100,7 @@ def count_chunks(batch: Batch | Chunked, chunk_size: int | None) -> int:
 
 
 def not_divided(size: int, chunk_size: int) -> str:
-    """Say that a batch is not a whole number of chunks, and what to do."""
+    """The error message for a batch that is not a whole number of chunks."""
     return (
         f"a batch of {size} images is not a whole number of chunks of {chunk_size}: "
         "choose a chunk size that divides it, and drop the last, smaller batch of an epoch (drop_last=True)"

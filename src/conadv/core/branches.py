@@ -1,14 +1,14 @@
-"""Layers with a branch for each kind of image: where their tensors live, and how images go through one of them.
+"""Layers with a branch for each kind of image: where their tensors are, and how images go through one of them.
 
               ┌► main: the layer's own tensors ─┐
-x ──► way? ───┤                                 ├──► y, and what is pending for the running statistics
+x ──► way? ───┤                                 ├──► y, and pending running statistics
               └► adv:  tensors of a child ──────┘
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn.modules._functions import SyncBatchNorm as synchronized_batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .tally import Tally, Tracked, move
+from .tally import Tracked, move
+from .ways import Branch, Way
 
-# When running statistics move: with each forward pass (as BatchNorm's do), once at the end of a step, or not at all.
-Tracking = Literal["now", "step", "off"]
 _UNKNOWN_BRANCH = (
     "a split BatchNorm layer ran again (activation checkpointing) in a backward pass outside of `route`, and its "
     "branch is not known there: call backward() within the `with route(...)` of the forward pass"
@@ -29,28 +28,7 @@ _NOT_BY_IMAGE = "together=True: {}, so that clean and adversarial images cannot 
 _CLASSES: dict[type[nn.Module], type[SplitLayer]] = {}
 
 
-class Joint(NamedTuple):
-    """One pass for several parts of a chunk: the branch of each, and how many images it has, in their order."""
-
-    branches: tuple[str, ...]
-    sizes: tuple[int, ...]
-
-
-Branch = str | Joint
-
-
-class Way(NamedTuple):
-    """How images go through a layer at the moment."""
-
-    branch: Branch = "main"
-    batch_statistics: bool | None = None  # None: as the train/eval flag says
-    # "again": what activation checkpointing computes a second time, whose statistics were counted the first time.
-    tracking: Tracking | Literal["again"] = "now"
-    routed: bool = False  # whether somebody asked for it, or it is what holds outside of a route
-    tally: Tally | None = None  # where statistics of the pass are collected, with tracking "step"
-
-
-# It writes nothing, but a compiler would leave out an operation that says so.
+# It writes nothing, but a compiler would remove an operation without side effects.
 @torch.library.custom_op("conadv::require_forward_pass", mutates_args=("pending",))
 def _require_forward_pass(pending: Tensor) -> None:
     if torch._C._current_graph_task_id() != -1:
@@ -60,8 +38,8 @@ def _require_forward_pass(pending: Tensor) -> None:
 class SplitLayer(nn.Module):
     """A layer with further branches; which one an image goes through is set by `route`.
 
-    It is made of a layer in place, so that hooks and references stay. Outside of a route it is the layer that it was,
-    also to code that looks for its class.
+    A layer is converted in place, so that hooks and references stay. Outside of `route` it behaves as before, also for
+    code that checks its class.
     """
 
     plain: ClassVar[type[nn.Module]]
@@ -70,13 +48,13 @@ class SplitLayer(nn.Module):
     """None: closed, while a backward pass covers several branches."""
     branches: tuple[str, ...]
     left_main: bool
-    """Whether somebody routed images through another branch by themselves, and may run their backward pass later."""
+    """Whether the user routed images through another branch, whose backward pass may come later."""
 
     walked: Branch | None
-    """The branch whose part of the graph a backward pass walks at the moment; None: only a method's loss says so."""
+    """The branch that the current backward pass is in, as set by a mark of a method's loss; None: not known."""
 
     def grow(self, branches: Mapping[str, nn.Module]) -> None:
-        """Add branches to a layer that was a plain one until now."""
+        """Add branches to a layer that was just converted."""
         self.way, self.branches, self.left_main = Way(), ("main", *branches), False
         self.walked = None
         for name, branch in branches.items():
@@ -97,11 +75,11 @@ class SplitLayer(nn.Module):
         return owner
 
     def update(self, owner: nn.Module) -> None:
-        """Move the running statistics of one branch by what is pending. Nothing waits for the device."""
+        """Update the running statistics of one branch with the pending ones, without waiting for the device."""
         raise NotImplementedError
 
     def _by_part(self, through: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `through(way, branch, ...)` with the present way or, in a joint pass, with each part of the images."""
+        """Call `through(way, branch, ...)` with the current way or, in a joint pass, for each part of the images."""
         way = self._current_way()
         if isinstance(way.branch, str):
             return through(way, way.branch, *args, **kwargs)
@@ -140,18 +118,18 @@ class SplitLayer(nn.Module):
         return self.way if self.way.tracking == "off" else self.way._replace(tracking="again")
 
     def _count(self, owner: nn.Module, statistics: list[Tensor], tracking: str) -> None:
-        """Add the statistics of one forward pass to what is pending."""
+        """Add the statistics of one forward pass to the pending ones."""
         owner.get_buffer("pending").add_(torch.cat([*statistics, statistics[0].new_ones(1)]))
         if tracking == "now":
             self.update(owner)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle by the class before the split: the class of this layer has no name in a module."""
+        """Copy and pickle by the original class: the class of this layer has no name in a module."""
         return (_blank, (self.plain,), *super().__reduce_ex__(protocol)[2:])
 
 
 class SplitBatchNorm(SplitLayer, _BatchNorm):
-    """BatchNorm as torch has it, and classes that inherit its forward pass."""
+    """BatchNorm layers of torch, and of classes that inherit their forward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input_dim(x)
@@ -185,14 +163,14 @@ class SplitBatchNorm(SplitLayer, _BatchNorm):
         move([self.tracked(owner)])
 
     def tracked(self, owner: nn.Module) -> Tracked:
-        """The tensors that move with the statistics of one branch."""
+        """The tensors of one branch that an update of its running statistics needs."""
         assert isinstance(owner, _BatchNorm)
         mean, var, batches = owner.running_mean, owner.running_var, owner.num_batches_tracked
         assert mean is not None and var is not None and batches is not None
         return Tracked(owner.get_buffer("pending"), mean, var, batches, owner.momentum)
 
     def _is_copy(self) -> bool:
-        """Whether what is collected in python would be lost: in a compiled graph, or in a copy by DataParallel."""
+        """Whether Python state of this pass would be lost: in a compiled graph, or in a replica of DataParallel."""
         return torch.compiler.is_compiling() or "_is_replica" in vars(self)
 
     def _new_pending(self, owner: nn.Module) -> Tensor | None:
@@ -212,10 +190,10 @@ class SplitBatchNorm(SplitLayer, _BatchNorm):
 
 
 class SplitOwnForward(SplitLayer):
-    """A layer with a forward pass of its own, which runs with the tensors of a branch in the place of the layer's.
+    """A layer with its own forward pass, which runs with the tensors of a branch in place of the layer's.
 
-    It works on copies of the buffers. What it changes in them is averaged over the forward passes of a step: for a
-    moving average that is one move with the mean over the passes, as in `SplitBatchNorm`.
+    It works on copies of the buffers. Its changes to them are averaged over the forward passes of a step: for a moving
+    average, that is one update with the mean over the passes, as in `SplitBatchNorm`.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -230,7 +208,7 @@ class SplitOwnForward(SplitLayer):
             if batch_statistics is not None:
                 self.training = batch_statistics
             y = super().forward(*args, **kwargs)
-            changed = self._buffers  # a forward pass may write into a buffer or put another in its place
+            changed = self._buffers  # a forward pass may write into a buffer or replace it
         finally:
             self._parameters, self._buffers, self.training = own
         pending = owner._buffers.get("pending")
@@ -260,7 +238,7 @@ def split_layers(model: nn.Module) -> list[SplitLayer]:
 
 
 def split_class(plain: type[nn.Module]) -> type[SplitLayer]:
-    """The class that a layer of a class becomes: one for each, however often it is asked for."""
+    """The class of split layers for a class of layers, created once for each."""
     if plain not in _CLASSES:
         kind = SplitBatchNorm if _inherits_forward(plain) else SplitOwnForward
         _CLASSES[plain] = type(f"Split{plain.__name__}", (kind, plain), {"plain": plain})
@@ -293,7 +271,7 @@ def _blank(plain: type[nn.Module]) -> SplitLayer:
 
 
 def _fill_branches(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: object) -> None:
-    """Let a plain checkpoint load: branches that it does not have start as copies of main, never trained."""
+    """Let a plain checkpoint load: branches that it lacks start as copies of main that were never trained."""
     assert isinstance(layer, SplitLayer) and isinstance(state, dict)
     for name in layer.branches[1:]:
         if any(key.startswith(f"{prefix}{name}.") for key in state):

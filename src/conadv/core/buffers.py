@@ -16,7 +16,7 @@ _MIXED = "shares_statistics"  # the attribute that marks a module
 
 
 def allow_mixed(model: nn.Module, kinds: Sequence[type[nn.Module]]) -> None:
-    """Mark the layers of these classes, and what is inside of them: all images may move their statistics."""
+    """Let layers of these classes, and their children, share statistics between all images."""
     for kind in kinds:
         found = [module for module in model.modules() if isinstance(module, kind)]
         if not found:
@@ -27,7 +27,7 @@ def allow_mixed(model: nn.Module, kinds: Sequence[type[nn.Module]]) -> None:
 
 @contextmanager
 def no_mixed_statistics(model: nn.Module) -> Iterator[None]:
-    """Refuse a floating-point buffer that a forward pass within changes, though it belongs to no branch.
+    """Refuse a forward pass, within this context, that changes a floating-point buffer which no branch owns.
 
     Constant buffers (masks, position tables, frozen statistics), counters and the vectors of spectral norm, which
     follow from the weights alone, are not statistics of images.
@@ -44,7 +44,7 @@ def no_mixed_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def _differs(new: Tensor, old: Tensor) -> bool:
-    """A buffer of another shape is a table that was built anew, not a moving average."""
+    """Whether a buffer changed. One of another shape is a table that was built again, not a moving average."""
     return new.shape == old.shape and not torch.allclose(new, old, rtol=0, atol=0, equal_nan=True)
 
 

@@ -39,7 +39,7 @@ class MethodInfo:
 
     @property
     def duties(self) -> Role:
-        """Everything that the ranks of a lane do between them."""
+        """The duties of all ranks of a lane together."""
         return reduce(or_, self.passes)
 
     @property
@@ -156,7 +156,7 @@ class AttackInfo:
 _PGD = ("epsilon", "step_size", "steps", "norm", "direction", "random_start", "targeted", "grid")
 ATTACKS = {row.name: row for row in (AttackInfo("pgd", "core.pgd:PGD", _PGD),)}
 
-# Libraries whose models are named as LIBRARY:NAME. Unlike package.module:callable, that imports no code of a user's.
+# Libraries whose models are named as LIBRARY:NAME. Unlike package.module:callable, that imports no code of the user.
 MODEL_LIBRARIES = ("timm", "torchvision")
 
 
@@ -167,5 +167,5 @@ def is_callable(model: str) -> bool:
 
 
 def is_built_in(model: str) -> bool:
-    """Whether the name of a model is that of one of ours."""
+    """Whether a name is that of a model of this library."""
     return ":" not in model

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from .aging import Aging
-from .attack import Attack, Loss
+from .attack import Attack, Loss, check_attack
 from .batch import Batch, count_chunks
 from .feed import Feed
 from .handoff import Handoff, Queue, Twin, empty, queue_of
@@ -29,7 +29,7 @@ class ConAdv:
     """Learn from the images and from their twins, generated with the weights of `delay` steps ago.
 
     The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_t)`, where `x̂_t` was generated with the
-    weights of step t - delay (the first ones: with the weights at the start). delay 1 is the paper's ConAdv, delay 0 is
+    weights of step t - delay (the first ones: with the initial weights). delay 1 is the paper's ConAdv, delay 0 is
     DisAdv.
 
     In a single process it keeps a copy of the weights of the last `delay` steps, and generates the twins of a batch
@@ -64,7 +64,7 @@ class ConAdv:
         "adv_weight",
         "attack",
         "handoff",
-    )  # so that another attribute cannot be set in vain
+    )  # setting any other attribute is an error
 
     duties = Role.CLEAN | Role.ADV | Role.ATTACK
 
@@ -89,9 +89,8 @@ class ConAdv:
         self.adv_weight = adv_weight
         self._delay = delay
         self._share = TwinShare.from_number(twin_share)
-        self._learner = Learner(model, loss, common)
-        self._learner.require_attack(attack)
-        self._learner.require_branches("main", "adv")
+        self._learner = Learner(model, loss, common, ("main", "adv"))
+        check_attack(attack)
         keeps = handoff is None and stale_weights is None
         self._stale = Aging(model, delay if keeps else 0)
         self._ahead = 0 if keeps or stale_weights is not None else delay  # batches in flight between steps
@@ -132,7 +131,7 @@ class ConAdv:
         return self._learner.losses
 
     def hand_over(self) -> None:
-        """Twins are in flight before any backward pass."""
+        """Do nothing: these twins do not depend on a backward pass."""
 
     def in_flight(self, step: int) -> range:
         return range(step, step + self._ahead)
@@ -149,11 +148,11 @@ class ConAdv:
         self._loaded = True
 
     def staleness(self) -> Staleness:
-        """What measures how far the twins of stale weights are from fresh ones."""
+        """Return an object that measures how far twins of stale weights are from fresh ones."""
         return Staleness(self._learner, self._share, self.adv_weight, self._generate)
 
     def state_dict(self, all_ranks: bool = False) -> State:
-        """What the next step needs besides the weights, as tensors by name, for torch.save or safetensors.
+        """The state besides the weights that the next step needs, as tensors for torch.save or safetensors.
 
         Stale weights that FSDP2 shards are gathered: every rank calls it then, and `load_state_dict` too.
 
@@ -181,7 +180,7 @@ class ConAdv:
         return {**own, "chunk_size": self._learner.chunk_size, "seed": self._learner.seed}
 
     def _work(self, now: Any, ahead: Any) -> Iterator[Work]:
-        """The parts to learn from, chunk by chunk, after the attack on a chunk of the batch ahead."""
+        """Yield the parts to learn from, chunk by chunk; before each, attack a chunk of the batch ahead."""
         now, ahead = self._seen(now, ahead)
         weights = {"adv_weight": self.adv_weight, "twin_share": float(self._share)}
         same = described("ConAdv", self.attack, delay=self.delay, **weights)
@@ -190,10 +189,10 @@ class ConAdv:
         if self._ahead == 0:
             empty(self.handoff)  # a step that failed may have left twins
         clean = self._chunks(now)
-        attacked = self._chunks(None if ahead is now else ahead)  # chunks of the same batch are made once
+        attacked = self._chunks(None if ahead is now else ahead)  # the same batch is cut into chunks once
         count = self._count(now, ahead)
         if self._learner.chunk_size is not None and self._learner.place.role != Role.CLEAN:
-            self._share.count(count)  # or an error that says what fits
+            self._share.count(count)  # raises an error if the share does not fit
         for number in range(count):
             chunk = next(clean, None)
             self._attack(chunk if ahead is now else next(attacked, None), self._attacked, number)
@@ -223,7 +222,7 @@ class ConAdv:
         return iter(()) if batch is None else self._learner.chunks(batch)
 
     def _attack(self, chunk: Batch | None, batch_number: int, chunk_number: int) -> None:
-        """Put the twins of a chunk in flight."""
+        """Generate the twins of a chunk, if it gets any, and put them in flight."""
         if chunk is not None and self._learner.has_twins(self._share, batch_number, chunk_number):
             with self._weights():
                 twin = self._generate(chunk, batch_number, chunk_number)
@@ -231,7 +230,7 @@ class ConAdv:
                 self.handoff.put(twin)
 
     def _generate(self, chunk: Batch, batch_number: int, chunk_number: int) -> Twin:
-        """The twins of a chunk, with the weights that the model has."""
+        """Generate the twins of a chunk with the current weights."""
         return self._learner.attack(self.attack, chunk, batch_number, chunk_number, self._share)
 
     def _check_ahead(self, ahead: Any) -> None:
@@ -256,7 +255,7 @@ class ConAdv:
             self.prime(batch, self._attacked)
 
     def _begin_epoch(self) -> None:
-        """Twins left by a feed that was not finished belong to batches that do not come again."""
+        """Drop the twins of an unfinished feed: their batches do not come again."""
         if self._attacked > self.step and not self._loaded:
             self.handoff.clear()
             self._attacked = self.step

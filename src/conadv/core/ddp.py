@@ -21,13 +21,13 @@ def syncing(parallel: DistributedDataParallel | None, last: bool) -> AbstractCon
 
 
 def broadcast_early(parallel: DistributedDataParallel | None) -> None:
-    """Take the buffers of rank 0 now, if the next forward pass would: what changes in it is then the model's work."""
+    """Broadcast the buffers of rank 0 now if the next forward pass would, so that only the model changes them there."""
     if parallel is not None and parallel._check_sync_bufs_pre_fwd():
         parallel._sync_buffers()
 
 
 def touch_other_branches(loss: Tensor, model: nn.Module, branches: Sequence[str]) -> Tensor:
-    """The loss, whose backward pass also visits the weights of all other branches: DDP waits for every parameter."""
+    """Let the backward pass of a loss visit the weights of all other branches too: DDP waits for every parameter."""
     layers = split_layers(model)
     owners = [layer.owner(name) for layer in layers for name in layer.branches if name not in branches]
     weights = [p for owner in owners for p in owner.parameters(recurse=False) if p.requires_grad]

@@ -1,4 +1,4 @@
-"""What a method is fed with: a loader whose batches come in pairs, the one to learn from and the one to attack."""
+"""A loader for a method: it yields pairs, the batch to learn from and the batch to attack."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Feed:
 
     Args:
         loader: any iterable of batches; one that can be iterated again serves several epochs.
-        chunk_size: images per chunk, to tell a last batch that it does not divide before training starts.
+        chunk_size: images per chunk, to refuse a last batch that it does not divide before training starts.
         taken: called before each pair.
         reads_ahead: batches that are pulled before they are learnt from, because they are attacked first.
         begin: called at the start of an epoch that was not resumed.
@@ -41,7 +41,7 @@ class Feed:
         self._begin, self._prime, self._taken = begin, prime, taken
         self._window: deque[Any] = deque()
         self._resumed = False
-        self._ended = False  # the loader has no more batches in this epoch, but some that it gave are left
+        self._ended = False  # the loader has no more batches in this epoch, but some that it yielded are left
         _check_last_batch(loader, chunk_size)
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Feed:
             yield self._window.popleft(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is, if it can tell, and the batches that were pulled ahead."""
+        """The position of the loader, if it has a state, and the batches that were pulled ahead."""
         inner = _stateful(self._loader)
         position = None if inner is None else inner.state_dict()
         return {"loader": position, "window": list(self._window), "ended": self._ended}

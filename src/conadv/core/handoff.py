@@ -28,7 +28,7 @@ class Handoff(Protocol):
     def take(self) -> Twin: ...
 
     def clear(self) -> None:
-        """Forget what is in flight."""
+        """Drop the twins in flight."""
 
 
 class Queue:
@@ -49,11 +49,11 @@ class Queue:
         self._twins.clear()
 
     def twins(self) -> list[Twin]:
-        """What is in flight, oldest first."""
+        """The twins in flight, oldest first."""
         return list(self._twins)
 
     def state(self) -> dict[str, Tensor]:
-        """What is in flight, oldest first, as tensors by name."""
+        """The twins in flight, oldest first, as tensors by name."""
         found: dict[str, Tensor] = {}
         for number, twin in enumerate(self._twins):
             if not isinstance(twin.labels, Tensor) or twin.call is not call_plainly:
@@ -62,7 +62,7 @@ class Queue:
         return found
 
     def restore(self, state: dict[str, Tensor], device: torch.device) -> None:
-        """Put in flight what `state` returned."""
+        """Restore what `state` returned."""
         self._twins = deque(
             Twin(state[f"{number}.images"].to(device), state[f"{number}.labels"].to(device))
             for number in range(len(state) // 2)
@@ -73,7 +73,7 @@ class Queue:
 
 
 def queue_of(handoff: Handoff) -> Queue:
-    """The hand-off as something whose twins can be looked at, which those between ranks are not."""
+    """The hand-off as a queue, whose twins can be saved; hand-offs between ranks are refused."""
     if not isinstance(handoff, Queue):
         raise ValueError(
             "twins in flight between ranks have no state: save the stale weights and regenerate the twins (prime)"
@@ -82,6 +82,6 @@ def queue_of(handoff: Handoff) -> Queue:
 
 
 def empty(handoff: Handoff) -> None:
-    """Forget what waits in this process; messages between ranks were drained when the run stopped."""
+    """Clear a queue of this process; messages between ranks were drained when the run stopped."""
     if isinstance(handoff, Queue):
         handoff.clear()

@@ -1,4 +1,4 @@
-"""One step of learning, the same for every method: chunk by chunk, part by part, each through its branch."""
+"""One step of learning, shared by all methods: chunk by chunk, part by part, each through its branch."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attack import Attack, Call, Loss, call_plainly, input_gradient, without_trace
+from .attack import Attack, Call, Loss, call_by_name, call_plainly, input_gradient, without_trace
 from .batch import Batch, Chunked, as_batch, cut, to_device, to_pixels
 from .buffers import no_mixed_statistics
-from .checks import Checks, check_branches
+from .checks import Checks
 from .ddp import broadcast_early, place_of_rank, syncing, touch_other_branches
 from .feed import Feed
 from .handoff import Twin
+from .loop_checks import LoopChecks
 from .marks import marked
-from .parts import Common, Losses, Part
+from .parts import Common, Losses, Part, check_arguments
 from .roles import ALONE, Place
-from .seeds import mix, untouched_randomness
+from .seeds import Seeds, untouched_randomness
 from .share import TwinShare, select
 from .spans import span
 from .splitbn import closed, routed, update_running_stats
 from .together import branch_of, check_joint, joined, outputs_by_part
-from .wrappers import data_parallel, innermost, precision, unwrap
-
-# What a random number is for, so that different purposes have different seeds.
-_ATTACK, _FORWARD = 1, 2
-_BRANCH_NUMBER = {"main": 0, "aug": 1, "adv": 2}
+from .wrappers import data_parallel, innermost, is_float16, precision, unwrap
 
 
 class Learner:
-    """A model and its loss, and how a batch becomes gradients: in chunks, each with its own BatchNorm statistics.
+    """Turn batches into gradients of a model, in chunks that have their own BatchNorm statistics.
 
     Args:
         model: the network, which may be wrapped (DistributedDataParallel, torch.compile).
         loss: from outputs and labels to the mean over the images.
         common: see `Common`.
+        branches: of BatchNorm, that the method trains. ("main",) asks for split layers only if there are chunks.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, common: Common) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, common: Common, branches: tuple[str, ...] = ("main",)) -> None:
+        check_arguments(model, loss, common)
         self.model = model
         self.loss = loss
         self.chunk_size = common.get("chunk_size")
         self.seed = common.get("seed")
+        self._seeds = Seeds(self.seed)
         self.step = 0
         self._autocast = common.get("autocast")
         self._as_batch = common.get("batch") or as_batch
@@ -55,21 +55,13 @@ class Learner:
         self._clean: list[Tensor] = []
         self._adv: list[Tensor] = []
         self.losses = Losses(torch.zeros(()), torch.zeros(()))  # of the last step
-        if self.chunk_size is not None and self.chunk_size < 1:
-            raise ValueError(f"chunk_size {self.chunk_size}: take at least 1 image, or None for the whole batch")
-        if not isinstance(model, nn.Module) or isinstance(loss, Attack):
-            given = f"({type(model).__name__}, {type(loss).__name__}, ...)"
-            raise ValueError(f"a method takes (model, loss, attack) in this order, not {given}")
-        if isinstance(loss, type):
-            raise ValueError(f"the loss {loss.__name__} is a class: pass one of its objects, {loss.__name__}()")
-        if next(model.parameters(), None) is None:
-            raise ValueError("a model without parameters has nothing to learn")
-        if self.together and self._input_name is not None:
-            raise ValueError("together=True joins images only, not what input_name= is passed for: drop one of them")
         self._parallel = data_parallel(model)
-        self._watched = True  # whether no layer was seen to mix the statistics of several branches
+        self._watched = branches == ("main",)  # whether no layer was seen to mix the statistics of several branches
         self._joint_modes: set[bool] = set()  # model.training of the joint passes that were compared with separate ones
-        self.checks = Checks(model, loss, self.chunk_size, alone=self._place is ALONE)
+        alone = self._place is ALONE
+        needed = () if branches == ("main",) and self.chunk_size is None else branches
+        self.checks = Checks(loss, self.chunk_size, alone)
+        self.loop_checks = LoopChecks(model, loss, self.chunk_size, needed, alone)
 
     @property
     def place(self) -> Place:
@@ -78,33 +70,22 @@ class Learner:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is now."""
+        """The current device of the model."""
         return next(self.model.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
         return next(self.model.parameters()).dtype
 
-    def require_branches(self, *branches: str) -> None:
-        """Refuse a model that would silently mix the statistics of clean and adversarial images."""
-        self._watched = len(branches) == 1
-        check_branches(self.model, branches)
-        self.checks.use(branches)
-
-    def require_attack(self, attack: Any) -> None:
-        """Refuse what cannot attack, such as a class or the number epsilon."""
-        if isinstance(attack, type) or not isinstance(attack, Attack):
-            raise ValueError(f"attack {attack!r}: pass an attack, such as conadv.PGD(4/255)")
-
     def batch(self, item: Any) -> Batch | Chunked:
-        """What the loader yielded, as a batch."""
+        """Convert what the loader yielded to a batch."""
         batch = item if isinstance(item, Batch | Chunked) else self._as_batch(item)
         if not isinstance(batch, Batch | Chunked):
             raise ValueError(f"batch= returned a {type(batch).__name__}: return conadv.Batch(images, labels)")
         return batch
 
     def chunks(self, item: Any) -> Iterator[Batch]:
-        """The chunks of a batch, where the model is and as it takes them."""
+        """Yield the chunks of a batch as the model takes them: on its device, bytes as fractions of the pixel range."""
         device, dtype = self.device, self.dtype
         chunks = cut(self.batch(item), self.chunk_size)
         while True:
@@ -128,12 +109,12 @@ class Learner:
         return [Part(name, images, chunk.labels, weight / len(views), call, len(views)) for name, images in views]
 
     def adv_part(self, twin: Twin, weight: float, share: float = 1.0) -> Part:
-        """What is learnt from the twins of a chunk, so that the mean over all twins of a step has `weight`."""
+        """The part with the twins of a chunk, such that the mean over all twins of a step has `weight`."""
         part = 1.0 if self.chunk_size is None else share
         return Part("adv", twin.images, twin.labels, weight / part, twin.call, part, adversarial=True)
 
     def scale(self, part: Part, count: int) -> float:
-        """What the mean loss of a part is multiplied by, in a step with `count` chunks on this process."""
+        """The factor of the mean loss of a part, in a step with `count` chunks on this process."""
         return part.weight * self.place.share / count
 
     def learn(self, parts: Sequence[Part], number: int, count: int) -> None:
@@ -142,7 +123,7 @@ class Learner:
         DistributedDataParallel all-reduces gradients once per step, with the last pass of the last chunk. A static
         graph does not allow a first backward pass without all_reduce: then all parts share one backward pass.
         """
-        if self._is_float16():
+        if is_float16(self.device, self._autocast):
             raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(batch)).backward()")
         at_once = self._parallel is not None and self._parallel.static_graph
         groups = [parts] if at_once else self._passes(parts)
@@ -158,14 +139,14 @@ class Learner:
     def objective(
         self, parts: Sequence[Part], number: int, count: int, step: int | None = None, mark: bool = False
     ) -> Tensor:
-        """The loss of some parts of chunk `number` of `count`, scaled, with its graph. Remembers the mean losses.
+        """The scaled loss of some parts of chunk `number` of `count`, with its graph. Records the mean losses.
 
         Args:
-            parts: what is learnt from.
+            parts: what to learn from.
             number: of the chunk, on this process.
             count: of the chunks of a step.
-            step: decides what the model draws; None: the present one.
-            mark: the caller runs the backward pass, so that the graph itself has to say which branch it is of.
+            step: which the random numbers of the model depend on; None: the current one.
+            mark: record the branch in the graph, because the caller runs the backward pass.
         """
         scaled: list[Tensor] = []
         for some in self._passes(parts):
@@ -178,11 +159,11 @@ class Learner:
         return scaled[0] if len(scaled) == 1 else sum(scaled[1:], scaled[0])
 
     def end_step(self) -> Losses:
-        """Update the running statistics, unless they are summed over ranks first, and start the next step."""
+        """Update the running statistics, unless they are summed over ranks first, and count the step."""
         place = self.place
         if place.updates_stats:
             update_running_stats(self.model)
-        self.checks.end_step()
+        self.loop_checks.end_step()
         self.step += 1
         self.losses = Losses(self._total(self._clean), self._total(self._adv))
         self._clean, self._adv = [], []
@@ -192,7 +173,7 @@ class Learner:
         """Whether a chunk of a batch gets twins; without chunks, some of its images do."""
         offset = self.place.chunk_offset
         first = self.place.first_chunk - offset
-        return self.chunk_size is None or share.has(self._own_seed(), batch_number, first, offset + chunk_number)
+        return self.chunk_size is None or share.has(self._seeds.root, batch_number, first, offset + chunk_number)
 
     def twin_images(self, share: TwinShare, chunk: Batch, batch_number: int, chunk_number: int) -> Tensor | None:
         """Which images of a chunk get twins; None: all of them."""
@@ -208,13 +189,13 @@ class Learner:
             return Twin(attack(self.model, self.loss, chunk.images, chunk.labels, seed, call), chunk.labels, call)
 
     def input_gradient(self, parts: Sequence[Part], step: int, number: int, count: int) -> Tensor:
-        """The gradient that `learn` would leave on the images of the first part in `step`, bit by bit.
+        """The gradient, to the bit, that `learn` would leave on the images of the first part in `step`.
 
         It leaves no trace. With `together`, the last bits depend on how many images the other parts have, but not on
         these images.
         """
         model, some = unwrap(self.model), self._passes(parts)[0]
-        seed = None if self.seed is None else self._seed(step, number, some[0].branch)
+        seed = self._seed(step, number, some[0].branch)
 
         def total(images: Tensor) -> Tensor:
             passed = [some[0]._replace(images=images), *some[1:]]
@@ -228,7 +209,7 @@ class Learner:
     def weight_gradients(self, part: Part, step: int, number: int) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a part and its gradient by each trainable weight, as in `step`. It leaves no trace."""
         model = unwrap(self.model)
-        seed = None if self.seed is None else self._seed(step, number, part.branch)
+        seed = self._seed(step, number, part.branch)
         weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
         with torch.enable_grad(), without_trace(model, part.branch, None, seed):
             with self._precision():
@@ -238,33 +219,27 @@ class Learner:
         return loss.detach(), [torch.zeros_like(own) if gradient is None else gradient for gradient, own in known]
 
     def feed(self, loader: Iterable[Any], *ahead: Any) -> Feed:
-        """A loader of the pairs that the method is called with; `ahead`: what `Feed` takes to read ahead."""
-        return Feed(loader, self.chunk_size, lambda: self.checks.look_at_feed(self.step), *ahead)
+        """A loader of the pairs that the method is called with; `ahead`: arguments of `Feed` for reading ahead."""
+        return Feed(loader, self.chunk_size, lambda: self.loop_checks.look_at_feed(self.step), *ahead)
 
     def begin_step(self, batch: Any, same: Mapping[str, Any], delayed: bool, queued: bool = False) -> None:
-        """Check for misuse that would silently train wrongly, in the first steps.
-
-        Args:
-            batch: the one to learn from.
-            same: what has to be the same on all ranks, see `peers.described`.
-            delayed: each call counts as a step, because what it generates is used in a later one.
-            queued: `delay` counts calls, not updates, because twins wait in a queue.
-        """
-        self.checks.begin_step(batch, self.step, delayed, queued, same)
+        """Check the loop for mistakes; for the arguments see `LoopChecks.begin_step`."""
+        self.loop_checks.begin_step(batch, self.step, delayed, queued, same)
+        self.checks.begin_step()
 
     def attack_seed(self, batch_number: int, chunk_number: int) -> int:
-        """What is random in an attack is a function of the seed, the batch and the chunk."""
-        return mix(self._own_seed(), _ATTACK, batch_number, self.place.first_chunk + chunk_number)
+        """The seed of the attack on a chunk of this process."""
+        return self._seeds.of_attack(batch_number, self.place.first_chunk + chunk_number)
 
-    def _own_seed(self) -> int:
-        return torch.initial_seed() if self.seed is None else self.seed
+    def _seed(self, step: int, number: int, branch: str) -> int | None:
+        return self._seeds.of_pass(step, self.place.first_chunk + number, branch)
 
     def _passes(self, parts: Sequence[Part]) -> Sequence[Sequence[Part]]:
-        """The parts that go through the model at once."""
+        """Group the parts by the passes of the model that they go through."""
         return [parts] if self.together else [[part] for part in parts]
 
     def _forward(self, parts: Sequence[Part], number: int, step: int) -> list[Tensor]:
-        """The mean loss of each part, from one pass."""
+        """The mean loss of each part, computed in one pass."""
         self._check_joint(parts)
         with (
             self._randomness(step, number, parts[0].branch),
@@ -283,17 +258,14 @@ class Learner:
         return losses
 
     def _check_joint(self, parts: Sequence[Part]) -> None:
-        """Check only the first joint pass in training mode, and in evaluation mode: this waits for the device."""
+        """Check the first joint pass in training mode, and in evaluation mode: more would wait for the device."""
         model = innermost(self.model)
         if len(parts) > 1 and model.training not in self._joint_modes:
             check_joint(model, parts, partial(self._losses, model))
             self._joint_modes.add(model.training)
 
     def _call(self, chunk: Batch) -> Call:
-        if self._input_name is None:
-            return call_plainly
-        extra, name = dict(chunk.extra), self._input_name
-        return lambda model, images: model(**{name: images}, **extra)
+        return call_plainly if self._input_name is None else call_by_name(self._input_name, chunk.extra)
 
     def _total(self, losses: list[Tensor]) -> Tensor:
         if not losses:
@@ -302,7 +274,7 @@ class Learner:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Check only the first forward pass in training mode: this copies the buffers and waits for the device."""
+        """Check the first forward pass in training mode only: this copies the buffers and waits for the device."""
         model = innermost(self.model)
         if self._watched or not model.training:
             yield
@@ -313,27 +285,15 @@ class Learner:
             self._watched = True
 
     def recomputing(self, parts: Sequence[Part]) -> AbstractContextManager[None]:
-        """Activation checkpointing runs layers again in the backward pass: through the branch of the forward pass."""
+        """A context for the backward pass, in which activation checkpointing recomputes layers in the same branch."""
         if len(self._passes(parts)) > 1:
             return closed(self.model)
         return routed(self.model, branch_of(parts), tracking="again" if parts[0].tracked else "off")
 
     def _randomness(self, step: int, number: int, branch: str) -> AbstractContextManager[None]:
-        """With a seed, what the model draws (for dropout, say) does not depend on what ran before."""
-        return (
-            nullcontext() if self.seed is None else untouched_randomness(self.device, self._seed(step, number, branch))
-        )
-
-    def _seed(self, step: int, number: int, branch: str) -> int:
-        assert self.seed is not None
-        return mix(self.seed, _FORWARD, step, self.place.first_chunk + number, _BRANCH_NUMBER[branch])
-
-    def _is_float16(self) -> bool:
-        """Whether forward passes run in float16, as the method or the surrounding code says."""
-        kind = self.device.type
-        autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        around = torch.get_autocast_dtype(kind) if autocasts else None
-        return torch.float16 in (self._autocast, around)
+        """A context for forward passes: with a seed, dropout does not depend on what ran before."""
+        seed = self._seed(step, number, branch)
+        return nullcontext() if seed is None else untouched_randomness(self.device, seed)
 
     def _precision(self) -> AbstractContextManager[None]:
         return nullcontext() if self._autocast is None else torch.autocast(self.device.type, self._autocast)

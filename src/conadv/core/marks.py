@@ -1,4 +1,4 @@
-"""Marks in the graph of a loss: they tell a backward pass outside of a route which branch its images went through."""
+"""Marks in the graph of a loss, which tell a backward pass outside of `route` which branch the images went through."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .branches import Branch, SplitLayer, split_layers
+from .branches import SplitLayer, split_layers
+from .ways import Branch
 
 
 class _Mark(torch.autograd.Function):
-    """The loss itself, whose backward pass says through which branch its images went.
+    """The identity; its backward pass sets the branch that the images went through.
 
-    Autograd walks the graph of a later forward pass before that of an earlier one, so the mark holds for all layers
-    that activation checkpointing runs again until the next mark.
+    Autograd runs the backward pass of a later forward pass before that of an earlier one, so the mark holds for all
+    layers that activation checkpointing recomputes until the next mark.
     """
 
     @staticmethod
@@ -37,6 +38,6 @@ def _set_walked(layers: list[SplitLayer], branch: Branch | None) -> None:
 
 
 def marked(loss: Tensor, model: nn.Module, branch: Branch) -> Tensor:
-    """The loss of images that went through `branch`, for a backward pass outside of a route."""
+    """Mark the loss of images that went through `branch`, for a backward pass outside of `route`."""
     layers = split_layers(model)
     return _Mark.apply(loss, layers, branch) if layers else loss

@@ -11,13 +11,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from .attack import Loss
 
-# Chunks are compared in so many first steps, then in ever fewer: labels that a loss ignores may come late, and each
-# look waits for the device.
+# Chunks are compared in the first steps, then in steps 16, 32, 64 and so on: labels that a loss ignores may come
+# late, and each comparison waits for the device.
 _STEPS = 8
 
 
 class MeanLoss:
-    """Compares the loss of images with that of the same images given twice, and of two chunks with both together.
+    """Compare the loss of images with that of the same images given twice, and of two chunks with both together.
 
     Outputs and labels may be tensors, or structures and objects that hold tensors; what cannot be joined is not
     checked.
@@ -70,15 +70,15 @@ class MeanLoss:
             )
 
     def _together(self, one: Any, other: Any, labels: Any, other_labels: Any, count: int) -> Tensor | None:
-        """The loss of two chunks as one; None if they cannot be joined."""
+        """The loss of two chunks joined; None if they cannot be joined."""
         try:
             return self._loss(_joined(one, other, count), _joined(labels, other_labels, count))
-        except Exception:  # whatever a loss of the user's does with something that it did not expect
+        except Exception:  # anything that a user's loss may raise for inputs that it does not expect
             return None
 
 
 def _joined(one: Any, other: Any, count: int) -> Any:
-    """Two structures of values for `count` images each as one; other values stay those of the first."""
+    """Join two structures with values for `count` images each; other values are those of the first."""
     leaves, structure = tree_flatten(one)
     pairs = zip(leaves, tree_leaves(other), strict=True)
     return tree_unflatten([_joined_leaf(mine, theirs, count) for mine, theirs in pairs], structure)
@@ -106,7 +106,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def close(left: Tensor, right: Tensor, outputs: Any) -> bool:
-    """Equal up to the rounding of outputs of this precision."""
+    """Whether two losses are equal up to the rounding of outputs of this precision."""
     if not bool(left.isfinite() & right.isfinite()):
         return True  # a loss that is not finite is noticed elsewhere
     kinds = [leaf.dtype for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

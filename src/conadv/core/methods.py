@@ -22,7 +22,6 @@ from .learner import Learner
 from .parts import Common, Losses, Part
 from .peers import described
 from .roles import Role
-from .splitbn import plain_layers
 from .state import State, pack, unpack
 
 # The parts that a step learns from in one chunk, the number of the chunk, and how many there are.
@@ -43,7 +42,7 @@ class Method(Protocol):
         """How many steps were taken."""
 
     def feed(self, loader: Iterable[Any]) -> Feed:
-        """What the method is called with, step by step. Batches may be None for a role that sees none."""
+        """Wrap a loader so that it yields what the method is called with. A role that sees no batch gets None."""
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
         """Add the gradients of one step to `.grad`."""
@@ -56,19 +55,19 @@ class Method(Protocol):
         """The mean losses of the last step, which a call returns, and `loss` does not."""
 
     def hand_over(self) -> None:
-        """Put in flight what the backward pass of `loss` brought; the next step does it otherwise."""
+        """Queue the twins that the backward pass of `loss` generated; otherwise the next step does it."""
 
     def in_flight(self, step: int) -> range:
-        """The numbers of the batches whose twins are in flight before `step`, each made one step after the last."""
+        """The numbers of the batches whose twins are in flight before `step`, generated in consecutive steps."""
 
     def prime(self, batch: Any, number: int) -> None:
-        """Put the twins of batch `number`, generated with the weights as they are, in flight."""
+        """Generate the twins of batch `number` with the current weights, and put them in flight."""
 
     def resume(self, step: int) -> None:
-        """Continue at `step`; what was in flight is to be primed again."""
+        """Continue at `step`; the caller primes the batches that were in flight."""
 
     def state_dict(self, all_ranks: bool = False) -> State:
-        """What the next step needs besides the weights, as tensors by name."""
+        """The state besides the weights that the next step needs, as tensors by name."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -84,15 +83,13 @@ class Vanilla:
             place.
     """
 
-    __slots__ = ("_learner",)  # so that another attribute cannot be set in vain
+    __slots__ = ("_learner",)  # setting any other attribute is an error
 
     duties = Role.CLEAN
     delay = 0
 
     def __init__(self, model: nn.Module, loss: Loss, **common: Unpack[Common]) -> None:
         self._learner = Learner(model, loss, common)
-        if self._learner.chunk_size is not None and plain_layers(model):  # statistics have to move once per step
-            self._learner.require_branches("main")
 
     @property
     def step(self) -> int:
@@ -114,13 +111,13 @@ class Vanilla:
         return self._learner.losses
 
     def hand_over(self) -> None:
-        """No backward pass brings anything."""
+        """Do nothing: there are no twins."""
 
     def in_flight(self, step: int) -> range:
         return range(0)
 
     def prime(self, batch: Any, number: int) -> None:
-        """Nothing is ever in flight."""
+        """Do nothing: there are no twins."""
 
     def resume(self, step: int) -> None:
         self._learner.step = step
@@ -141,7 +138,7 @@ class Vanilla:
 
 
 def total_loss(learner: Learner, work: Iterable[Work]) -> Tensor:
-    """The scaled losses of a whole step added up, with their graph, and the end of the step.
+    """Add up the scaled losses of a step, with their graph, and end the step.
 
     A process that learns from nothing has a loss of 0, which can be backpropagated too.
     """
@@ -150,5 +147,5 @@ def total_loss(learner: Learner, work: Iterable[Work]) -> Tensor:
     if not totals:
         return torch.zeros((), device=learner.device, requires_grad=True)
     total = totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])
-    learner.checks.await_backward(total)
+    learner.loop_checks.await_backward(total)
     return total

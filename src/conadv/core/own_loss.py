@@ -1,7 +1,7 @@
-"""Notices, in the first steps, a loop that backpropagates its own loss of the batch that a method learns from, too.
+"""Detects, in the first steps, a loop that also backpropagates its own loss of the batch that a method learns from.
 
 model(images), not by a method ──► backward pass that adds to `.grad` ──► the same images, and the gradient of the
-same loss by the outputs, as the call before or after? Then, and only then, the gradients are there twice.
+same loss by the outputs, as in the call before or after? If so, the gradients are added twice.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .peers import is_sharded
 
 
 def can_be_watched(model: nn.Module) -> bool:
-    """Whether a model takes hooks, and has gradients that can be looked at without the other ranks."""
+    """Whether a model takes hooks, and has gradients that can be read without the other ranks."""
     return not isinstance(model, torch.jit.ScriptModule) and not is_sharded(model)
 
 
 class _Pass(NamedTuple):
-    """A forward pass of the loop's own, and its backward pass."""
+    """A forward pass of the loop itself, and its backward pass."""
 
     images: Tensor
     outputs: Tensor
     gradient: Tensor
-    """By the outputs."""
+    """Of the loop's loss, by the outputs."""
     is_added: bool
     """Whether the method had left gradients that were not cleared."""
 
 
 class OwnLoss:
-    """Watches a model as long as someone holds it.
+    """Watch the forward passes of a model until this object is deleted.
 
     Args:
         model: the network, as the loop calls it.
@@ -44,7 +44,7 @@ class OwnLoss:
     """
 
     working: ClassVar = False
-    """Whether a method takes a step: passes of the model are its own then."""
+    """Whether a method is taking a step, so that forward passes are its own."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self._model, self._loss = model, loss
@@ -54,7 +54,7 @@ class OwnLoss:
         weakref.finalize(self, handle.remove)
 
     def is_found(self, batch: Any) -> bool:
-        """Look, before a call with this batch, whether the loop backpropagates the loss of this one or of the last."""
+        """Whether, before this call, the loop backpropagated its own loss of this batch or of the last one."""
         seen, last = self._seen, self._last
         self._seen, self._last = None, batch
         if seen is None:
@@ -62,7 +62,7 @@ class OwnLoss:
         return (self._is_of(seen, batch) and self._has_gradients()) or (seen.is_added and self._is_of(seen, last))
 
     def watch(self, images: Tensor, outputs: Tensor) -> None:
-        """Remember a pass of the loop's own, if it is backpropagated."""
+        """Remember a pass of the loop, once it is backpropagated."""
         outputs.register_hook(partial(self._begin_backward, images.detach(), outputs.detach()))
 
     def _begin_backward(self, images: Tensor, outputs: Tensor, gradient: Tensor) -> None:
@@ -84,7 +84,7 @@ class OwnLoss:
         return any(bool(gradient.any()) for gradient in self._gradients())
 
     def _is_of(self, seen: _Pass, batch: Any) -> bool:
-        """Whether a pass was one of these images, and its loss, up to a factor, that of the method."""
+        """Whether a pass had these images and, up to a factor, the loss of the method."""
         if not isinstance(batch, Batch):
             return False
         images = to_pixels(batch.images, seen.images.device, seen.images.dtype)
@@ -96,7 +96,7 @@ class OwnLoss:
 
 
 class _Hook:
-    """What a model calls after each pass."""
+    """The forward hook of the model."""
 
     def __init__(self, watch: OwnLoss) -> None:
         self._watch = weakref.ref(watch)
@@ -112,5 +112,5 @@ class _Hook:
             watch.watch(images, outputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """That of a copied or stored model does nothing, and needs nothing of ours to be loaded."""
+        """Copy and pickle as a hook that does nothing, and that loads without this library."""
         return getattr, (nullcontext(), "__exit__")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .attack import Call, call_plainly
+from .attack import Attack, Call, call_plainly
 from .batch import Batch
 from .roles import Place
 
@@ -21,7 +21,7 @@ class Common(TypedDict, total=False):
     seed: int | None
     """Decides everything random in the method and the model. None: PyTorch's global seed."""
     autocast: torch.dtype | None
-    """Run forward passes in this precision; None: as the surrounding code says."""
+    """Run forward passes in this precision; None: that of the surrounding torch.autocast, if there is one."""
     batch: Callable[[Any], Batch] | None
     """From what the loader yields to a `Batch`; None: it yields (images, labels)."""
     input_name: str | None
@@ -31,7 +31,23 @@ class Common(TypedDict, total=False):
     activations in memory. The numbers are those of separate passes, to rounding; a model for which they would not be
     (dropout, layers that mix the images of a batch) is refused. A part that is alone in its chunk is not affected."""
     place: Place
-    """Where this process stands among others; by default it is alone, or a rank of a data-parallel loop."""
+    """The place of this process among the ranks; by default it is alone, or a rank of a data-parallel loop."""
+
+
+def check_arguments(model: Any, loss: Any, common: Common) -> None:
+    """Refuse arguments of a method that cannot be what they are passed for."""
+    chunk_size = common.get("chunk_size")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size {chunk_size}: take at least 1 image, or None for the whole batch")
+    if not isinstance(model, nn.Module) or isinstance(loss, Attack):
+        given = f"({type(model).__name__}, {type(loss).__name__}, ...)"
+        raise ValueError(f"a method takes (model, loss, attack) in this order, not {given}")
+    if isinstance(loss, type):
+        raise ValueError(f"the loss {loss.__name__} is a class: pass one of its objects, {loss.__name__}()")
+    if next(model.parameters(), None) is None:
+        raise ValueError("a model without parameters has nothing to learn")
+    if common.get("together") and common.get("input_name") is not None:
+        raise ValueError("together=True joins images only, not what input_name= is passed for: drop one of them")
 
 
 class Part(NamedTuple):
@@ -43,11 +59,11 @@ class Part(NamedTuple):
     weight: float
     call: Call = call_plainly
     per_chunk: float = 1
-    """How many parts of this kind a chunk has on average: views of the same images; of twins, the share with any."""
+    """How many parts of this kind a chunk has on average: views of the same images, or the share with twins."""
     tracked: bool = True
-    """Whether its pass counts for the running statistics."""
+    """Whether its pass updates the running statistics."""
     adversarial: bool = False
-    """Whether its loss is that of what an adversary changed: the images, or the weights."""
+    """Whether its loss is adversarial: of changed images, or at changed weights."""
 
 
 class Losses(NamedTuple):

@@ -1,4 +1,4 @@
-"""The ranks of a loop of your own: whether all have a method, with the same settings, and train one model.
+"""Checks that all ranks of a user's loop have a method with the same settings, and train one model.
 
 each rank puts its settings into the process group's store ──► the first one compares ──► all read what differs
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from .pgd import PGD
 from .wrappers import data_parallel, unwrap
 
-# Seconds after which a rank says whom it waits for; it goes on waiting until the timeout of the process group.
+# Seconds after which a rank names the ranks that it waits for; it waits until the timeout of the process group.
 _PATIENCE = 60.0
 # The calls before which ranks compare their weights; with gradient accumulation the first ones change none.
 _COMPARED = (1, 2, 4, 8, 16, 32, 64)
@@ -37,7 +37,7 @@ def check_ranks(model: nn.Module, calls: int, settings: Mapping[str, Any], chunk
         chunk_size: images per chunk, which may differ unless the weights are sharded: then each pass is a collective.
 
     Returns:
-        Whether their weights are equal, as far as was looked.
+        Whether their weights are equal, as far as they were compared.
     """
     if calls not in (0, *_COMPARED) or not (dist.is_available() and dist.is_initialized()):
         return True
@@ -61,16 +61,16 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def described(method: str, attack: Any = None, **settings: Any) -> dict[str, Any]:
-    """What has to be the same on all ranks, by name. Seeds and sizes of chunks may differ.
+    """The settings that have to be the same on all ranks, by name. Seeds and chunk sizes may differ.
 
-    Of an attack, its type, and what it has of the settings of `PGD`: others may well be of one rank.
+    Of an attack: its type, and the settings that it has in common with `PGD`; others may differ between ranks.
     """
     own = {field.name: getattr(attack, field.name, None) for field in fields(PGD)}
     return {"method": method, **settings, "attack": type(attack).__name__, **own}
 
 
 def difference(group: Any, settings: Mapping[str, Any]) -> str:
-    """In what the settings of the ranks differ; empty: in nothing. Every rank of the group has to ask."""
+    """Describe how the settings of the ranks differ; empty if they do not. Every rank of the group must call it."""
     store = dist.distributed_c10d._get_default_store()
     if store is None or dist.get_backend(group) == "fake":
         return ""
@@ -87,7 +87,7 @@ def difference(group: Any, settings: Mapping[str, Any]) -> str:
 
 
 def _wait(store: Any, wanted: list[str], keys: Mapping[int, str]) -> None:
-    """Until all of these keys are there. Not in the store itself, which would keep its other users waiting."""
+    """Poll the store until all of these keys are set. Its own wait would block its other users."""
     start, limit = time.monotonic(), store.timeout.total_seconds()
     patience = min(_PATIENCE, limit / 2)
     while not store.check(wanted):

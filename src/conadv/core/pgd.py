@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .attack import Call, Loss, call_plainly, input_gradient, without_trace
+from .channels import channel_numbers, per_channel
 from .seeds import centered, mix, normal, uniform
 from .splitbn import Statistics
 from .wrappers import unwrap
@@ -83,7 +84,7 @@ class PGD:
         if (self.mean is None) != (self.std is None):
             raise ValueError("mean and std go together: give both or neither")
         for name in ("mean", "std"):
-            object.__setattr__(self, name, _numbers(name, getattr(self, name)))
+            object.__setattr__(self, name, channel_numbers(name, getattr(self, name)))
         if self.std is not None and min(self.std) <= 0:
             raise ValueError(f"std {self.std}: positive numbers")
         low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
@@ -145,7 +146,7 @@ class PGD:
         return self._step(images, images, gradient)
 
     def check_reusable(self) -> None:
-        """Raise a ValueError if one step along a known gradient is not all that this attack does."""
+        """Raise a ValueError unless this attack is one step along a gradient; see `Attack`."""
         if self.steps != 1 or self.targeted:
             raise ValueError(
                 "recycled takes one untargeted step along the gradient that it has: steps=1, targeted=False"
@@ -162,7 +163,7 @@ class PGD:
                 "std of normalized ones, which makes its ball larger: drop mean and std, or normalize the images",
                 stacklevel=2,
             )
-        pixels = images * _per_channel(self.std, 1.0, images) + _per_channel(self.mean, 0.0, images)
+        pixels = images * per_channel(self.std, 1.0, images) + per_channel(self.mean, 0.0, images)
         low, high = (float(value) for value in pixels.aminmax())
         room = 0.25 * (self.high - self.low)  # resampling may overshoot a little
         if low < self.low - room or high > self.high + room:
@@ -173,7 +174,7 @@ class PGD:
             )
 
     def exact_as_bytes(self, *, from_images: bool) -> bool:
-        """Whether twins of images that came as bytes are whole 255ths again; see `Attack`."""
+        """Whether twins of 8-bit images are 8-bit images too; see `Attack`."""
         starts_between = self.random_start > 0 and not from_images and not self.grid
         whole_steps = self.norm == "linf" and self.direction in (None, "sign", "noise")
         sizes = (self.epsilon, self.epsilon if self.step_size is None else self.step_size)
@@ -187,10 +188,10 @@ class PGD:
         )
 
     def _step(self, images: Tensor, twins: Tensor, gradient: Tensor) -> Tensor:
-        """One step from `twins` along the gradient of the loss summed over images, back into the ball and range."""
+        """Step from `twins` along the gradient of the loss summed over images, and project into the ball and range."""
         size = self.epsilon if self.step_size is None else self.step_size
-        std = _per_channel(self.std, 1.0, images)
-        # The gradient in pixel units is divided by std, and a step in pixel units again on its way to the images.
+        std = per_channel(self.std, 1.0, images)
+        # Dividing by std converts the gradient to pixel units, and the step back to the unit of the images.
         return self._project(images, twins + size * self._along(gradient / std) / std)
 
     def _gradient(
@@ -203,13 +204,13 @@ class PGD:
         seed: int,
         call: Call,
     ) -> Tensor:
-        """The gradient by the images alone."""
+        """The gradient by the images, without gradients of weights."""
         model = unwrap(model)
 
         def total(images: Tensor) -> Tensor:
             outputs = call(model, images)
             wrong = labels
-            if towards is not None:  # a fraction of the way round the other labels
+            if towards is not None:  # `towards` picks one of the other labels
                 classes = self._count_classes(outputs)
                 wrong = (labels + 1 + (towards * (classes - 1)).long()) % classes
             value = loss(outputs, wrong) * len(images)
@@ -233,13 +234,13 @@ class PGD:
     def _start(self, images: Tensor, seed: int) -> Tensor:
         if self.random_start == 0 or self.epsilon == 0:
             return images
-        noise = self._noise_in_ball(images, mix(seed, _START)) / _per_channel(self.std, 1.0, images)
+        noise = self._noise_in_ball(images, mix(seed, _START)) / per_channel(self.std, 1.0, images)
         moved = uniform((len(images), *[1] * (images.dim() - 1)), mix(seed, _MOVED), images) < self.random_start
         return self._project(images, torch.where(moved, images + noise, images))
 
     def _noise_in_ball(self, images: Tensor, seed: int) -> Tensor:
         """A random point of the ball for each image."""
-        if self.norm == "l2":  # a direction from normal noise, a radius so that volume is even
+        if self.norm == "l2":  # a direction from normal noise, a radius that is uniform in volume
             noise = normal(images.shape, seed, images)
             radius = uniform((len(images), *[1] * (images.dim() - 1)), mix(seed), images) ** (1 / images[0].numel())
             return self.epsilon * radius * noise / _norms(noise)
@@ -250,9 +251,9 @@ class PGD:
         return centered(images.shape, seed, images).mul_(self.epsilon)
 
     def _project(self, images: Tensor, twins: Tensor) -> Tensor:
-        """Into the ball around the images and the valid range. The range admits each image as it is: epsilon 0
-        gives the image back bit by bit, even where normalizing has rounded it over the edge."""
-        std = _per_channel(self.std, 1.0, images)
+        """Project into the ball around the images and the valid range. The range is extended to each image: epsilon 0
+        returns it to the bit, even if normalizing has rounded it over the edge."""
+        std = per_channel(self.std, 1.0, images)
         if self.norm == "linf":
             radius = self.epsilon / std
             twins = torch.clamp(twins, images - radius, images + radius)
@@ -262,41 +263,18 @@ class PGD:
             twins = torch.where(length > self.epsilon, images + delta * (self.epsilon / length), twins)
         if self.low is None or self.high is None:
             return twins
-        mean = _per_channel(self.mean, 0.0, images)
+        mean = per_channel(self.mean, 0.0, images)
         low, high = (self.low - mean) / std, (self.high - mean) / std
         return torch.clamp(twins, images.clamp(max=low), images.clamp(min=high))
 
 
-def _numbers(name: str, values: Any) -> tuple[float, ...] | None:
-    """Numbers by channel, from a sequence, an array or a tensor, which may have the shape (C, 1, 1)."""
-    if values is None:
-        return None
-    try:
-        numbers = torch.as_tensor(values, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        numbers = torch.tensor(0.0)
-    if numbers.dim() == 0:
-        raise ValueError(f"{name} {values!r}: one number per channel, such as (0.485, 0.456, 0.406)")
-    return tuple(numbers.flatten().tolist())
-
-
-def _per_channel(values: Sequence[float] | None, default: float, images: Tensor) -> Any:
-    """Numbers by channel, in a shape that meets images (N, C, ...); a plain number where there is one for all."""
-    if values is None:
-        return default
-    if len(values) != images.shape[1]:
-        raise ValueError(f"mean and std have {len(values)} channels, the images {images.shape[1]}")
-    shape = (-1, *[1] * (images.dim() - 2))
-    return torch.tensor(values, dtype=images.dtype).to(images.device, non_blocking=True).view(shape)
-
-
 def _signs(images: Tensor, seed: int) -> Tensor:
-    """Random signs in place of the gradient's."""
+    """Random signs, in place of a gradient."""
     return centered(images.shape, seed, images).sign_()
 
 
 def _norms(x: Tensor) -> Tensor:
-    """The L2 norm of each image, in a shape that meets the images."""
+    """The L2 norm of each image, in a shape that broadcasts with the images."""
     norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
     return norms.view(-1, *[1] * (x.dim() - 1))
 

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from .attack import Attack, Loss
+from .attack import Attack, Loss, check_attack
 from .batch import Batch, Chunked, count_chunks
 from .feed import Feed
 from .handoff import Handoff, Queue, Twin, empty, queue_of
@@ -55,7 +55,7 @@ class Recycled:
         "adv_weight",
         "attack",
         "handoff",
-    )  # so that another attribute cannot be set in vain
+    )  # setting any other attribute is an error
 
     duties = Role.CLEAN | Role.ADV
     delay = 1
@@ -80,10 +80,9 @@ class Recycled:
         self._primed = False
         self._made: int | None = None  # the batch whose twins are in flight; None: that of the step before
         self._awaited: dict[int, Twin | None] = {}  # twins of a loss that the caller backpropagates, by chunk
-        self._learner = Learner(model, loss, common)
-        self._learner.require_attack(attack)
+        self._learner = Learner(model, loss, common, ("main", "adv"))
+        check_attack(attack)
         attack.check_reusable()
-        self._learner.require_branches("main", "adv")
 
     @property
     def step(self) -> int:
@@ -123,7 +122,7 @@ class Recycled:
         return self._learner.losses
 
     def hand_over(self) -> None:
-        """Put the twins of the last loss in flight, in the order of their chunks."""
+        """Queue the twins that the backward pass of the last loss generated, in the order of their chunks."""
         twins = [self._awaited[number] for number in sorted(self._awaited)]
         self._awaited = {}
         for twin in twins:
@@ -147,7 +146,7 @@ class Recycled:
 
         Args:
             step: how many steps were taken.
-            in_flight: the twins of the batch before are in flight already; otherwise they are to be primed again.
+            in_flight: the twins of the batch before are in flight already; otherwise the caller primes them.
         """
         if not in_flight:
             empty(self.handoff)
@@ -155,12 +154,12 @@ class Recycled:
         self._primed, self._made = in_flight, None
 
     def staleness(self) -> Staleness:
-        """What measures how far the twins of stale weights are from fresh ones."""
+        """Return an object that measures how far twins of stale weights are from fresh ones."""
         generate = partial(self._generate, count=self._learner.place.chunks or 1)
         return Staleness(self._learner, self._share, self.adv_weight, generate, lag=1)
 
     def state_dict(self, all_ranks: bool = False) -> State:
-        """What the next step needs besides the weights, as tensors by name, for torch.save or safetensors.
+        """The state besides the weights that the next step needs, as tensors for torch.save or safetensors.
 
         Args:
             all_ranks: on several ranks, gather the twins of all; every rank calls it.
@@ -203,7 +202,7 @@ class Recycled:
             yield parts, number, count
 
     def _primed_batch(self, batch: Batch | Chunked) -> Batch | Chunked:
-        """The batch to learn from; the twins of the first one are those that its step learns from."""
+        """Generate the twins of the first batch, which its own step learns from, and return the batch."""
         if not self._primed:
             if isinstance(batch, Chunked):  # it is iterated twice
                 batch = Chunked(batch.count, list(batch.chunks))
@@ -211,13 +210,13 @@ class Recycled:
         return batch
 
     def _generate(self, chunk: Batch, batch_number: int, chunk_number: int, count: int) -> Twin:
-        """The twins of a chunk, with the weights that the model has, from a backward pass of their own."""
+        """Generate the twins of a chunk with the current weights, in a separate backward pass."""
         self._learner.checks.look_at_images(self.attack, chunk.images)
         parts = self._learner.clean_parts(chunk, 1 - self.adv_weight)
         made = max(batch_number - 1, 0)
         learnt = Role.ADV in self._learner.place.role and self._learner.has_twins(self._share, made, chunk_number)
         if self._learner.together and learnt:
-            # In the place of the twins that were learnt from: convolutions of another size may round differently.
+            # Stand-ins for the twins of that pass: convolutions of another size may round differently.
             some = select(chunk, self._learner.twin_images(self._share, chunk, batch_number, chunk_number))
             twin = Twin(some.images, some.labels, parts[0].call)
             parts.append(self._learner.adv_part(twin, self.adv_weight, float(self._share)))
@@ -225,7 +224,7 @@ class Recycled:
         return self._twin(parts[0], gradient, count, batch_number, chunk_number)
 
     def _twin(self, part: Part, gradient: Tensor, count: int, batch_number: int, chunk_number: int) -> Twin:
-        """The twin of a chunk, from the gradient of its scaled loss."""
+        """Generate the twin of a chunk from the gradient of its scaled loss."""
         images = part.images.detach()
         # The loss was a scaled mean; the loss of an attack is a sum over images.
         gradient = gradient / (self._learner.scale(part, count) / len(images))
@@ -237,7 +236,7 @@ class Recycled:
         return Twin(twins, chosen.labels, part.call)
 
     def _receive(self, part: Part, factor: list[Tensor], count: int, step: int, number: int, gradient: Tensor) -> None:
-        """Make a twin when the caller's backward pass reaches the images."""
+        """Generate a twin when the caller's backward pass reaches the images."""
         # An overflow in 16 bits leaves no direction; the twin is the image itself there.
         own = torch.nan_to_num(gradient.detach() / factor[-1], nan=0.0)
         self._awaited[number] = self._twin(part, own, count, step, number)

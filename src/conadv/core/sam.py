@@ -23,7 +23,6 @@ from .methods import Work
 from .parts import Common, Losses, Part
 from .peers import described
 from .roles import Role
-from .splitbn import plain_layers
 from .state import State, below, pack, unpack
 from .wrappers import unwrap
 
@@ -35,7 +34,7 @@ class Sam:
     """Sharpness-aware minimization: descend along the gradient at the worst weights nearby.
 
     The weights move uphill by `rho`, along the gradient of each chunk by itself (m-sharpness with m = chunk_size), so
-    that the numbers do not depend on how chunks are spread over ranks. Running statistics move with the first pass.
+    that results do not depend on how chunks are spread over ranks. The first pass updates the running statistics.
     With delay 1 (as in AsyncSAM), chunk i of a batch goes uphill along the gradient of chunk i of the batch before, at
     the weights of that step; the first step uses its own. A direction per chunk is then kept in memory.
 
@@ -48,7 +47,7 @@ class Sam:
             place.
     """
 
-    __slots__ = ("_delay", "_learner", "_waiting", "rho")  # so that another attribute cannot be set in vain
+    __slots__ = ("_delay", "_learner", "_waiting", "rho")  # setting any other attribute is an error
 
     duties = Role.CLEAN
 
@@ -63,8 +62,6 @@ class Sam:
         self._delay = delay
         self._waiting: deque[Direction] = deque()  # directions of the step before, by chunk
         self._learner = Learner(model, loss, common)
-        if self._learner.chunk_size is not None and plain_layers(model):  # statistics have to move once per step
-            self._learner.require_branches("main")
 
     @property
     def delay(self) -> int:
@@ -95,7 +92,7 @@ class Sam:
         return self._learner.losses
 
     def hand_over(self) -> None:
-        """A call puts everything in flight itself."""
+        """Do nothing: a call queues its directions itself."""
 
     def in_flight(self, step: int) -> range:
         return range(step - self.delay, step)
@@ -113,7 +110,7 @@ class Sam:
         self._learner.step = step
 
     def state_dict(self, all_ranks: bool = False) -> State:
-        """What the next step needs besides the weights, as tensors by name, for torch.save or safetensors.
+        """The state besides the weights that the next step needs, as tensors for torch.save or safetensors.
 
         Args:
             all_ranks: with delay 1 on several ranks, gather the directions of all; every rank calls it.
@@ -158,7 +155,7 @@ class Sam:
             self._waiting.popleft()
 
     def _uphill(self, parts: list[Part], step: int, number: int, count: int) -> Direction:
-        """The gradient of a chunk's loss at the weights as they are, at length 1."""
+        """The gradient of a chunk's loss at the current weights, scaled to length 1."""
         # Not through DistributedDataParallel, which expects one backward pass for each forward pass.
         # With copies of the images, on which a model may work in place.
         inner = [part._replace(call=partial(_call_unwrapped, part.call), images=part.images.clone()) for part in parts]
@@ -174,7 +171,7 @@ class Sam:
 
     @contextmanager
     def _moved(self, direction: Direction) -> Iterator[None]:
-        """Within, the weights are moved along a direction; a backward pass may run layers again there."""
+        """Move the weights along a direction, within this context; a backward pass may recompute layers there."""
         parameters = list(self._parameters().values())
         kept = [parameter.data for parameter in parameters]
         try:

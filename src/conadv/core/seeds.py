@@ -18,6 +18,33 @@ _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
+# What a random number of a method is for, so that different purposes have different seeds; share.py has the next one.
+_ATTACK, _FORWARD = 1, 2
+_BRANCH_NUMBER = {"main": 0, "aug": 1, "adv": 2}
+
+
+class Seeds:
+    """The seeds of a method, by what is drawn with them.
+
+    Args:
+        seed: of the method; None: PyTorch's global seed, and the model draws from PyTorch's generators as they are.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._seed = seed
+
+    @property
+    def root(self) -> int:
+        """The seed that all others are made from."""
+        return torch.initial_seed() if self._seed is None else self._seed
+
+    def of_attack(self, batch: int, chunk: int) -> int:
+        """The seed of the attack on a chunk, numbered within the global batch."""
+        return mix(self.root, _ATTACK, batch, chunk)
+
+    def of_pass(self, step: int, chunk: int, branch: str) -> int | None:
+        """The seed of the model's forward pass; None if the method has none."""
+        return None if self._seed is None else mix(self._seed, _FORWARD, step, chunk, _BRANCH_NUMBER[branch])
 
 
 def mix(*parts: int) -> int:
@@ -67,7 +94,7 @@ def untouched_randomness(device: torch.device, seed: int | None = None) -> Itera
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         if seed is not None:
-            # Not torch.manual_seed, which reaches every device, also those that are not put back.
+            # Not torch.manual_seed, which seeds every device, also those that are not restored here.
             torch.default_generator.manual_seed(seed)
             if devices:
                 with torch.cuda.device(device):

@@ -29,7 +29,7 @@ class TwinShare:
 
     @classmethod
     def from_number(cls, share: float | str | Fraction) -> TwinShare:
-        """The share that a number such as 0.25, "1/4" or Fraction(1, 4) means."""
+        """Convert a number such as 0.25, "1/4" or Fraction(1, 4)."""
         fraction = Fraction(share).limit_denominator(1000)
         if not 0 < fraction <= 1:
             raise ValueError(f"twin_share {share}: a share of the batch, above 0 and at most 1, such as 1/4")
@@ -64,7 +64,7 @@ class TwinShare:
         return place in order[: self.some]
 
     def images_of(self, chunk: Batch, seed: int) -> Tensor | None:
-        """The numbers of the images that get twins where a batch is not cut into chunks; None: all of them."""
+        """The numbers of the images that get twins, if a batch is not cut into chunks; None: all of them."""
         if self.some == self.of:
             return None
         size = len(chunk.images)

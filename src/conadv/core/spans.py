@@ -1,4 +1,4 @@
-"""Named spans of time for the profiler: what a step does when. They cost nothing while no profile is taken."""
+"""Named spans of a step for the profiler. They cost nothing unless a profile is recorded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch.profiler import record_function
 
-# What a step consists of, in the order in which a picture lists it.
+# The parts of a step, in the order of the timeline.
 SPANS = ("load", "attack", "clean pass", "adversarial pass", "hand-off", "gradient sum", "update")
 STEP = "step"
-# How the names of spans begin in a trace, so that nothing else is taken for one.
+# The prefix of spans in a trace, which tells them from other events.
 PREFIX = "conadv: "
 
 _recording = False
@@ -18,7 +18,7 @@ _recording = False
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Within, spans reach the profiler."""
+    """Record spans in the profiler, within this context."""
     global _recording
     _recording = True
     try:

@@ -1,7 +1,7 @@
 """BatchNorm with a branch for each kind of image: convert a model, route images, get the plain model back.
 
 images ──► main ─┐                    Each branch has its own statistics, weight and bias.
-twins  ──► adv  ─┴─► normalized       Main keeps BatchNorm's own keys, the others live below their name.
+twins  ──► adv  ─┴─► normalized       Main keeps BatchNorm's own keys, the keys of the others start with their name.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from .branches import Branch, SplitBatchNorm, SplitLayer, Tracking, Way, split_class, split_layers
+from .branches import SplitBatchNorm, SplitLayer, split_class, split_layers
 from .buffers import allow_mixed
+from .new_branch import new_branch
 from .tally import Tally, Tracked, move
+from .ways import Branch, Tracking, Way
 from .wrappers import innermost, is_exchanged, whole
 
 Statistics = Literal["batch", "running"]
 
 _KNOWN_BRANCHES = (("main",), ("main", "adv"), ("main", "aug"), ("main", "aug", "adv"))
-_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, _BatchNorm)
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
@@ -45,7 +46,7 @@ def split_batchnorm(
     Args:
         model: The model, whose BatchNorm layers are converted.
         branches: `("main", "adv")` adds a branch for adversarial images, `("main", "aug", "adv")` another one for an
-            augmented view; `("main",)` adds none, but lets running statistics move once per step.
+            augmented view; `("main",)` adds none, but updates running statistics once per step.
         also: Further classes of layers to split, such as timm's `EvoNorm2dB0` or an `nn.InstanceNorm2d` that tracks
             statistics. Their forward pass runs on copies of the parameters and buffers that each branch has, so they
             must keep everything that they learn or track there. Children of such a layer are shared by the branches.
@@ -74,7 +75,7 @@ def split_batchnorm(
     allow_mixed(model, mixed)
     copies: dict[str, dict[int, Tensor]] = {name: {} for name in branches[1:]}
     for layer in found.values():
-        grown = {name: _branch_of(layer, copies[name]) for name in branches[1:]}
+        grown = {name: new_branch(layer, copies[name]) for name in branches[1:]}
         layer.__class__ = split_class(type(layer))
         assert isinstance(layer, SplitLayer)
         layer.grow(grown)
@@ -96,19 +97,19 @@ def route(
     statistics: Statistics | None = None,
     tracking: Tracking = "now",
 ) -> Iterator[None]:
-    """Within, images go through `branch` of every split layer.
+    """Route images through `branch` of every split layer, within this context.
 
-    With activation checkpointing call `backward()` within too: layers then run again, through the same branch, and
+    With activation checkpointing, call `backward()` within it too: layers are then recomputed in the same branch, and
     their statistics are counted once. (A layer that is compiled by itself inside a checkpointed block cannot tell that
-    it runs again: there, "now" moves its statistics twice, as it does for torch's own layers, and "step" is right.)
+    it is recomputed: "now" then updates its statistics twice, as for torch's own layers, and "step" only once.)
 
     Args:
-        model: A model that was split, also inside wrappers; a model without split layers stays as it is.
+        model: A model that was split, also inside wrappers; a model without split layers is not affected.
         branch: `"main"`, `"adv"` or `"aug"`.
-        statistics: Those of the `"batch"` or the `"running"` ones; None: as the train/eval flag says. A layer that is
-            frozen (in eval mode within a model in training mode) keeps to its running statistics.
-        tracking: When running statistics move: `"now"`, with each forward pass, as BatchNorm's do; `"step"`, once, by
-            `update_running_stats`; or `"off"`, not at all.
+        statistics: Those of the `"batch"` or the `"running"` ones; None: by the layer's training flag. A frozen layer
+            (in eval mode within a model in training mode) always uses its running statistics.
+        tracking: When running statistics are updated: `"now"`, in each forward pass, as in BatchNorm; `"step"`, once,
+            by `update_running_stats`; or `"off"`, never.
 
     Raises:
         ValueError: The model has no such branch, or evaluates one that was never trained.
@@ -128,7 +129,7 @@ def routed(
     statistics: Statistics | None = None,
     tracking: Tracking | Literal["again"],
 ) -> Iterator[None]:
-    """`route` for code that runs the backward pass within, or within "again"."""
+    """`route` for code that runs the backward pass in the same context, or in one with tracking "again"."""
     model = innermost(model)
     layers = split_layers(model)
     names = (branch,) if isinstance(branch, str) else branch.branches
@@ -147,14 +148,14 @@ def routed(
 
 @contextmanager
 def closed(model: nn.Module) -> Iterator[None]:
-    """Within, a split layer refuses images: a backward pass covers several branches, and cannot recompute them."""
+    """Let split layers refuse images, within this context: a backward pass of several branches cannot recompute."""
     layers = split_layers(model)
     with _set_ways(layers, [None] * len(layers)):
         yield
 
 
 def update_running_stats(model: nn.Module) -> None:
-    """End a step: running statistics move once, with the mean over the forward passes tracked by "step"."""
+    """End a step: update running statistics once, with the mean over its forward passes with tracking "step"."""
     together: list[Tracked] = []
     for layer in split_layers(model):
         for owner in layer.owners().values():
@@ -168,7 +169,7 @@ def update_running_stats(model: nn.Module) -> None:
 
 
 def pending_statistics(model: nn.Module) -> list[Tensor]:
-    """What `update_running_stats` will use: sums over forward passes, which can be added up over processes."""
+    """The sums over forward passes that `update_running_stats` will use; they can be added up over processes."""
     owners = [owner for layer in split_layers(model) for owner in layer.owners().values()]
     pending = [owner._buffers.get("pending") for owner in owners]
     return [tensor for tensor in pending if tensor is not None]
@@ -196,7 +197,7 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
     below = tuple(f"{branch}." for branch in branches)
     state = model.state_dict()
     plain = OrderedDict((key, whole(value)) for key, value in state.items() if not key.startswith(below))
-    metadata = state._metadata  # type: ignore[attr-defined]  # versions of modules, which some ask for when they load
+    metadata = state._metadata  # type: ignore[attr-defined]  # versions of modules, which some read when they load
     kept = {name: entry for name, entry in metadata.items() if name not in branches}
     plain._metadata = OrderedDict(kept)  # type: ignore[attr-defined]
     return plain
@@ -225,44 +226,8 @@ def _why_not(layer: nn.Module, branches: Sequence[str]) -> str | None:
     return f"it has an attribute {taken[0]!r} already, which names a branch; rename it" if taken else None
 
 
-def _branch_of(layer: nn.Module, copies: dict[int, Tensor]) -> nn.Module:
-    """What holds a branch: a module with copies of the layer's own tensors, but none of its hooks or children.
-
-    Args:
-        layer: The layer as it is before the split.
-        copies: The copies that were made for this branch so far, by the id of the tensor, so that a tensor that two
-            layers share is shared in the branch too.
-    """
-    branch = _empty_branch(layer)
-    for name, parameter in layer._parameters.items():
-        branch.register_parameter(name, None if parameter is None else _copied(parameter, copies))  # type: ignore[arg-type]
-    for name, buffer in layer._buffers.items():
-        persistent = name not in layer._non_persistent_buffers_set
-        branch.register_buffer(name, None if buffer is None else _copied(buffer, copies), persistent)
-    tracked = branch._buffers.get("num_batches_tracked")
-    if tracked is not None:
-        tracked.zero_()
-    return branch.train(layer.training)
-
-
-def _empty_branch(layer: nn.Module) -> nn.Module:
-    """A plain BatchNorm for a kind of BatchNorm, which code that looks for `nn.BatchNorm2d` finds."""
-    if not isinstance(layer, _BatchNorm):
-        return nn.Module()
-    kind = next(kind for kind in _KINDS if isinstance(layer, kind))
-    return kind(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
-
-
-def _copied(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
-    if id(tensor) not in copies:
-        copy = tensor.detach().clone()
-        copies[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
-        vars(copies[id(tensor)]).update(vars(tensor))  # such as a mark for the optimizer
-    return copies[id(tensor)]
-
-
 def _pending_of(layers: Sequence[SplitLayer], branches: Sequence[str]) -> dict[nn.Module, Tensor]:
-    """What is pending in some branches of each layer, where it can be collected for all layers at once."""
+    """The pending statistics of some branches of each layer that can be updated together."""
     owners = [
         layer.owner(branch)
         for layer in layers

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 class StaleWeights:
     """The weights and buffers of the last `delay` steps: what twins in flight were generated with.
 
-    One copy of the weights takes the place of a batch of twins: in a checkpoint, which so does not grow with the
-    batch; and, where one process attacks and learns, in memory.
+    A copy of the weights replaces a batch of twins: in a checkpoint, which therefore does not grow with the batch,
+    and in memory, if one process attacks and learns.
 
     Args:
         model: the network, whose weights `keep` copies.
@@ -27,14 +27,14 @@ class StaleWeights:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Remember the weights as they are now, before an update, in place of the oldest."""
+        """Copy the current weights, before an update, over the oldest version."""
         if self._kept:
             self._kept.rotate(-1)
             self._copy(self._own(), self._kept[-1])
 
     @contextmanager
     def swapped_in(self, number: int = 0) -> Iterator[None]:
-        """Within, the model has one of the versions: by default the oldest weights, those of `delay` steps ago."""
+        """Give the model one of the versions, within this context; by default the weights of `delay` steps ago."""
         self._swap(self._kept[number])
         try:
             yield
@@ -43,25 +43,25 @@ class StaleWeights:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Start again: every version becomes the weights as they are now."""
+        """Set every version to the current weights."""
         for kept in self._kept:
             self._copy(self._own(), kept)
 
     def versions(self) -> list[dict[str, Tensor]]:
-        """Oldest first."""
+        """The kept versions, oldest first."""
         return list(self._kept)
 
     @torch.no_grad()
     def extend(self) -> None:
-        """Keep one more version from now on; it begins as the oldest one."""
+        """Keep one more version, at first a copy of the oldest."""
         self._kept.appendleft({name: kept.clone() for name, kept in self._kept[0].items()})
 
     def trained(self) -> list[Tensor]:
-        """The weights of the model that training changes, this rank's part of each."""
+        """The trainable weights of the model, this rank's part of each."""
         return [_local(own.detach()) for own in self._own().values() if own.requires_grad]
 
     def is_newest(self) -> bool:
-        """Whether the weights that training changes are now, in value, those of the newest version."""
+        """Whether the trainable weights are equal to those of the newest version."""
         own, newest = self._own(), self._kept[-1]
         _follow(newest, own)
         trained = [name for name, tensor in own.items() if tensor.requires_grad]
@@ -69,7 +69,7 @@ class StaleWeights:
 
     @torch.no_grad()
     def load(self, versions: list[dict[str, Tensor]]) -> None:
-        """Restore what `versions` returned; tensors that are sharded here may come whole."""
+        """Restore what `versions` returned; tensors that are sharded here may be given whole."""
         while len(self._kept) < len(versions):
             self.extend()
         while len(self._kept) > len(versions):
@@ -94,12 +94,12 @@ class StaleWeights:
             _swap_storage(mine, old)
 
     def _own(self) -> dict[str, Tensor]:
-        """The model's tensors themselves, asked for anew: a model may put another in the place of a buffer."""
+        """The model's tensors, looked up each time: a model may replace a buffer."""
         return self._model.state_dict(keep_vars=True)
 
 
 def _follow(kept: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Bring kept weights to where the model is: it may have been moved since they were kept."""
+    """Move kept weights to the device and dtype of the model, which may have changed since."""
     for name, tensor in kept.items():
         if (tensor.device, tensor.dtype) != (own[name].device, own[name].dtype):
             kept[name] = tensor.to(own[name])
@@ -119,7 +119,7 @@ def _swap_storage(own: Tensor, old: Tensor) -> None:
 
 
 def _sharded_like(own: Tensor, tensor: Tensor) -> Tensor:
-    """A whole tensor as `own` is: sharded over the ranks, each of which has the whole one, or not."""
+    """Shard a whole tensor, which every rank has, like `own`; unchanged if `own` is not sharded."""
     if type(own.data) is Tensor or hasattr(tensor, "to_local"):
         return tensor
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -129,5 +129,5 @@ def _sharded_like(own: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor (DTensor), which shares its memory; any other tensor as it is."""
+    """This rank's part of a sharded tensor (DTensor), which shares its memory; any other tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -24,13 +24,13 @@ from .share import TwinShare
 from .stale import StaleWeights
 from .wrappers import unwrap
 
-# (chunk, number of its batch, number of the chunk) -> its twins, with the weights that the model has.
+# (chunk, number of its batch, number of the chunk) -> its twins, with the current weights.
 Generate = Callable[[Batch, int, int], Twin]
 
 
 @dataclass
 class Sums:
-    """What is added up over chunks, and then over ranks."""
+    """Sums over chunks, and then over ranks."""
 
     numbers: Tensor
     """Float64: chunks, squared norms of their gradients, images, and over these distance, agreement, stale and fresh
@@ -68,7 +68,7 @@ class Sums:
 
 
 class Staleness:
-    """Compares the twins that a step learns from with those that fresh weights would have given.
+    """Compare the twins that a step learns from with those of fresh weights.
 
     Args:
         learner: the model and its loss.
@@ -98,7 +98,7 @@ class Staleness:
         return math.hypot(*(float(torch.linalg.vector_norm(part)) for part in moved))
 
     def measure(self, chunks: Iterable[tuple[int, Any]], step: int, stale: StaleWeights) -> Sums:
-        """Add up what there is to know of some chunks of `batch_of(step)`, before the update of `step`.
+        """Measure some chunks of `batch_of(step)`, before the update of `step`.
 
         Args:
             chunks: pairs of the number of a chunk, counted from this process' first one, and the chunk.

@@ -1,4 +1,4 @@
-"""The state of a method as tensors by name, which torch.save and safetensors both take, and back.
+"""Pack the state of a method as tensors by name, for torch.save or safetensors, and unpack it.
 
 Twins in flight belong to one rank: a state says which method, seed, rank and world size it is of, and refuses others.
 """
@@ -20,7 +20,7 @@ State = dict[str, Tensor]
 
 
 def pack(about: Mapping[str, Any], tensors: Mapping[str, Tensor], own: bool, all_ranks: bool) -> State:
-    """A state as tensors.
+    """Pack a state as tensors by name.
 
     Args:
         about: what identifies the method, and its counters.
@@ -38,7 +38,7 @@ def pack(about: Mapping[str, Any], tensors: Mapping[str, Tensor], own: bool, all
 
 
 def unpack(state: Mapping[str, Any], about: Mapping[str, Any], own: bool) -> tuple[dict[str, Any], State]:
-    """What `pack` was given, after checking that it was of the same method on this rank.
+    """Unpack a state, after checking that it is of the same method on this rank.
 
     Args:
         state: what `state_dict` returned, perhaps read from a file.

@@ -1,7 +1,7 @@
 """Statistics of all split layers at once, so that a device gets a few operations per step instead of some per layer.
 
 forward pass ──► each layer writes mean and variance into a view of one buffer ──► pending += buffer, one operation
-end of step  ──► running statistics of all layers move by what is pending, in about fifteen operations
+end of step  ──► running statistics of all layers are updated with the pending ones, in about fifteen operations
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Tally:
         self._used: list[tuple[Tensor, Tensor]] = []
 
     def room(self, branch: nn.Module) -> tuple[Tensor, Tensor] | None:
-        """Zeros, for mean and variance of a branch; None for one that is not known, or runs a second time."""
+        """Zeros for the mean and variance of a branch; None if it is not known, or runs a second time."""
         if not self._free and not self._used:
             self._free = _zeros_like_sums(self._pending)
         own = self._free.pop(branch, None)
@@ -40,14 +40,14 @@ class Tally:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Add everything to what is pending."""
+        """Add the statistics of the pass to the pending ones."""
         if self._used:
             torch._foreach_add_([pending[:-1] for pending, _ in self._used], [own for _, own in self._used])
             torch._foreach_add_([pending[-1] for pending, _ in self._used], 1)
 
 
 class Tracked(NamedTuple):
-    """The tensors of one branch of a layer, whose running statistics move."""
+    """The tensors of one branch of a layer that an update of its running statistics needs."""
 
     pending: Tensor
     mean: Tensor
@@ -59,13 +59,13 @@ class Tracked(NamedTuple):
 
 @torch.no_grad()
 def move(all_tracked: Sequence[Tracked]) -> None:
-    """Move running statistics by the mean over the passes that are pending. Nothing waits for the device."""
+    """Update running statistics with the mean over the pending passes, without waiting for the device."""
     groups: defaultdict[tuple[torch.device, torch.dtype], list[Tracked]] = defaultdict(list)
     for tracked in all_tracked:
         groups[tracked.pending.device, tracked.pending.dtype].append(tracked)
     for group in groups.values():
         seen: set[int] = set()
-        rounds: list[list[Tracked]] = []  # tensors that two layers share move once for each of them
+        rounds: list[list[Tracked]] = []  # tensors that two layers share are updated once for each of them
         for tracked in group:
             if not rounds or id(tracked.mean) in seen or id(tracked.batches) in seen:
                 rounds.append([])
@@ -93,7 +93,7 @@ def _move(group: list[Tracked]) -> None:
 
 
 def _momentum(group: list[Tracked], batches: Tensor, like: Tensor) -> Tensor:
-    """By branch of a layer. Filled on the device: a copy of numbers from the host would wait."""
+    """The momentum of each branch. Filled on the device: a copy from the host would wait."""
     values = [tracked.momentum for tracked in group]
     known = {value for value in values if value is not None}
     if len(known) <= 1 and None not in values:

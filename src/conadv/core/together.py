@@ -1,4 +1,4 @@
-"""`together`: the parts of a chunk in one pass of the model, and the models for which that would not be the same.
+"""`together`: the parts of a chunk in one pass of the model, and a check that separate passes give the same.
 
 images ┐                  ┌► loss of the images ┐
        ├► joined ► model ─┤                     ├► one backward pass
@@ -17,20 +17,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .attack import without_trace
-from .branches import Branch, Joint
 from .mean_loss import close
 from .parts import Part
+from .ways import Branch, Joint
 
 
 def branch_of(parts: Sequence[Part]) -> Branch:
-    """Where the images of one pass go."""
+    """The branch, or branches, of the images of one pass."""
     if len(parts) == 1:
         return parts[0].branch
     return Joint(tuple(part.branch for part in parts), tuple(len(part.images) for part in parts))
 
 
 def joined(parts: Sequence[Part]) -> Tensor:
-    """The images of one pass. They are no leaf of the graph: a model may work in place."""
+    """Join the images of one pass. The result is not a leaf of the graph, since a model may work in place."""
     if len(parts) == 1:
         images = parts[0].images
         return images.clone() if images.requires_grad else images
@@ -42,7 +42,7 @@ def joined(parts: Sequence[Part]) -> Tensor:
 
 
 def outputs_by_part(outputs: Any, parts: Sequence[Part]) -> list[Any]:
-    """What the model returned for the images of each part."""
+    """Split the outputs of the model by part."""
     if len(parts) == 1:
         return [outputs]
     sizes = [len(part.images) for part in parts]
@@ -63,11 +63,11 @@ def _split(leaf: Any, sizes: list[int]) -> Sequence[Any]:
 
 
 def check_joint(model: nn.Module, parts: Sequence[Part], losses: Callable[[Sequence[Part]], list[Tensor]]) -> None:
-    """Refuse a model whose joint pass differs from passes one by one. It leaves no trace, and waits for the device.
+    """Refuse a model whose joint pass differs from separate ones. Leaves no trace, and waits for the device.
 
     Args:
         model: the network, without wrappers.
-        parts: of a chunk; here the images of each differ from those of the others.
+        parts: of a chunk.
         losses: the mean loss of each of some parts, from one pass.
     """
     device = parts[0].images.device
@@ -100,5 +100,5 @@ def _generators(device: torch.device) -> list[Tensor]:
 
 
 def _not_compiled() -> AbstractContextManager[Any]:
-    """Within, compiled passes run as they were written: a check is worth no graph of its own."""
+    """A context in which compiled models run eagerly: a check should not compile another graph."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -1,10 +1,11 @@
-"""What people put around a model, and the model inside: torch.compile, data parallelism, averaged weights, Fabric."""
+"""Wrappers around a model, and the model inside: torch.compile, data parallelism, averaged weights, Fabric."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,14 +21,14 @@ _INNER = {
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """The model inside all wrappers, nested in any order; a model without wrappers as it is."""
+    """The model inside all wrappers, nested in any order."""
     return list(_layers_of(model))[-1]
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model without the wrappers that exchange or average, but compiled if it was.
+    """The model without wrappers that exchange gradients or average weights, still compiled if it was.
 
-    Gradients are exchanged only through the wrapper, so that an attack on what this returns concerns one process.
+    Gradients are exchanged only through the wrapper, so an attack on this model involves one process only.
     """
     inner = innermost(model)
     compiled = [layer for layer in _layers_of(model) if _wrapper(layer).endswith("OptimizedModule")]
@@ -40,11 +41,19 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def precision(model: nn.Module) -> AbstractContextManager[None]:
-    """The autocast that a Fabric wrapper runs its model in, for those who call the model inside of it."""
+    """The autocast context of a Fabric wrapper, for calls of the model inside it."""
     fabric = next((layer for layer in _layers_of(model) if _wrapper(layer).endswith("_FabricModule")), None)
     if fabric is None:
         return nullcontext()
     return fabric._strategy.precision.forward_context()  # type: ignore[union-attr, operator, no-any-return]
+
+
+def is_float16(device: torch.device, autocast: torch.dtype | None) -> bool:
+    """Whether forward passes run in float16: by `autocast`, or within the caller's torch.autocast."""
+    kind = device.type
+    autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    around = torch.get_autocast_dtype(kind) if autocasts else None
+    return torch.float16 in (autocast, around)
 
 
 def data_parallel(model: nn.Module) -> DistributedDataParallel | None:
@@ -59,7 +68,7 @@ def is_exchanged(model: nn.Module) -> bool:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor that is sharded over ranks (a DTensor, as FSDP2 has them), gathered; every rank must ask for it."""
+    """Gather a tensor that is sharded over ranks (a DTensor, as with FSDP2); every rank must call it."""
     is_sharded = any(base.__name__ == "DTensor" for base in type(tensor).__mro__)
     return tensor.full_tensor() if is_sharded else tensor  # type: ignore[attr-defined]
 

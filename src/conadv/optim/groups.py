@@ -10,7 +10,7 @@ from torch import nn
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two groups for an optimizer: parameters that are adapted and decayed, and those that are neither.
 
-    Neither are biases, and the parameters of normalization layers (in every branch of a split one): vectors,
+    The second group has biases and the parameters of normalization layers (in every branch of a split one): vectors,
     anything named bias, and what belongs to a LayerNorm or RMSNorm over several dimensions.
     A shared parameter appears once, a frozen one not at all.
 

@@ -73,7 +73,7 @@ class Lamb(LayerwiseOptimizer):
             _update_together(weights[part], gradients[part], states[part], group)
 
     def _advanced(self, weight: Tensor) -> dict[str, Any]:
-        """What is remembered of a weight, with its count of steps one further."""
+        """The state of a weight, after counting this step."""
         state: dict[str, Any] = self.state[weight]
         if not state:
             state.update(step=0, exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))

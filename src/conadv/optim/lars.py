@@ -1,7 +1,7 @@
 """LARS: momentum SGD in which each tensor's learning rate is in proportion to the size of its weights.
 
     trust = coefficient · |w| / (|g| + decay · |w| + eps)      1 where |w| or |g| is 0, or without adapt
-    v     = momentum · v + lr · trust · (g + decay · w)        what v gathered stays as it is when lr changes
+    v     = momentum · v + lr · trust · (g + decay · w)        v is not rescaled when lr changes
     w     = w - v
 
 As You, Gitman and Ginsburg (2017) and the reference of MLPerf define it. Many libraries multiply by lr only
@@ -34,7 +34,7 @@ class Lars(LayerwiseOptimizer):
         eps: added to the length of the gradient in the trust ratio.
         adapt: False: a trust ratio of 1, which makes it SGD with momentum.
         foreach: work on all tensors of a group at once, and never wait for the device, instead of on one tensor after
-            the other. None: on GPUs, where launching kernels is what costs; not on the CPU, where caches do.
+            the other. None: on GPUs, where launching kernels is the cost; not on the CPU, where cache misses are.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Lars(LayerwiseOptimizer):
         (_update_together if foreach else _update_each)(weights, gradients, velocities, group)
 
     def _velocity(self, weight: Tensor, momentum: float) -> Tensor:
-        """What the weight moved by in its last step; without momentum nothing remembers it."""
+        """The last update of a weight; zeros without momentum."""
         if momentum == 0:
             return torch.zeros_like(weight)
         state = self.state[weight]
