@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,11 @@ torch.set_num_threads(1)
 # A busy machine is no failure. Examples are other ones in each run, so that half of the usual number is enough.
 hypothesis.settings.register_profile("patient", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("patient")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected by now stays to the end: no garbage collection has to walk it."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -219,6 +219,7 @@ class Run:
 
 def _serve(end: Connection) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # else each of the collections below walks, and copies, everything that the server has imported
     while (task := end.recv()) is not None:
         number, function, arguments, settings = task
         os.environ.update(settings)
@@ -238,6 +239,7 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     os.environ.update(settings)
     torch.set_num_threads(1)
+    gc.freeze()
     watch._BEAT, watch._HASTE, watch._PATIENCE = 0.5, 0.2, 1.5  # enough on one machine
     if "SLOW_SAVE" in settings:
         write = saver.write_checkpoint

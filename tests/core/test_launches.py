@@ -25,6 +25,7 @@ from conadv.task.models import build_model
 PASSES = {"vanilla": 1, "recycled": 2, "conadv": 3}
 TOGETHER = {"recycled": 1, "conadv": 2}
 IMAGES, LABELS = torch.rand(2, 3, 32, 32), torch.tensor([1, 2])
+DEEP = {"name": "resnet50", "classes": 10, "in_channels": 3, "width": 4}  # narrow: as many operators, less work
 
 
 class Operators(TorchDispatchMode):
@@ -50,7 +51,7 @@ def counted(step: Callable[[], None]) -> Counter[str]:
 
 
 def plain_step(update: bool) -> Callable[[], None]:
-    model = build_model("resnet50", classes=10, in_channels=3)
+    model = build_model(**DEEP)
     optimizer = Lars(parameter_groups(model, 5e-4), lr=0.1, foreach=True)
 
     def step() -> None:
@@ -64,7 +65,7 @@ def plain_step(update: bool) -> Callable[[], None]:
 
 def own_step(name: str, together: bool = False) -> Callable[[], None]:
     info = METHODS[name]
-    model = split_batchnorm(build_model("resnet50", classes=10, in_channels=3), info.branches)
+    model = split_batchnorm(build_model(**DEEP), info.branches)
     options = {"attack": PGD(4 / 255), "delay": info.default_delay, "adv_weight": 0.5}
     common = {"seed": 0, "place": Place(updates_stats=False), "together": together}
     method = info.build(model, F.cross_entropy, options, **common)
