@@ -14,16 +14,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from conadv import config, study_commands
 from conadv.core.memory import ADVICE, is_out_of_memory
-from conadv.flags import Json, option
+from conadv.flags import Json, option, spell_out
 from conadv.parallel.agreement import AgreedError
 from conadv.parallel.launch import adopt_slurm, local_rank, own_rank
 from conadv.printing import allow_any_encoding, say
 from conadv.printing import report as report_result
-from conadv.recipe_flags import dotted, with_fields
+from conadv.recipe_flags import Field, dotted, with_fields
+from conadv.setting import show
 from conadv.trainer.signals import Interrupted
 
 # What `eval` may change of a run: paths on this machine, and code to import, which only a flag may name.
@@ -44,11 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if arguments is None else arguments
         adopt_slurm()
-        command, bound, _ = _app().parse_args(words, print_error=False, exit_on_error=False)
+        app = _app()
+        words = spell_out(app, words, lambda word: config.find_recipe(word).exists())
+        command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
         command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
     except CycloptsError as error:
-        return _refuse(f"{error} See {' '.join(['conadv', *(error.command_chain or ())])} --help")
+        extra = error.unused_tokens if isinstance(error, UnusedCliTokensError) else []
+        problem = f"unexpected argument {show(extra[0])}." if extra else error
+        return _refuse(f"{problem} See {' '.join(['conadv', *(error.command_chain or ())])} --help")
     except (AgreedError, ArithmeticError) as error:  # known to all ranks: bad input, a loss that is not finite
         if own_rank() == 0:
             say(f"error: {error}")
@@ -87,11 +92,13 @@ def train(
     resume: Annotated[Path | None, option("The folder of a run to resume, instead of a recipe.", "DIR")] = None,
     quiet: Annotated[bool, option("Print no progress.")] = False,
     json: Json = False,
-    **fields: str | list[str],
+    **fields: Field,
 ) -> None:
     """Train a model as described by a recipe.
 
     A flag changes one field of the recipe: conadv train digits --method recycled --attack.epsilon 8/255 --seed 1
+
+    A boolean flag without a value is true: --compile is --compile true, and --no-compile is --compile false.
     """
     if resume is None:
         chosen = config.load_recipe(recipe, dotted(fields))
@@ -114,7 +121,7 @@ def evaluate(
     epsilon: Annotated[str | None, option("Radius of the attack, a fraction of the pixel range.", "X", "4/255")] = None,
     steps: Annotated[str | None, option("Steps of the attack.", "N", "10")] = None,
     json: Json = False,
-    **fields: str | list[str],
+    **fields: Field,
 ) -> None:
     """Evaluate the newest checkpoint of a run."""
     if not robust and (epsilon is not None or steps is not None):
@@ -147,7 +154,7 @@ def analyze(
     again: Annotated[bool, option("Measure again what RUN/analysis.json has already.")] = False,
     quiet: Annotated[bool, option("No progress.")] = False,
     json: Json = False,
-    **fields: str | list[str],
+    **fields: Field,
 ) -> None:
     """Measure how sharp the minimum of a run is, and how robust its network, by BatchNorm branch (docs/theory.md)."""
     radius = replace(config.settings()["attack.epsilon"], key="epsilon").parse(epsilon)

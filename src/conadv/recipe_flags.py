@@ -9,6 +9,9 @@ from cyclopts import Group
 from conadv import config
 from conadv.flags import flag, with_flags
 
+# A value of a recipe as a flag gives it.
+Field = bool | str | list[str]
+
 
 def with_fields(command: Callable[..., None], defaults: Mapping[str, str]) -> Callable[..., None]:
     """The command, whose `**fields` are now a flag for each of these fields of a recipe, by dotted key."""
@@ -23,7 +26,7 @@ def with_fields(command: Callable[..., None], defaults: Mapping[str, str]) -> Ca
     )
 
 
-def dotted(fields: Mapping[str, str | list[str]]) -> dict[str, str | list[str]]:
+def dotted(fields: Mapping[str, Field]) -> dict[str, Field]:
     """The values of such flags by the dotted keys of their fields."""
     return {name.replace("__", "."): text for name, text in fields.items()}
 
