@@ -1,4 +1,4 @@
-"""Flags of the command line: of commands, and of the fields of dataclasses, where a new field needs nothing here."""
+"""Flags of the command line, for commands and for the fields of dataclasses; a new field needs no change here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def option(
         text: its help.
         metavar: what the help calls its value.
         default: as the help shows it; None: not shown.
-        names: if it has others than that of its parameter.
+        names: its names, if not that of the parameter.
     """
     return Parameter(
         name=names, help=text, metavar=metavar, show_default=default or False, negative="", allow_leading_hyphen=True
@@ -63,7 +63,7 @@ def flag(setting: Setting, text: str, default: str | None, group: Group | None =
 
 
 def with_flags(command: Callable[..., None], flags: Iterable[inspect.Parameter]) -> Callable[..., None]:
-    """The command, whose `**keywords` are replaced by these flags."""
+    """The command with its `**keywords` replaced by these flags."""
 
     def with_flags(*arguments: Any, **keywords: Any) -> None:
         command(*arguments, **keywords)

@@ -1,4 +1,4 @@
-"""origin.json: the machines, versions, commits and days that the results of a study come from."""
+"""origin.json: the machines, versions, commits and dates of the results of a study."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _KEYS = {"date", "processor", "cores", "memory_gb", "system", "versions", "commi
 
 
 def record_origin(folder: Path) -> str | None:
-    """Add this machine, its versions and our commit to the list, unless they are in it already.
+    """Add this machine, its versions and our commit to origin.json, unless they are already there.
 
     Returns:
-        The commit; None if this code does not run from a clone.
+        The commit; None if the code is not in a Git clone.
     """
     try:
         known = read_origins(folder)
@@ -76,7 +76,7 @@ def _memory_gb() -> float | None:
 
 
 def _commit() -> str | None:
-    """The commit of the clone that this code runs from, marked if its sources have changed; None: not a clone."""
+    """The commit of the clone with this code, marked if its sources have changed; None: not a clone."""
     here = Path(__file__).parent
     commit = _git(here, "rev-parse", "--short=12", "HEAD")
     changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", str(here.parent))

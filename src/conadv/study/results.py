@@ -37,9 +37,9 @@ class Result:
     summary: dict[str, Any] | None
     error: str | None
     command: str
-    """Repeats the cell."""
+    """The command that repeats the cell."""
     commit: str | None = None
-    """The commit at which the run ended; None: not known, or the run has not ended."""
+    """The commit of the code at the end of the run; None: unknown, or the run has not ended."""
 
     def metric(self, name: str) -> float | None:
         """A number of the summary; None if it is missing or was not finite."""
@@ -119,7 +119,7 @@ def is_text(value: object) -> bool:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a parsed value is a finite number of a sensible size."""
+    """Whether a parsed value is a finite number, of at most 1e18."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
 
 
@@ -132,7 +132,7 @@ def _mapping_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 def _is_values(value: object) -> bool:
-    """A flat recipe with at least the settings that a report computes with."""
+    """Whether a value is a flat recipe with at least the settings that a report needs."""
     if not isinstance(value, dict) or not _mapping_of(is_scalar)(value):
         return False
     whole = all(type(value.get(key)) is int for key in ("seed", "batch_size", "chunk_size", "delay"))
@@ -173,7 +173,7 @@ def _parse(line: str, place: str) -> Result:
 
 
 def read_summary(run: Path) -> dict[str, Any] | None:
-    """The summary of a run that has ended; None: there is none."""
+    """The summary of a run; None if the run has not ended."""
     path = run / "summary.json"
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
@@ -195,7 +195,7 @@ Member = TypeVar("Member", Cell, Result)
 
 
 def is_tuning(member: Cell | Result) -> bool:
-    """Whether a cell is only used to choose a learning rate: the names of all its grids start with "tun"."""
+    """Whether a cell only tunes the learning rate: the names of all its grids start with "tun"."""
     return all(map(is_tuning_grid, member.grids))
 
 
@@ -204,7 +204,7 @@ def is_tuning_grid(name: str) -> bool:
 
 
 def showcase(members: Iterable[Member]) -> dict[str, Member]:
-    """The cell that represents each arm: the first one that is not for tuning, else the first one."""
+    """The cell that represents each arm: the first that does not only tune, else the first."""
     chosen: dict[str, Member] = {}
     for member in members:
         if member.arm not in chosen or (is_tuning(chosen[member.arm]) and not is_tuning(member)):
@@ -213,7 +213,7 @@ def showcase(members: Iterable[Member]) -> dict[str, Member]:
 
 
 def without_pictures(folder: Path) -> list[Result]:
-    """The runs that should have a gallery, have none, and still have a checkpoint to make it from."""
+    """The runs whose gallery is missing and can be made, because they still have a checkpoint."""
     return [
         result
         for result in showcase(read_results(folder)).values()

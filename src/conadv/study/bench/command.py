@@ -1,4 +1,4 @@
-"""`conadv bench`: a flag for each size, the benchmarks by name, and what is printed."""
+"""`conadv bench`: its flags, the benchmarks by name, and the printed tables."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .ranks import one_core
 from .result import Findings
 from .workload import Workload
 
-_WHICH = """What to measure; none: both, one after the other.
-step: each method against vanilla, vanilla against the plainest loop, and the passes that conadv plan reads.
-layout: roles on ranks of their own against vanilla on as many."""
+_WHICH = """What to measure. none: both, one after the other.
+step: each method against vanilla, vanilla against a plain PyTorch loop, and the times that conadv plan reads.
+layout: roles on separate ranks against vanilla on as many ranks."""
 _RATIOS = (
     *("benchmark", "ratio of times", "median", "10 %", "90 %", "median within", "n", "by work", "by flops"),
     *("goal", ""),
@@ -49,20 +49,20 @@ class Measurement(NamedTuple):
     """A dataclass, which is printed with the results."""
     rounds: int
     one_core: bool = True
-    """Whether all of it runs in this process."""
+    """Whether it runs entirely in this process."""
 
 
 def bench_command(
     which: Annotated[str | None, Parameter(help=_WHICH)] = None,
     /,
     *,
-    rounds: Annotated[int | None, Parameter(help="How often each candidate is timed; none: about a minute.")] = None,
+    rounds: Annotated[int | None, Parameter(help="How often each candidate is timed. none: about a minute.")] = None,
     json_: Annotated[
         bool, Parameter(name="--json", help="Print one JSON object.", negative="", show_default=False)
     ] = False,
     **sizes: Any,
 ) -> None:
-    """Time candidates in turn, on one core each, and print by which ratio they differ, with the spread."""
+    """Time candidates alternately, on one core each, and print the ratios of their times with percentiles."""
     workload = Workload(**parse_flags(Workload, sizes))
     known = {
         "step": Measurement(step.measure, workload, rounds or step.ROUNDS),
@@ -100,7 +100,7 @@ def _run(measurements: Mapping[str, Measurement]) -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    """What a number depends on besides our code; the load shows whether anything else was running."""
+    """What the times depend on besides our code; the load shows whether anything else was running."""
     return {
         "processor": processor(),
         "cores": len(usable_cores()),

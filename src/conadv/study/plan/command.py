@@ -1,4 +1,4 @@
-"""`conadv plan`: a flag for each input, and what is printed."""
+"""`conadv plan`: its flags and its output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plan_command(
     json_: Annotated[
         bool, Parameter(name="--json", help="Print one JSON object.", negative="", show_default=False)
     ] = False,
-    plot: Annotated[Path | None, Parameter(help="Draw it too: a .png, .svg or .pdf.")] = None,
+    plot: Annotated[Path | None, Parameter(help="Also draw the plan: a .png, .svg or .pdf file.")] = None,
     measured: Annotated[
         Path | None, Parameter(help="Take the times of passes from this output of `conadv bench step --json`.")
     ] = None,

@@ -58,9 +58,9 @@ def _rate_entry(row: Sequence[Condition], rate: float, chosen: float | None) -> 
 
 
 def _chosen(evidence: Evidence, row: Sequence[Condition]) -> float | None:
-    """The rate at which the other tables show the arm, at the row's batch size and whatever else varies within the arm.
+    """The rate that the other tables use for this arm, at the batch size of the row and its other settings that vary.
 
-    None: they do not show it. What the whole arm has otherwise than the row, as the data, does not count.
+    None: they do not show it. Settings in which the whole arm differs from the row, such as the data, do not count.
     """
     of_arm = [one for one in evidence.main if one.arm == row[0].arm]
     apart = varying_within_arms(of_arm)
@@ -176,7 +176,7 @@ def curves(known: Curves) -> Section | None:
 
 
 def curve_figure(kind: str, what: str, curves: Mapping[str, Curve]) -> Figure:
-    """Few enough lines per drawing to tell them apart, each with the first."""
+    """Curves in drawings of a few lines each; the first curve is in every drawing."""
     lines = [Line(name, *zip(*curve, strict=True)) for name, curve in curves.items()]
     step = _MOST_LINES - 1
     parts = [[lines[0], *lines[first : first + step]] for first in range(1, len(lines), step)] or [lines]
@@ -196,13 +196,13 @@ def curve_of(lines: Iterable[Mapping[str, Any]], name: str) -> Curve:
 
 
 def _accuracies(run: Result, lines: Sequence[Mapping[str, Any]]) -> Curve:
-    """The accuracies during training, and the last one, which only the summary has."""
+    """The accuracies during training, and the final one, which only the summary has."""
     curve, last = curve_of(lines, TOP1), run.metric(TOP1)
     return [*curve, *curve_of([{**lines[-1], TOP1: last}], TOP1)] if curve and last is not None else []
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean of several curves within each of a number of equal parts of the training."""
+    """The mean of several curves, averaged in bins of equal length."""
     last = max((epoch for curve in curves for epoch, _ in curve), default=0.0) or 1.0
     parts: dict[int, Curve] = {}
     for epoch, value in (pair for curve in curves for pair in curve):
