@@ -14,10 +14,10 @@ from typing import Any
 from conadv.machine import processor
 from conadv.trainer.files import write_atomically
 
-from .results import is_scalar, is_text, read_saved
+from .results import fits, read_saved
 
 FILE = "origin.json"
-_KEYS = {"date", "processor", "cores", "memory_gb", "system", "versions", "commit"}
+_SCALARS = ("date", "processor", "cores", "memory_gb", "system", "commit")
 
 
 def record_origin(folder: Path) -> str | None:
@@ -43,16 +43,12 @@ def read_origins(folder: Path) -> list[dict[str, Any]]:
 
 
 def _checked(origins: Any) -> list[dict[str, Any]]:
-    if not isinstance(origins, list) or not all(map(_is_origin, origins)):
+    if not isinstance(origins, list):
         raise ValueError("not a list of origins")
-    return origins
-
-
-def _is_origin(entry: object) -> bool:
-    if not isinstance(entry, dict) or not entry.keys() >= _KEYS or not isinstance(entry["versions"], dict):
-        return False
-    facts = [entry[key] for key in _KEYS - {"versions"}] + list(entry["versions"].values())
-    return all(map(is_scalar, facts)) and all(map(is_text, entry["versions"]))
+    for origin in origins:
+        if not fits(origin["versions"], dict[str, Any]) or not all(fits(origin[key], Any) for key in _SCALARS):
+            raise ValueError("not an origin")
+    return list(origins)
 
 
 def _origin() -> dict[str, Any]:

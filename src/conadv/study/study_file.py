@@ -73,7 +73,6 @@ class Cell:
 class Study:
     """A study file, read and checked."""
 
-    path: Path
     text: str
     title: str
     keep_checkpoints: bool
@@ -104,7 +103,7 @@ def read_study(path: Path, resolve: Resolve) -> Study:
         if (path.parent / recipe).is_file():
             recipe = str(path.parent / recipe)
         cells = _expand(recipe, overrides, _arms(tables.get("arm", [])), _grids(tables.get("grid", {})), resolve)
-        return Study(path, text, texts["title"] or path.stem, _typed(tables, "keep_checkpoints", bool, False), cells)
+        return Study(text, texts["title"] or path.stem, _typed(tables, "keep_checkpoints", bool, False), cells)
     except FileNotFoundError:
         raise ValueError(f"study {str(path)!r}: no such file; pass a TOML file") from None
     except (ValueError, RecursionError) as error:

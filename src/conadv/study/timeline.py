@@ -139,11 +139,11 @@ def _spans(path: Path) -> list[Span]:
         document = json.loads(read_bounded(path, _LARGEST_TRACE))
         base = float(document.get("baseTimeNanoseconds", 0)) / 1e6
         events = [event for event in document["traceEvents"] if event.get("cat") == "user_annotation"]
-        ours = [event for event in events if str(event.get("name", "")).startswith(PREFIX)]
-        starts = [base + event["ts"] / 1e3 for event in ours]
-        ends = [base + (event["ts"] + event["dur"]) / 1e3 for event in ours]
-        names = [event["name"].removeprefix(PREFIX) for event in ours]
-        found = list(map(Span, names, starts, ends))
+        found = [
+            Span(name.removeprefix(PREFIX), base + event["ts"] / 1e3, base + (event["ts"] + event["dur"]) / 1e3)
+            for event in events
+            if (name := str(event.get("name", ""))).startswith(PREFIX)
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ValueError(f"{path} is not a trace that conadv train --profile wrote: profile the run again") from None
     if not any(one.name == STEP for one in found):

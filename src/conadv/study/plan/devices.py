@@ -109,9 +109,7 @@ class Device:
     def times(self, model: ModelSize) -> PassTimes:
         """Each pass costs the operations of a forward pass; the backward pass is two of them."""
         if not model.forward_flops:
-            raise ValueError(
-                "the operations of the model are unknown: give --flops, or --measured with a file of times"
-            )
+            raise ValueError("the FLOPs of the model are unknown: pass --flops, or measured times with --measured")
         rate = self.peak_flops * self.utilisation
         unit = model.forward_flops / rate
         return PassTimes(unit, unit, unit, pixel_backward=model.pixel_flops / rate, overhead=self.overhead)

@@ -48,10 +48,6 @@ class Plan:
         rows = {name: [asdict(entry) for entry in getattr(self, name)] for name in lists}
         return {"inputs": self.request.to_json(), **rows, "stops_paying": dict(self.stops_paying)}
 
-    def best(self, method: str) -> PlanRow | None:
-        """The fastest row of a method; None if no layout of it fits the machine."""
-        return next((row for row in self.rows if row.method == method and row.best), None)
-
 
 def plan(request: PlanRequest) -> Plan:
     """Estimate each method on the machine; a layout that does not fit is left out, with the reason."""

@@ -27,8 +27,12 @@ def plot(plan: Plan, path: Path) -> None:
     if path.suffix.lower() not in _FORMATS:
         raise ValueError(f"cannot draw {path}: give a name that ends in {', '.join(_FORMATS)}")
     if not path.parent.is_dir():
-        raise ValueError(f"cannot draw {path}: there is no folder {path.parent}; make it first")
-    figure = _figure()
+        raise ValueError(f"cannot draw {path}: there is no folder {path.parent}; create it first")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("plots need matplotlib: pip install 'conadv[plots]'") from None
+    figure = Figure(figsize=(18, 5), layout="constrained")
     by_batch, by_machine, parts = figure.subplots(1, 3)
     devices, batch_size = plan.request.machine.devices, plan.request.batch_size
     _draw_lines(by_batch, plan.by_batch, lambda row: row.batch_size, lambda row: row.images_per_second)
@@ -47,14 +51,6 @@ def plot(plan: Plan, path: Path) -> None:
     figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
     with writing(path):
         replace_file(path, picture.getvalue())
-
-
-def _figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("plots need matplotlib: pip install 'conadv[plots]'") from None
-    return Figure(figsize=(18, 5), layout="constrained")
 
 
 def _number(method: str) -> int:

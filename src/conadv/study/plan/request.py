@@ -240,7 +240,7 @@ class PlanRequest:
         if batch_size % self.chunk_size:
             raise ValueError(
                 f"a batch of {batch_size} is not a whole number of chunks of {self.chunk_size}: "
-                "choose a batch size or a chunk size that divides"
+                "change --batch-size or --chunk-size"
             )
         if batch_size > self.data_size:
             raise ValueError(

@@ -71,10 +71,11 @@ def _paper_name(settings: Mapping[str, Any]) -> str:
 
 
 def _published(method: str, batch: int) -> float:
+    """The paper's accuracy at a batch size in thousands of images."""
     for name, without in _NO_ADVERSARY.items():
         if method == without:
-            return paper.top1_without_adversary(name, batch)
-    return paper.top1(method, batch)
+            return paper.TOP1_BY_EPSILON[name, batch][paper.EPSILONS.index(0)]
+    return paper.TOP1[method][paper.BATCHES.index(batch)]
 
 
 def _gain_table(gains: list[tuple[str, str, Spread]]) -> Table:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from conadv.study.results import Result, is_number, read_saved
-from conadv.trainer.files import write_atomically
+from conadv.study.results import Result, fits, is_number, keep, read_saved
 
 from .conditions import Condition, Spread, labels, spread
 from .document import Block, Figure, Paragraph, Section, Table
@@ -94,14 +91,9 @@ Analyses = dict[str, Numbers]
 
 def read_analyses(evidence: Evidence) -> Analyses:
     """The numbers of analysis.json by cell; saved, so that the report can be written again without the run folders."""
-    saved = evidence.folder / SHARPNESS
     runs = [run for condition in evidence.main for run in condition.runs]
     found = {run.cell: numbers for run in runs if (numbers := _numbers(evidence.folder, run))}
-    if not found:
-        return read_saved(saved, _all_checked, {})
-    with suppress(OSError):
-        write_atomically(saved, json.dumps(found) + "\n")
-    return found
+    return keep(evidence.folder / SHARPNESS, found, _all_checked)
 
 
 def _numbers(folder: Path, run: Result) -> Numbers:
@@ -127,8 +119,8 @@ def _branch(parts: Mapping[str, Any], branch: str) -> dict[str, float]:
     return _checked(numbers)
 
 
-def _checked(numbers: Mapping[str, Any]) -> dict[str, float]:
-    if not all(name in _COLUMNS and is_number(value) for name, value in numbers.items()):
+def _checked(numbers: Any) -> dict[str, float]:
+    if not fits(numbers, dict[str, float]) or not numbers.keys() <= _COLUMNS.keys():
         raise ValueError("not the numbers of an analysis")
     return dict(numbers)
 

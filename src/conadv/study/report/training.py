@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from conadv.study.results import Result, is_number, is_text, is_tuning, is_tuning_grid, read_saved
+from conadv.study.results import Result, fits, is_number, is_tuning, is_tuning_grid
 
 from .accuracy import by_batch, setting_chart
 from .conditions import RATE, TOP1, Condition, Spread, conditions, labels, show, varying_within_arms
@@ -155,18 +155,15 @@ _BINS = 60
 _MOST_LINES = 5
 
 
-def read_curves(evidence: Evidence) -> tuple[Curves, bool]:
-    """The mean curves of the conditions, and whether they come from metrics.jsonl.
-
-    If the folders of the runs are gone, they are those that an earlier report saved as curves.json.
-    """
+def find_curves(evidence: Evidence) -> Curves:
+    """The mean curves of the conditions, from the metrics.jsonl of their runs; empty if these are gone."""
     found: Curves = {"loss": {}, "progress": {}}
     for condition in evidence.shown:
         metrics = [(run, evidence.metrics(run)) for run in condition.runs]
         found["loss"][evidence.name(condition)] = mean_curve([curve_of(lines, "clean_loss") for _, lines in metrics])
         found["progress"][evidence.name(condition)] = mean_curve([_accuracies(run, lines) for run, lines in metrics])
     found = {kind: {name: curve for name, curve in of.items() if len(curve) > 2} for kind, of in found.items()}
-    return (found, True) if any(found.values()) else (read_saved(evidence.folder / CURVES, _checked, {}), False)
+    return found if any(found.values()) else {}
 
 
 def curves(known: Curves) -> Section | None:
@@ -210,11 +207,12 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     return [(fmean(x for x, _ in part), fmean(y for _, y in part)) for _, part in sorted(parts.items())]
 
 
-def _checked(saved: Any) -> Curves:
-    for name, curve in (pair for of in saved.values() for pair in of.items()):
-        if not is_text(name) or not curve or not all(is_number(x) and is_number(y) for x, y in curve):
-            raise ValueError("not pairs of numbers")
-        if any(later[0] < earlier[0] for earlier, later in pairwise(curve)):
+def check_curves(saved: Any) -> Curves:
+    """The content of curves.json; ValueError if it is damaged."""
+    if not fits(saved, Curves):
+        raise ValueError("not pairs of numbers")
+    for curve in (curve for of in saved.values() for curve in of.values()):
+        if not curve or any(later[0] < earlier[0] for earlier, later in pairwise(curve)):
             raise ValueError("epochs out of order")
     return dict(saved)
 
