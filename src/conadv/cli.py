@@ -24,7 +24,6 @@ from conadv.parallel.launch import adopt_slurm, local_rank, own_rank
 from conadv.printing import allow_any_encoding, say
 from conadv.printing import report as report_result
 from conadv.recipe_flags import Field, dotted, with_fields
-from conadv.setting import show
 from conadv.trainer.signals import Interrupted
 
 # What `eval` may change of a run: paths on this machine, and code to import, which only a flag may name.
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except CycloptsError as error:
         extra = error.unused_tokens if isinstance(error, UnusedCliTokensError) else []
-        problem = f"unexpected argument {show(extra[0])}." if extra else error
+        problem = f"unexpected argument {extra[0]!r}." if extra else error
         return _refuse(f"{problem} See {' '.join(['conadv', *(error.command_chain or ())])} --help")
     except (AgreedError, ArithmeticError) as error:  # known to all ranks: bad input, a loss that is not finite
         if own_rank() == 0:

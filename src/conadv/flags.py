@@ -35,7 +35,7 @@ def option(
 Json = Annotated[bool, option("Print one JSON object on standard output, and nothing else there.")]
 
 
-def flag(setting: Setting, text: str, default: str | None, group: Group | None = None) -> inspect.Parameter:
+def flag(setting: Setting, text: str, default: str | None, group: Group) -> inspect.Parameter:
     """A keyword parameter for one field, None unless its flag is given.
 
     Args:
@@ -75,7 +75,7 @@ def with_flags(command: Callable[..., None], flags: Iterable[inspect.Parameter])
     return with_flags
 
 
-def flags_of(table: type[Any], groups: Mapping[str, str] | None = None) -> Iterator[inspect.Parameter]:
+def flags_of(table: type[Any], groups: Mapping[str, str]) -> Iterator[inspect.Parameter]:
     """A flag for each field of a dataclass; the text below a field is its help.
 
     Args:
@@ -84,13 +84,12 @@ def flags_of(table: type[Any], groups: Mapping[str, str] | None = None) -> Itera
     """
     own: type = table
     texts, defaults = descriptions(table.__module__), {field.name: field.default for field in fields(table)}
-    titles, group = dict(groups or {}), None
+    titles = list(groups.values())
+    title = titles[0]
     for setting in settings_of(own):
-        name = setting.key
-        if name in titles:
-            group = Group(titles[name], sort_key=1 + list(titles).index(name))
-        text, default = texts[f"{table.__name__}.{name}"], _shown(defaults[name])
-        yield flag(setting, text, default, group)
+        title = groups.get(setting.key, title)
+        group = Group(title, sort_key=1 + titles.index(title))
+        yield flag(setting, texts[f"{table.__name__}.{setting.key}"], _shown(defaults[setting.key]), group)
 
 
 def parse_flags(table: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:

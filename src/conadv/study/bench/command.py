@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
+from json import dumps
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from cyclopts import Parameter
 
-from conadv.flags import flags_of, parse_flags, with_flags
+from conadv.flags import Json, flags_of, parse_flags, with_flags
 from conadv.machine import processor, usable_cores
 from conadv.setting import did_you_mean
 from conadv.study.plan.table import columns
@@ -57,9 +57,7 @@ def bench_command(
     /,
     *,
     rounds: Annotated[int | None, Parameter(help="How often each candidate is timed. none: about a minute.")] = None,
-    json_: Annotated[
-        bool, Parameter(name="--json", help="Print one JSON object.", negative="", show_default=False)
-    ] = False,
+    json: Json = False,
     **sizes: Any,
 ) -> None:
     """Time candidates alternately, on one core each, and print the ratios of their times with percentiles."""
@@ -73,16 +71,16 @@ def bench_command(
     if which is not None and which not in known:
         raise ValueError(f"unknown benchmark {which!r}: choose step or layout" + did_you_mean(which, known))
     if rounds is not None and not 1 <= rounds <= _MOST_ROUNDS:
-        raise ValueError(f"--rounds {rounds}: take from 1 to {_MOST_ROUNDS}")
+        raise ValueError(f"--rounds is {rounds} but must be from 1 to {_MOST_ROUNDS}")
     check_output(workload.build(), workload.shape, workload.classes)
-    report(known if which is None else {which: known[which]}, json_)
+    report(known if which is None else {which: known[which]}, json)
 
 
 def report(measurements: Mapping[str, Measurement], as_json: bool) -> None:
     """Run benchmarks and print what they found: a table, or one JSON object."""
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         document = _run(measurements)
-    print(json.dumps(document, default=str) if as_json else render(document))
+    print(dumps(document, default=str) if as_json else render(document))
 
 
 def _run(measurements: Mapping[str, Measurement]) -> dict[str, Any]:
@@ -143,4 +141,4 @@ def _time(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return entry["benchmark"], entry["name"] + " per image" * per_image, *numbers, str(entry["n"])
 
 
-bench = with_flags(bench_command, flags_of(Workload))
+bench = with_flags(bench_command, flags_of(Workload, {"model": "What is computed"}))
