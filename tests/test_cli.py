@@ -135,6 +135,45 @@ def test_values_may_begin_with_a_hyphen(commands, capsys):
     assert "optimizer.lr is -1.5 " in refusal(capsys, "train", "--optimizer.lr", "-1.5")
 
 
+@pytest.mark.parametrize(
+    ("words", "compiled"),
+    [
+        ("digits --compile --run x", True),
+        ("--compile digits --run x", True),
+        ("digits --run x --compile", True),
+        ("digits --compile true --run x", True),
+        ("digits --compile=true --run x", True),
+        ("digits --compile FALSE --run x", False),
+        ("digits --compile=false --run x", False),
+        ("digits --no-compile --run x", False),
+        ("--no-compile digits --run x", False),
+        ("digits --no-compile=false --run x", True),
+    ],
+)
+def test_a_boolean_flag_needs_no_value(words, compiled, commands, tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text(f"compile = {str(not compiled).lower()}\n")
+    assert cli.main(["train", *words.replace("digits", str(mine)).split()]) == 0
+    assert commands.calls == [("train", Recipe(compile=compiled), Path("x"), None, False)]
+
+
+@pytest.mark.parametrize("key", [key for key, setting in config.settings().items() if setting.kind is bool])
+def test_every_boolean_field_can_be_turned_on_and_off(key, commands):
+    flag = config.settings()[key].flag
+    assert cli.main(["train", flag]) == cli.main(["train", flag.replace("--", "--no-", 1)]) == 0
+    assert [config.flatten(recipe)[key] for _, recipe, *_ in commands.calls] == [True, False]
+
+
+def test_switches_of_a_command_take_true_and_false_too(commands, run):
+    assert cli.main(["export", "--raw", str(run), "a.safetensors"]) == 0
+    assert cli.main(["export", str(run), "--raw", "false", "--json=true", "a.safetensors"]) == 0
+    assert [raw for *_, raw in commands.calls] == [True, False]
+
+
+def test_words_after_two_hyphens_are_not_flags(commands, capsys):
+    assert "recipe '--compile': no such file" in refusal(capsys, "train", "--seed", "1", "--", "--compile")
+
+
 def test_code_to_import_may_be_named_by_a_flag(commands):
     assert cli.main(["train", "--model", "my.models:small"]) == 0
     assert commands.calls[0][1].model == "my.models:small"
@@ -156,15 +195,25 @@ def test_code_to_import_may_be_named_by_a_flag(commands):
         ("train --attack.epsilon nan", "--attack.epsilon"),
         ("train --delay -1", "from 0 to 1000"),
         ("train --delay one", "a whole number"),
-        ("train --delay", "--delay"),
-        ("train --delay --seed 3", "'--seed'"),
-        ("train --seed 1 --seed 2", "--seed"),
+        ("train --delay", "--delay needs a value, but nothing follows it"),
+        ("train --delay --seed 3", "--delay needs a value, but '--seed' follows it"),
+        ("train --data.path --run x", "--data.path needs a value, but '--run' follows it"),
+        ("train --log --seed 3", "--log needs a value, but '--seed' follows it"),
+        ("train --seed=", "seed is ''"),
+        ("train --seed -1", "seed is -1 "),
+        ("train --seed 1 --seed 2", "--seed specified multiple times"),
+        ("train --compile --no-compile", "--compile specified multiple times"),
+        ("train --compil", "Did you mean --compile?"),
+        ("train --no-compil", "Did you mean --no-compile?"),
+        ("train digits --compile yes", "--compile is 'yes' but must be true or false; without a value it is true"),
+        ("train digits --compile=1", "--compile is '1' but must be true or false; without a value it is true"),
+        ("train --quiet=2", "--quiet is '2' but must be true or false"),
         ("train --batch-size 200", "larger than the 100 training images"),
         ("train --chunk-size 64", "--chunk-size"),
         ("train --method conadw", "did you mean conadv?"),
         ("train --method disadv --delay 1", "--method conadv"),
         ("train --attack.targeted maybe", "true or false"),
-        ("train digits more", "more"),
+        ("train digits more", "unexpected argument 'more'. See conadv train --help"),
         ("train --resume nowhere", "not a run folder"),
         ("train digits --resume nowhere", "drop RECIPE"),
         ("train --run here --resume nowhere", "drop RECIPE"),
@@ -174,6 +223,12 @@ def test_code_to_import_may_be_named_by_a_flag(commands):
         ("eval . --robust --steps 0", "--steps"),
         ("eval . --robust --epsilon 2", "--epsilon"),
         ("eval . --seed 3", "--seed"),
+        ("plan --nodes --json", "--nodes needs a value, but '--json' follows it"),
+        ("plan --sweep --json", "--sweep needs a value, but '--json' follows it"),
+        ("plan --search maybe", "--search is 'maybe' but must be true or false"),
+        ("plan more", "unexpected argument 'more'. See conadv plan --help"),
+        ("sweep study.toml --jobs", "--jobs needs a value, but nothing follows it"),
+        ("report folder -o --json", "-o needs a value, but '--json' follows it"),
         ("export . model.pt", ".safetensors"),
         ("export .", "OUT"),
         ("trian", 'Did you mean "train"?'),

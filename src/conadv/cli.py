@@ -14,16 +14,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from conadv import config, study_commands
 from conadv.core.memory import ADVICE, is_out_of_memory
-from conadv.flags import Json, option
+from conadv.flags import Json, option, spell_out
 from conadv.parallel.agreement import AgreedError
 from conadv.parallel.launch import adopt_slurm, local_rank, own_rank
 from conadv.printing import allow_any_encoding, say
 from conadv.printing import report as report_result
-from conadv.recipe_flags import dotted, with_fields
+from conadv.recipe_flags import Field, dotted, with_fields
 from conadv.trainer.signals import Interrupted
 
 # What `eval` may change of a run: paths on this machine, and code to import, which only a flag may name.
@@ -44,11 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if arguments is None else arguments
         adopt_slurm()
-        command, bound, _ = _app().parse_args(words, print_error=False, exit_on_error=False)
+        app = _app()
+        words = spell_out(app, words, lambda word: config.find_recipe(word).exists())
+        command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
         command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
     except CycloptsError as error:
-        return _refuse(f"{error} See {' '.join(['conadv', *(error.command_chain or ())])} --help")
+        extra = error.unused_tokens if isinstance(error, UnusedCliTokensError) else []
+        problem = f"unexpected argument {extra[0]!r}." if extra else error
+        return _refuse(f"{problem} See {' '.join(['conadv', *(error.command_chain or ())])} --help")
     except (AgreedError, ArithmeticError) as error:  # known to all ranks: bad input, a loss that is not finite
         if own_rank() == 0:
             say(f"error: {error}")
@@ -78,20 +82,22 @@ def train(
     recipe: Annotated[
         str | None,
         Parameter(
-            help="A TOML file, or a built-in recipe (see conadv recipes); none: digits, or defaults for --data.path."
+            help="A TOML file or a built-in recipe (see conadv recipes). none: digits, or defaults with --data.path."
         ),
     ] = None,
     /,
     *,
-    run: Annotated[Path | None, option("The folder to write; none: a new one under runs.", "DIR", names=_RUN)] = None,
+    run: Annotated[Path | None, option("The folder to write. none: a new one in runs.", "DIR", names=_RUN)] = None,
     resume: Annotated[Path | None, option("The folder of a run to resume, instead of a recipe.", "DIR")] = None,
     quiet: Annotated[bool, option("Print no progress.")] = False,
     json: Json = False,
-    **fields: str | list[str],
+    **fields: Field,
 ) -> None:
     """Train a model as described by a recipe.
 
     A flag changes one field of the recipe: conadv train digits --method recycled --attack.epsilon 8/255 --seed 1
+
+    A boolean flag without a value is true: --compile is --compile true, and --no-compile is --compile false.
     """
     if resume is None:
         chosen = config.load_recipe(recipe, dotted(fields))
@@ -114,7 +120,7 @@ def evaluate(
     epsilon: Annotated[str | None, option("Radius of the attack, a fraction of the pixel range.", "X", "4/255")] = None,
     steps: Annotated[str | None, option("Steps of the attack.", "N", "10")] = None,
     json: Json = False,
-    **fields: str | list[str],
+    **fields: Field,
 ) -> None:
     """Evaluate the newest checkpoint of a run."""
     if not robust and (epsilon is not None or steps is not None):
@@ -133,23 +139,23 @@ def analyze(
     run: Run,
     /,
     *,
-    images: Annotated[int, option("Images to measure on, of the training and of the test set.", "N", "512")] = 512,
-    eigenvalues: Annotated[int, option("Largest eigenvalues of the Hessian to find.", "N", "5")] = 5,
-    iterations: Annotated[int, option("Iterations of Lanczos, at the most.", "N", "60")] = 60,
-    probes: Annotated[int, option("Random vectors for the trace of the Hessian.", "N", "20")] = 20,
+    images: Annotated[int, option("How many training images, and test images, to measure on.", "N", "512")] = 512,
+    eigenvalues: Annotated[int, option("How many of the largest eigenvalues of the Hessian to compute.", "N", "5")] = 5,
+    iterations: Annotated[int, option("Maximum number of Lanczos iterations.", "N", "60")] = 60,
+    probes: Annotated[int, option("Random vectors to estimate the trace of the Hessian with.", "N", "20")] = 20,
     rho: Annotated[
-        float, option("Radius of the ball of weights that is searched for the worst loss.", "X", "0.05")
+        float, option("Radius around the weights within which to search for the highest loss.", "X", "0.05")
     ] = 0.05,
     epsilon: Annotated[
         str, option("Radius of PGD on test images, a fraction of the pixel range.", "X", "4/255")
     ] = "4/255",
-    steps: Annotated[int, option("Its steps.", "N", "10")] = 10,
-    again: Annotated[bool, option("Measure again what RUN/analysis.json has already.")] = False,
-    quiet: Annotated[bool, option("No progress.")] = False,
+    steps: Annotated[int, option("Steps of PGD.", "N", "10")] = 10,
+    again: Annotated[bool, option("Measure again what RUN/analysis.json already has.")] = False,
+    quiet: Annotated[bool, option("Print no progress.")] = False,
     json: Json = False,
-    **fields: str | list[str],
+    **fields: Field,
 ) -> None:
-    """Measure how sharp the minimum of a run is, and how robust its network, by BatchNorm branch (docs/theory.md)."""
+    """Measure the sharpness and the robustness of a trained network, for each BatchNorm branch (docs/theory.md)."""
     radius = replace(config.settings()["attack.epsilon"], key="epsilon").parse(epsilon)
     assert isinstance(radius, float)
     recipe = config.recipe_of_run(run, dotted(fields))
@@ -165,10 +171,10 @@ def export(
     out: Annotated[Path, Parameter(help="The file to write, NAME.safetensors.")],
     /,
     *,
-    raw: Annotated[bool, option("The weights themselves, even if the run keeps a moving average of them.")] = False,
+    raw: Annotated[bool, option("Export the weights themselves, not their moving average.")] = False,
     json: Json = False,
 ) -> None:
-    """Export the weights of a run for the plain model: their moving average, if the run keeps one."""
+    """Export the weights of a run for the original model; their moving average if the run keeps one."""
     if out.suffix != ".safetensors":
         raise ValueError(
             f"weights are written as safetensors, not {str(out)!r}: choose a name that ends in .safetensors"
@@ -201,7 +207,7 @@ def recipes(*, json: Json = False) -> None:
 
 
 def _app() -> App:
-    """The commands in the order of their help, with a flag for each field where a command takes fields of a recipe."""
+    """All commands; those that take fields of a recipe get one flag per field."""
     app = App(
         name="conadv",
         help="Concurrent adversarial learning: large-batch training that keeps its accuracy.",
@@ -232,7 +238,7 @@ def _app() -> App:
         "conadv.study.bench.command:bench",
         name="bench",
         sort_key=8,
-        help="Time candidates in turn: step (each method) or layout (roles on ranks); ratios with their spread.",
+        help="Measure the time of a step: of each method (step), or with roles on several ranks (layout).",
     )
     return app
 

@@ -1,17 +1,19 @@
-"""Flags of the command line: of commands, and of the fields of dataclasses, where a new field needs nothing here."""
+"""Flags of the command line, for commands and for the fields of dataclasses; a new field needs no change here."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import App, Group, Parameter
 
-from conadv.setting import Setting, descriptions, settings_of
+from conadv.setting import Setting, descriptions, settings_of, show
 
-_METAVARS = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
+_OPPOSITE = {"true": "false", "false": "true"}
 
 
 def option(
@@ -23,7 +25,7 @@ def option(
         text: its help.
         metavar: what the help calls its value.
         default: as the help shows it; None: not shown.
-        names: if it has others than that of its parameter.
+        names: its names, if not that of the parameter.
     """
     return Parameter(
         name=names, help=text, metavar=metavar, show_default=default or False, negative="", allow_leading_hyphen=True
@@ -33,30 +35,27 @@ def option(
 Json = Annotated[bool, option("Print one JSON object on standard output, and nothing else there.")]
 
 
-def flag(
-    setting: Setting, text: str, default: str | None, group: Group | None = None, *, switch: bool = False
-) -> inspect.Parameter:
+def flag(setting: Setting, text: str, default: str | None, group: Group) -> inspect.Parameter:
     """A keyword parameter for one field, None unless its flag is given.
 
     Args:
-        setting: the field. Its value stays text here: `Setting.parse` knows what is allowed.
+        setting: the field. A value that is not a bool stays text here: `Setting.parse` knows what is allowed.
         text: its help.
         default: as the help shows it; None: not shown.
         group: where the help lists it.
-        switch: the flag takes no value, and makes a bool true.
     """
     limits = ", ".join(setting.choices) or setting.rule.text
     option = Parameter(
         name=setting.flag,
         help=text + (f" ({limits})" if limits else ""),
-        metavar="NAME" if setting.choices else None if switch else _METAVARS[setting.kind],
+        metavar="NAME" if setting.choices else _METAVARS.get(setting.kind),
         show_default=default or False,
         group=group,
-        negative="",
+        negative="--no-" + setting.flag[2:] if setting.kind is bool else "",
         allow_leading_hyphen=setting.length is None,
         consume_multiple=setting.length is not None,
     )
-    kind: Any = bool if switch else str if setting.length is None else list[str]
+    kind: Any = bool if setting.kind is bool else str if setting.length is None else list[str]
     name = setting.key.replace(".", "__")
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
@@ -64,7 +63,7 @@ def flag(
 
 
 def with_flags(command: Callable[..., None], flags: Iterable[inspect.Parameter]) -> Callable[..., None]:
-    """The command, whose `**keywords` are replaced by these flags."""
+    """The command with its `**keywords` replaced by these flags."""
 
     def with_flags(*arguments: Any, **keywords: Any) -> None:
         command(*arguments, **keywords)
@@ -76,7 +75,7 @@ def with_flags(command: Callable[..., None], flags: Iterable[inspect.Parameter])
     return with_flags
 
 
-def flags_of(table: type[Any], groups: Mapping[str, str] | None = None) -> Iterator[inspect.Parameter]:
+def flags_of(table: type[Any], groups: Mapping[str, str]) -> Iterator[inspect.Parameter]:
     """A flag for each field of a dataclass; the text below a field is its help.
 
     Args:
@@ -85,13 +84,12 @@ def flags_of(table: type[Any], groups: Mapping[str, str] | None = None) -> Itera
     """
     own: type = table
     texts, defaults = descriptions(table.__module__), {field.name: field.default for field in fields(table)}
-    titles, group = dict(groups or {}), None
+    titles = list(groups.values())
+    title = titles[0]
     for setting in settings_of(own):
-        name = setting.key
-        if name in titles:
-            group = Group(titles[name], sort_key=1 + list(titles).index(name))
-        text, default = texts[f"{table.__name__}.{name}"], _shown(defaults[name])
-        yield flag(setting, text, default, group, switch=setting.kind is bool)
+        title = groups.get(setting.key, title)
+        group = Group(title, sort_key=1 + titles.index(title))
+        yield flag(setting, texts[f"{table.__name__}.{setting.key}"], _shown(defaults[setting.key]), group)
 
 
 def parse_flags(table: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +97,7 @@ def parse_flags(table: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     own: type = table
     settings = {setting.key: setting for setting in settings_of(own)}
     known = {name: value for name, value in given.items() if value is not None}
-    return {name: value if value is True else settings[name].parse(value) for name, value in known.items()}
+    return {name: value if isinstance(value, bool) else settings[name].parse(value) for name, value in known.items()}
 
 
 def _shown(default: Any) -> str | None:
@@ -108,3 +106,42 @@ def _shown(default: Any) -> str | None:
         return None
     items = default if isinstance(default, tuple) else (default,)
     return " ".join(f'"{item}"' if " " in str(item) else str(item) for item in items)
+
+
+def spell_out(app: App, words: Sequence[str], is_argument: Callable[[str], bool]) -> list[str]:
+    """Write out the value of each boolean flag, and check that every other flag has one.
+
+    --compile and --compile true become --compile=true, and --no-compile becomes --compile=false.
+
+    Args:
+        app: the commands.
+        words: of the command line.
+        is_argument: whether a word after a boolean field is an argument of the command, such as the name of a recipe.
+    """
+    _, (*_, command), _ = app.parse_commands(words)
+    if command.default_command is None or not {*app.help_flags, *app.version_flags}.isdisjoint(words):
+        return list(words)
+    flags = {name: one for one in command.assemble_argument_collection() for name in one.names if name[0] == "-"}
+    rest, found = deque(words), list[str]()
+    while rest and rest[0] != "--":
+        word = rest.popleft()
+        name, equals, value = word.partition("=")
+        flag, follows = flags.get(name), rest[0] if rest and not equals else ""
+        if flag and flag.hint in (bool, bool | None):
+            is_field = flag.hint is not bool
+            if follows.lower() in _OPPOSITE or (is_field and follows[:1] not in ("", "-") and not is_argument(follows)):
+                equals, value = "=", rest.popleft()
+            found.append(f"{flag.names[0]}={_boolean(name, value if equals else 'true', name in flag.negatives)}")
+        elif flag is None or equals:
+            found.append(word)
+        elif not rest or follows in flags or follows.startswith("--"):
+            raise ValueError(f"{name} needs a value, but {show(follows) if rest else 'nothing'} follows it")
+        else:
+            found += [word, rest.popleft()]
+    return [*found, *rest]
+
+
+def _boolean(name: str, value: str, negated: bool) -> str:
+    if value.lower() not in _OPPOSITE:
+        raise ValueError(f"{name} is {show(value)} but must be true or false; without a value it is true")
+    return _OPPOSITE[value.lower()] if negated else value.lower()

@@ -21,7 +21,7 @@ _BOXES = range(0x2500, 0x2580)
 
 
 def report(work: Callable[[], Mapping[str, object]], as_json: bool) -> None:
-    """Do the work and print the result; it is empty on ranks other than 0."""
+    """Do the work and print its result, which is empty on ranks other than 0."""
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         result = work()
     if not result:

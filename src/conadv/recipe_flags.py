@@ -1,4 +1,4 @@
-"""Flags for the fields of a recipe: a new field needs nothing here."""
+"""Flags for the fields of a recipe; a new field needs no change here."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from cyclopts import Group
 from conadv import config
 from conadv.flags import flag, with_flags
 
+# A value of a recipe as a flag gives it.
+Field = bool | str | list[str]
+
 
 def with_fields(command: Callable[..., None], defaults: Mapping[str, str]) -> Callable[..., None]:
-    """The command, whose `**fields` are now a flag for each of these fields of a recipe, by dotted key."""
+    """The command with its `**fields` replaced by one flag for each of these fields of a recipe, by dotted key."""
     settings = config.settings()
     whole = len(defaults) == len(settings)
     return with_flags(
@@ -23,8 +26,8 @@ def with_fields(command: Callable[..., None], defaults: Mapping[str, str]) -> Ca
     )
 
 
-def dotted(fields: Mapping[str, str | list[str]]) -> dict[str, str | list[str]]:
-    """The values of such flags by the dotted keys of their fields."""
+def dotted(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """The values of these flags by dotted key."""
     return {name.replace("__", "."): text for name, text in fields.items()}
 
 

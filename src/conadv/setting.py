@@ -77,7 +77,7 @@ class Setting:
 
     @property
     def wanted(self) -> str:
-        """What is allowed, in words."""
+        """What is allowed, for error messages."""
         words = f"one of {', '.join(self.choices)}" if self.choices else f"{_KINDS[self.kind]}, {self.rule.text}"
         words = words.removesuffix(", ") + (", or a share from 0% to 100%" if self.percent else "")
         return words + (", or none" if self.optional else "")
@@ -90,7 +90,7 @@ class Setting:
         return self.check([self._read(item) for part in texts for item in part.split(",")])
 
     def check(self, value: Any) -> Value:
-        """The value in its one form (a float field holds a float), or a ValueError that names the flag."""
+        """The value in its canonical form (a float field holds a float); ValueError, with the flag, if not allowed."""
         if self.optional and (value is None or value == "none"):
             return None
         if self.length is not None:
@@ -141,7 +141,7 @@ def settings_of(table: type[Any], prefix: str = "") -> tuple[Setting, ...]:
 
 
 def normalise(table: object, prefix: str = "") -> None:
-    """Check every setting of a frozen dataclass under construction, and bring it into its one form."""
+    """Check every setting of a frozen dataclass in `__post_init__`, and replace it by its canonical form."""
     own: type = type(table)
     for setting in settings_of(own, prefix):
         name = setting.key.removeprefix(prefix)
@@ -171,7 +171,7 @@ def show(value: object) -> str:
 
 
 def did_you_mean(value: object, known: Iterable[str]) -> str:
-    """The end of an error message: the known name that is nearest to what was given, if any is near."""
+    """The end of an error message: the most similar known name, if there is one."""
     nearest = difflib.get_close_matches(value, known, 1) if isinstance(value, str) else []
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
@@ -211,7 +211,7 @@ def _number(value: Any) -> Any:
 
 
 def _percent(value: Any) -> str | None:
-    """A share such as "30%" in its one form; None: the value is none."""
+    """A share such as "30%" in its canonical form; None: the value is not a share."""
     try:
         number = float(value[:-1]) if isinstance(value, str) and value.endswith("%") else math.nan
     except ValueError:

@@ -24,7 +24,7 @@ class Sink(Protocol):
     """A destination of metrics."""
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Take the metrics of one step.
+        """Log the metrics of one step.
 
         Args:
             step: counts from 0. The final evaluation comes with the number of steps taken.
@@ -32,7 +32,7 @@ class Sink(Protocol):
         """
 
     def close(self) -> None:
-        """Write what is left; nothing is logged afterwards."""
+        """Write everything that is still buffered. Called once, at the end."""
 
 
 class Csv:
@@ -40,7 +40,7 @@ class Csv:
 
     Args:
         folder: The folder of the run.
-        start: The step that the run starts or resumes at; rows from there on are written anew.
+        start: The step at which the run starts or resumes; rows from this step on are dropped.
         config: Unused.
     """
 
@@ -65,7 +65,7 @@ class Csv:
         self._file.close()
 
     def _kept(self, start: int | None) -> list[dict[str, Any]]:
-        """The rows before `start` of the file, whose columns become ours; a row that was cut off is left out."""
+        """The rows of the file before step `start`, without a truncated one. Takes over the columns of the file."""
         if not self._path.exists():
             return []
         with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
@@ -75,7 +75,7 @@ class Csv:
         return rows
 
     def _rewrite(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Replace the file, in one go, by one with the present columns."""
+        """Replace the file atomically by one with the current columns."""
         with replacing_path(self._path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
@@ -88,7 +88,7 @@ class TensorBoard:
 
     Args:
         folder: The folder of the run.
-        start: The step that the run starts or resumes at; TensorBoard hides what was logged from there on before.
+        start: The step at which the run starts or resumes; TensorBoard hides what was logged from this step on.
         config: Unused.
     """
 
@@ -162,5 +162,5 @@ def _is_whole(row: Mapping[str | Any, Any], start: int | None) -> bool:
 
 
 def _finite(metrics: Metrics) -> dict[str, float]:
-    """What can be plotted."""
+    """The metrics that can be plotted."""
     return {name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)}

@@ -17,16 +17,16 @@ _OUT = ("--out", "-o")
 
 
 def sweep(
-    study: Annotated[Path, Parameter(help="A TOML file: a base, arms and a grid.")],
+    study: Annotated[Path, Parameter(help="A study file (TOML): a base, arms and a grid.")],
     /,
     *,
     out: Annotated[Path | None, option("The folder to write.", "DIR", "runs/STUDY")] = None,
-    jobs: Annotated[int | None, option("Cells at a time.", "N", "as many as the cores allow")] = None,
+    jobs: Annotated[int | None, option("How many cells to run at a time.", "N", "as many as the cores allow")] = None,
     nice: Annotated[int, option("Niceness of the cells, from 0 to 19.", "N", "0")] = 0,
     quiet: Annotated[bool, option("Print no progress.")] = False,
     json: Json = False,
 ) -> None:
-    """Run the missing cells of a study, each as an ordinary run. A sweep that was stopped continues where it was."""
+    """Run the cells of a study as ordinary runs. Finished cells are skipped, and stopped ones are resumed."""
     from conadv.study.study_file import read_study
     from conadv.study.sweep import sweep as run_sweep
 
@@ -45,11 +45,12 @@ def report(
     /,
     *,
     out: Annotated[
-        Path | None, option("The page to write, with Markdown and figures.", "FILE.html", "DIR/report.html", _OUT)
+        Path | None,
+        option("The page to write; Markdown and figures go next to it.", "FILE.html", "DIR/report.html", _OUT),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write the results of a study as one HTML page that needs no network, and as Markdown."""
+    """Write the results of a study as one self-contained HTML page, and as Markdown."""
     from conadv.study.report import write_report
 
     _add_pictures(folder)
@@ -65,7 +66,7 @@ def timeline(
     ),
     json: Json = False,
 ) -> None:
-    """Draw what each rank does in one step: a row per rank, time to the right; several runs one below the other."""
+    """Draw what each rank does during one step: one row per rank, time from left to right, for one or more runs."""
     from conadv.study.timeline import draw_timeline, read_timeline
 
     report_result(lambda: draw_timeline([(run.name, read_timeline(run)) for run in runs], out), json)
@@ -77,7 +78,7 @@ def resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _add_pictures(folder: Path) -> None:
-    """Make the missing pictures of a study from its checkpoints; PyTorch is imported only if there are any to make."""
+    """Make the missing pictures of a study from its checkpoints; PyTorch is imported only if some are missing."""
     from conadv.study.results import without_pictures
 
     results = without_pictures(folder)

@@ -1,4 +1,4 @@
-"""TOML files that users write: read with bounded size, and everything that is wrong with one is a ValueError."""
+"""Read TOML files that users write, up to a maximum size. Anything wrong with one is a ValueError."""
 
 from __future__ import annotations
 

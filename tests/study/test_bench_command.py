@@ -8,6 +8,7 @@ import json
 import pytest
 
 from conadv import cli
+from conadv.setting import settings_of
 from conadv.study.bench import layout, step
 from conadv.study.bench.alternate import progress
 from conadv.study.bench.command import render
@@ -42,7 +43,7 @@ def stand_ins(monkeypatch):
         (["nothing"], "choose step or layout"),
         (["attack"], "python benchmarks/attack.py"),
         (["data"], "python benchmarks/data.py"),
-        (["step", "--rounds", "0"], "--rounds 0"),
+        (["step", "--rounds", "0"], "--rounds is 0 but must be from 1 to 1000000"),
         (["step", "--chunk-size", "0"], "change --chunk-size"),
         (["step", "--image-size", "0"], "change --image-size"),
         (["step", "--model", "resnet9"], "resnet9"),
@@ -107,6 +108,13 @@ def test_sizes_that_are_given_are_taken(stand_ins) -> None:
     words = ["--model", "resnet8", "--rounds", "3", "--width", "4", "--chunk-size", "6", "--image-size", "8"]
     assert cli.main(["bench", "step", *words, "--classes", "3"]) == 0
     assert stand_ins == [("step", Workload("resnet8", 4, 6, 8, 3), 3)]
+
+
+def test_help_teaches_every_size(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["bench", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"{setting.flag} " in text for setting in settings_of(Workload))
 
 
 def test_json_is_all_there_is_on_standard_output(capsys) -> None:

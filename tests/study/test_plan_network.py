@@ -2,14 +2,15 @@
 
 import math
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conadv.study.plan.network import (
-    ALGORITHMS,
     LINKS,
+    Algorithm,
     Link,
     Machine,
     all_reduce_seconds,
@@ -28,7 +29,7 @@ def test_a_message_takes_its_latency_and_its_bytes() -> None:
     assert Link(0.5, 100.0).transfer(200.0) == 2.5
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", get_args(Algorithm))
 def test_one_rank_reduces_nothing(algorithm) -> None:
     assert all_reduce_seconds(1e9, 1, Machine(8, 2, Link(1.0, 1.0), Link(1.0, 1.0)), algorithm) == 0
 
@@ -63,7 +64,7 @@ def test_auto_takes_the_faster_at_each_level() -> None:
     assert all_reduce_seconds(10.0, 256, machine) == expected
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", get_args(Algorithm))
 @given(machine=machines, ranks=st.integers(1, 200), size=st.floats(1, 1e9), factor=st.floats(1, 100))
 def test_more_never_takes_less_time(algorithm, machine, ranks, size, factor) -> None:
     def seconds(size: float, ranks: int, machine: Machine) -> float:

@@ -28,7 +28,7 @@ RESUMABLE = (
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 )  # fmt: skip
 
-# Fields that recipes did not always have. A run from before did what the default says, so its checkpoints still resume.
+# Fields added later. Runs from before behaved as the default says, so their checkpoints still resume.
 ADDED = (
     "ema", "rho", "twin_share", "attack.name", "attack.grid", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
     "data.mixup", "data.cutmix", "deterministic", "tf32", "compile", "together",
@@ -62,7 +62,7 @@ def flatten(recipe: Recipe) -> dict[str, Value]:
 
 
 def added_values() -> dict[str, Value]:
-    """The fields that recipes did not always have (`ADDED`), with the values that runs from before had."""
+    """The fields that were added later (`ADDED`), with the values that older runs stand for."""
     return {key: value for key, value in flatten(Recipe()).items() if key in ADDED}
 
 
@@ -131,12 +131,12 @@ def recipe_of_run(run: str | Path, overrides: Mapping[str, object] | None = None
 
 
 def sealed(text: str) -> str:
-    """The text of a config.toml with a first line that tells damage and edits from what a run wrote."""
+    """The text of a config.toml with its checksum as first line, so that damage and edits are detected."""
     return f"{_SEAL}{sha256(text.encode()).hexdigest()}\n{text}"
 
 
 def _check_seal(path: Path) -> None:
-    """Refuse a config.toml that is not what its run wrote; that of an older version has no seal, but every field."""
+    """Refuse a config.toml that was damaged or edited. Older versions wrote no checksum, but every field."""
     text, tables = read_toml(path)
     first, _, rest = text.partition("\n")
     if text != sealed(rest) if first.startswith(_SEAL) else "method" not in tables:
@@ -216,7 +216,7 @@ def _flat(tables: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _unknown(key: str) -> NoReturn:
-    """Names the nearest key, first by the last part alone: `lr` is meant to be `optimizer.lr`."""
+    """Suggest a similar key, first by its last part: for `lr`, `optimizer.lr`."""
     known = list(settings())
     same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2] and other != key]
     raise ValueError(f"unknown key {show(key)}" + did_you_mean(same[0] if same else key, known))
@@ -233,12 +233,12 @@ def _typed(overrides: Mapping[str, object]) -> dict[str, Value]:
 
 
 def _is_text(value: object) -> TypeGuard[str | list[str]]:
-    """Whether a value comes as flags do: a text, or a list of texts."""
+    """Whether a value is a string, or a list of strings, as flags give it."""
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
 
 
 def _combine(values: dict[str, Value], changes: dict[str, Value]) -> dict[str, Value]:
-    """Apply changes to values. If the method or the data set changes, the settings that belong to the old one go."""
+    """Apply changes to values. Settings of a method or data set that is replaced are dropped."""
     gone: set[str] = set()
     if changes.get("method", values.get("method", "conadv")) != values.get("method", "conadv"):
         gone = {"delay"}

@@ -140,8 +140,8 @@ class Data:
     mixup: Alpha = 0.0
     """Mix the images of a chunk, and their labels, in shares from Beta(mixup, mixup). 0: off."""
     cutmix: Alpha = 0.0
-    """Paste a box of another image of the chunk into each, of an area from Beta(cutmix, cutmix). 0: off. With mixup on
-    too, each chunk has one of the two."""
+    """Paste a box of another image of the chunk into each image, with an area from Beta(cutmix, cutmix). 0: off. With
+    mixup on too, each chunk gets one of the two."""
     views: Literal["one", "three"] = "one"
     """one: learn from augmented images and their twins. three: from clean, augmented and adversarial images, a third
     each, with a BatchNorm branch for each."""
@@ -209,7 +209,7 @@ class Recipe:
     """Seed of everything random: weights, order, augmentation, random starts of attacks."""
     layout: str | None = None
     """Which ranks of a lane do what, such as "clean | adv | attack" or, with counts, "3 clean | 3 adv | 2 attack".
-    auto: the layout of the method that fits the ranks and ends a step first. none: everything on each rank."""
+    auto: the fastest layout that fits the number of ranks. none: everything on each rank."""
     model: str = "auto"
     """A network by its name, timm:NAME or torchvision:NAME (with new weights), or your own as package.module:callable
     (as a flag only, never in a file). auto: resnet50 for images of 64 pixels or more, resnet20 for smaller ones."""
@@ -218,21 +218,20 @@ class Recipe:
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """Number format of the forward and backward passes; with bfloat16 the weights stay float32."""
     deterministic: bool = False
-    """Only kernels whose numbers are the same in every run, which on GPUs are slower. CPU runs repeat bit for bit
-    without it."""
+    """Use only deterministic kernels, which are slower on GPUs. CPU runs are deterministic without it."""
     tf32: bool = True
-    """On GPUs with tensor cores, multiply float32 numbers with 10 bits of their mantissa: several times as fast."""
+    """Use TF32 on GPUs with tensor cores: float32 products with 10 bits of mantissa, several times as fast."""
     compile: bool = False
-    """Compile the network's passes with torch.compile: one graph for each kind of pass, in the first two steps, which
-    take minutes for a large network. Evaluation is not compiled."""
+    """Compile forward and backward passes with torch.compile in the first two steps, which takes minutes for a large
+    network. Evaluation is not compiled."""
     together: bool = False
-    """Learn from the images and the twins of a chunk in one pass: fewer and larger kernels, for a device that a chunk
-    does not fill, and twice the memory. The same numbers to rounding; a model with dropout is refused."""
+    """Learn from the images and the twins of a chunk in one pass: faster on a device that one chunk does not fill, but
+    with twice the memory. The results are the same up to rounding. Not for models with dropout."""
     label_smoothing: BelowOne = 0.1
     """Label smoothing: share of the label spread evenly over all classes."""
     ema: BelowOne = 0.0
-    """Decay of an exponential moving average of the weights, which is evaluated and exported in their place. It reaches
-    back over about 1 / (1 - ema) steps, which should be far fewer than the run has. 0: none."""
+    """Decay of an exponential moving average of the weights, which is evaluated and exported instead of them. It covers
+    about the last 1 / (1 - ema) steps, which should be a small part of the run. 0: none."""
     threads: Annotated[int, within(1, 1024)] | None = None
     """CPU threads per rank. none: PyTorch's default."""
     timeout: Annotated[float, within(0.1, 1e7)] = 600.0
@@ -241,12 +240,12 @@ class Recipe:
     """Steps to profile after the first few: one Chrome trace per rank in RUN/traces, which Perfetto, TensorBoard and
     conadv timeline read. 0: none."""
     diagnose: Whole = 0
-    """Steps from one measurement of staleness to the next: stale twins against fresh ones, and the gradient norm, in
-    metrics.jsonl (docs/theory.md). It changes no number of the training. 0: none."""
+    """Steps between measurements of staleness: stale twins compared with fresh ones, and the gradient norm, in
+    metrics.jsonl (docs/theory.md). This does not change the training. 0: none."""
     eval_every: Whole = 0
     """Epochs between evaluations. 0: only at the end."""
     eval_train: Literal["sample", "all"] = "sample"
-    """Training images that an evaluation takes: a fixed sample, as many as there are test images, or all of them."""
+    """Training images to evaluate on: a fixed sample, as large as the test set, or all of them."""
     log: tuple[Annotated[str, OneOf(tuple(SINKS))], ...] | None = None
     """Where else to log metrics, separated by commas; metrics.jsonl is always written. tensorboard and wandb need
     pip install 'conadv[tensorboard]' or 'conadv[wandb]'; wandb is offline unless WANDB_MODE says otherwise."""

@@ -1,6 +1,6 @@
-"""Pictures for a report: images, the adversarial twins that a trained network's attack makes, and the difference.
+"""Pictures for a report: images, the twins that the attack generates with the trained network, and their difference.
 
-Reports are written without PyTorch, so the pictures are made here, once, and saved as gallery.json in the run folder.
+The report is written without PyTorch, so the pictures are made once, here, and saved as gallery.json in the run folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LARGEST_SIDE = 96  # pixels: enough for a page, and small enough to embed
 def add_galleries(
     folder: Path, results: Iterable[Result], load: Callable[[Path], Task], tell: Callable[[str], None]
 ) -> None:
-    """Write gallery.json for these runs of a study. A run that fails is reported to `tell` and skipped."""
+    """Write gallery.json for these runs of a study. If one fails, report it with `tell` and skip it."""
     for result in results:
         run = folder / "runs" / result.cell
         try:

@@ -1,4 +1,4 @@
-"""origin.json: the machines, versions, commits and days that the results of a study come from."""
+"""origin.json: the machines, versions, commits and dates of the results of a study."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 from conadv.machine import processor
 from conadv.trainer.files import write_atomically
 
-from .results import is_scalar, is_text, read_saved
+from .results import fits, read_saved
 
 FILE = "origin.json"
-_KEYS = {"date", "processor", "cores", "memory_gb", "system", "versions", "commit"}
+_SCALARS = ("date", "processor", "cores", "memory_gb", "system", "commit")
 
 
 def record_origin(folder: Path) -> str | None:
-    """Add this machine, its versions and our commit to the list, unless they are in it already.
+    """Add this machine, its versions and our commit to origin.json, unless they are already there.
 
     Returns:
-        The commit; None if this code does not run from a clone.
+        The commit; None if the code is not in a Git clone.
     """
     try:
         known = read_origins(folder)
@@ -43,16 +43,12 @@ def read_origins(folder: Path) -> list[dict[str, Any]]:
 
 
 def _checked(origins: Any) -> list[dict[str, Any]]:
-    if not isinstance(origins, list) or not all(map(_is_origin, origins)):
+    if not isinstance(origins, list):
         raise ValueError("not a list of origins")
-    return origins
-
-
-def _is_origin(entry: object) -> bool:
-    if not isinstance(entry, dict) or not entry.keys() >= _KEYS or not isinstance(entry["versions"], dict):
-        return False
-    facts = [entry[key] for key in _KEYS - {"versions"}] + list(entry["versions"].values())
-    return all(map(is_scalar, facts)) and all(map(is_text, entry["versions"]))
+    for origin in origins:
+        if not fits(origin["versions"], dict[str, Any]) or not all(fits(origin[key], Any) for key in _SCALARS):
+            raise ValueError("not an origin")
+    return list(origins)
 
 
 def _origin() -> dict[str, Any]:
@@ -76,7 +72,7 @@ def _memory_gb() -> float | None:
 
 
 def _commit() -> str | None:
-    """The commit of the clone that this code runs from, marked if its sources have changed; None: not a clone."""
+    """The commit of the clone with this code, marked if its sources have changed; None: not a clone."""
     here = Path(__file__).parent
     commit = _git(here, "rev-parse", "--short=12", "HEAD")
     changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", str(here.parent))

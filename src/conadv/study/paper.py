@@ -56,13 +56,3 @@ TOP1_BY_EPSILON: dict[tuple[str, int], tuple[float, ...]] = {
     (CONADV, 96): (74.6, 75.1, 75.1, 75.1, 75.3, 75.1, 75.1, 75.1, 75.3, 75.2, 75.1, 75.1),
     (CONADV_AUTOAUGMENT, 96): (75.8, 75.9, 75.8, 76.0, 76.0, 76.0, 76.0, 76.1, 76.2, 76.2, 76.0, 76.0),
 }
-
-
-def top1(method: str, batch: int) -> float:
-    """Accuracy in percent at a batch size given in thousands of images."""
-    return TOP1[method][BATCHES.index(batch)]
-
-
-def top1_without_adversary(method: str, batch: int) -> float:
-    """Accuracy in percent at epsilon 0: two branches and twice the images, but no perturbation."""
-    return TOP1_BY_EPSILON[method, batch][EPSILONS.index(0)]

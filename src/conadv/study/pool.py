@@ -1,4 +1,4 @@
-"""A pool of processes, each pinned to its own cores, which end when their parent ends."""
+"""A pool of processes, each pinned to its own cores. They are killed when their parent ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self.began
 
     @property
@@ -40,7 +40,7 @@ class Job:
 
 
 class Pool:
-    """At most `size` processes at a time, each pinned to `threads` cores, which they share if there are too few."""
+    """At most `size` processes at a time, each pinned to `threads` cores; with too few cores, they share them."""
 
     def __init__(self, size: int, threads: int, nice: int) -> None:
         cores = usable_cores()
@@ -91,7 +91,7 @@ class Pool:
 
 
 def _in_child(cores: set[int], nice: int, parent: int) -> Callable[[], None]:
-    """The function that a child calls before it executes its command."""
+    """The function that a child process calls before it runs its command."""
     library = ctypes.CDLL(None)
 
     def prepare() -> None:

@@ -6,9 +6,11 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeGuard, TypeVar
+from types import NoneType
+from typing import Any, NoReturn, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
 from conadv.trainer.files import write_atomically
 
@@ -37,9 +39,9 @@ class Result:
     summary: dict[str, Any] | None
     error: str | None
     command: str
-    """Repeats the cell."""
+    """The command that repeats the cell."""
     commit: str | None = None
-    """The commit at which the run ended; None: not known, or the run has not ended."""
+    """The commit of the code at the end of the run; None: unknown, or the run has not ended."""
 
     def metric(self, name: str) -> float | None:
         """A number of the summary; None if it is missing or was not finite."""
@@ -49,19 +51,9 @@ class Result:
 
 def result_of(cell: Cell, summary: dict[str, Any] | None, error: str | None, commit: str | None = None) -> Result:
     """What is known about a cell; `error` is kept only without a summary."""
-    return Result(
-        cell=cell.slug,
-        name=cell.name,
-        arm=cell.arm,
-        grids=list(cell.grids),
-        axes=cell.axes,
-        overrides=cell.overrides,
-        values=dict(cell.values),
-        summary=summary,
-        error=error if summary is None else None,
-        command=shlex.join(["conadv", "train", cell.recipe, *flags(cell.overrides)]),
-        commit=commit,
-    )
+    command = shlex.join(["conadv", "train", cell.recipe, *flags(cell.overrides)])
+    known = (cell.slug, cell.name, cell.arm, list(cell.grids), cell.axes, cell.overrides, dict(cell.values))
+    return Result(*known, summary, error if summary is None else None, command, commit)
 
 
 def write_results(folder: Path, results: Iterable[Result]) -> None:
@@ -106,6 +98,15 @@ def read_saved(path: Path, check: Callable[[Any], Known], missing: Known, advice
         raise ValueError(f"{str(path)!r} is damaged ({error}): {advice}") from None
 
 
+def keep(path: Path, found: Known, check: Callable[[Any], Known]) -> Known:
+    """Save what was found in the folders of the runs; if that is nothing, read what an earlier report saved."""
+    if not found:
+        return read_saved(path, check, found)
+    with suppress(OSError):
+        write_atomically(path, json.dumps(found) + "\n")
+    return found
+
+
 def last_error(text: str, otherwise: str = "") -> str:
     """The last error message in the output of a command, else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -119,41 +120,43 @@ def is_text(value: object) -> bool:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a parsed value is a finite number of a sensible size."""
+    """Whether a parsed value is a finite number, of at most 1e18."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
 
 
-def is_scalar(value: object) -> bool:
-    return value is None or isinstance(value, bool) or is_number(value) or is_text(value)
+def fits(value: object, hint: Any) -> bool:
+    """Whether a parsed value has this type: str, float, list[...], tuple[...], dict[str, ...] or a union.
+
+    Any is a scalar. A string must be valid UTF-8, and a number finite.
+    """
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is dict:
+        return isinstance(value, dict) and all(is_text(key) and fits(item, parts[1]) for key, item in value.items())
+    if kind is list:
+        return isinstance(value, list) and all(fits(item, parts[0]) for item in value)
+    if kind is tuple:
+        return isinstance(value, list) and len(value) == len(parts) and all(map(fits, value, parts))
+    if hint is Any:
+        parts = (str, float, bool, NoneType)
+    if parts:
+        return any(fits(value, part) for part in parts)
+    return is_text(value) if hint is str else is_number(value) if hint is float else isinstance(value, hint)
 
 
-def _mapping_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, dict) and all(map(is_text, value)) and all(map(check, value.values()))
-
-
-def _is_values(value: object) -> bool:
-    """A flat recipe with at least the settings that a report computes with."""
-    if not isinstance(value, dict) or not _mapping_of(is_scalar)(value):
+def _is_right(name: str, value: Any) -> bool:
+    """Whether a parsed field has its type; values must have at least the settings that a report needs."""
+    if not fits(value, _FIELDS[name]):
         return False
-    whole = all(type(value.get(key)) is int for key in ("seed", "batch_size", "chunk_size", "delay"))
-    numbers = all(is_number(value.get(key)) for key in ("optimizer.lr", "attack.epsilon"))
-    return whole and numbers and isinstance(value.get("method"), str)
+    if name == "cell":
+        return Path(value).name == value and "\0" not in value
+    if name == "values":
+        whole = all(type(value.get(key)) is int for key in ("seed", "batch_size", "chunk_size", "delay"))
+        numbers = all(is_number(value.get(key)) for key in ("optimizer.lr", "attack.epsilon"))
+        return whole and numbers and isinstance(value.get("method"), str)
+    return True
 
 
-_CHECKS: dict[str, Callable[[object], bool]] = {
-    "cell": lambda value: is_text(value) and Path(str(value)).name == value and "\0" not in str(value),
-    "name": is_text,
-    "arm": is_text,
-    "grids": lambda value: isinstance(value, list) and all(map(is_text, value)),
-    "axes": _mapping_of(is_text),
-    "overrides": _mapping_of(is_text),
-    "values": _is_values,
-    "summary": lambda value: value is None or _mapping_of(is_scalar)(value),
-    "error": lambda value: value is None or is_text(value),
-    "command": is_text,
-    "commit": lambda value: value is None or is_text(value),
-}
-assert list(_CHECKS) == [field.name for field in fields(Result)]
+_FIELDS = get_type_hints(Result)
 
 
 def _parse(line: str, place: str) -> Result:
@@ -161,9 +164,9 @@ def _parse(line: str, place: str) -> Result:
         entry = parse_json(line)
         if isinstance(entry, dict):
             entry = {"commit": None} | entry  # older files do not have it
-        if not isinstance(entry, dict) or entry.keys() != _CHECKS.keys():
+        if not isinstance(entry, dict) or entry.keys() != _FIELDS.keys():
             raise ValueError("not the fields of a cell")
-        wrong = [name for name, check in _CHECKS.items() if not check(entry[name])]
+        wrong = [name for name in _FIELDS if not _is_right(name, entry[name])]
         if wrong:
             raise ValueError(f"bad value of {wrong[0]!r}")
     except ValueError as error:
@@ -173,7 +176,7 @@ def _parse(line: str, place: str) -> Result:
 
 
 def read_summary(run: Path) -> dict[str, Any] | None:
-    """The summary of a run that has ended; None: there is none."""
+    """The summary of a run; None if the run has not ended."""
     path = run / "summary.json"
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
@@ -195,7 +198,7 @@ Member = TypeVar("Member", Cell, Result)
 
 
 def is_tuning(member: Cell | Result) -> bool:
-    """Whether a cell is only used to choose a learning rate: the names of all its grids start with "tun"."""
+    """Whether a cell only tunes the learning rate: the names of all its grids start with "tun"."""
     return all(map(is_tuning_grid, member.grids))
 
 
@@ -204,7 +207,7 @@ def is_tuning_grid(name: str) -> bool:
 
 
 def showcase(members: Iterable[Member]) -> dict[str, Member]:
-    """The cell that represents each arm: the first one that is not for tuning, else the first one."""
+    """The cell that represents each arm: the first that does not only tune, else the first."""
     chosen: dict[str, Member] = {}
     for member in members:
         if member.arm not in chosen or (is_tuning(chosen[member.arm]) and not is_tuning(member)):
@@ -213,7 +216,7 @@ def showcase(members: Iterable[Member]) -> dict[str, Member]:
 
 
 def without_pictures(folder: Path) -> list[Result]:
-    """The runs that should have a gallery, have none, and still have a checkpoint to make it from."""
+    """The runs whose gallery is missing and can be made, because they still have a checkpoint."""
     return [
         result
         for result in showcase(read_results(folder)).values()

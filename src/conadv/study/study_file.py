@@ -1,8 +1,8 @@
-"""Study files: TOML that describes many runs, the cells: every combination of an arm and a point of a grid.
+"""Study files: TOML that describes many runs (cells), one for each combination of an arm and a grid point.
 
     title, about, conclusions texts for the report
     keep_checkpoints          true: keep the checkpoints of all cells
-    timed                     false: the report leaves out times, since other work ran beside the cells
+    timed                     false: the report leaves out times, because other work ran at the same time
     [base]                    recipe = "digits", and values for all cells
     [[arm]]                   name = "delay 2", and values for the cells of this arm; without arms: one per method
     [arm.grid]                more axes for this arm only, or other values on a common axis
@@ -54,7 +54,7 @@ class Cell:
     """Name of its folder; unique among cells with different results."""
     arm: str
     grids: tuple[str, ...]
-    """The grids that it belongs to; an only grid is called "main"."""
+    """The grids that it belongs to; a single grid is called "main"."""
     axes: dict[str, str]
     """The values that the grids vary, by dotted key."""
     recipe: str
@@ -73,7 +73,6 @@ class Cell:
 class Study:
     """A study file, read and checked."""
 
-    path: Path
     text: str
     title: str
     keep_checkpoints: bool
@@ -82,7 +81,7 @@ class Study:
 
 @dataclass(frozen=True)
 class _Arm:
-    """One of the things that a study compares: overrides, and axes of its own."""
+    """An arm of a study: overrides, and its own axes."""
 
     name: str
     """Empty: the name of the method."""
@@ -104,7 +103,7 @@ def read_study(path: Path, resolve: Resolve) -> Study:
         if (path.parent / recipe).is_file():
             recipe = str(path.parent / recipe)
         cells = _expand(recipe, overrides, _arms(tables.get("arm", [])), _grids(tables.get("grid", {})), resolve)
-        return Study(path, text, texts["title"] or path.stem, _typed(tables, "keep_checkpoints", bool, False), cells)
+        return Study(text, texts["title"] or path.stem, _typed(tables, "keep_checkpoints", bool, False), cells)
     except FileNotFoundError:
         raise ValueError(f"study {str(path)!r}: no such file; pass a TOML file") from None
     except (ValueError, RecursionError) as error:
@@ -172,7 +171,7 @@ def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str
     arm = arm or str(values["method"])
     axes = {key: value for key, value in axes.items() if (key, value) != ("method", arm)}
     words = slugged("-".join([arm, *(f"{short(key)}{value}" for key, value in axes.items())]))
-    # A hash of the overrides, so that a changed study does not reuse cells of the old one.
+    # A hash of the overrides, so that a changed study does not reuse the old cells.
     numbers = {key: text for key, text in overrides.items() if key not in NUMBERLESS}
     digest = hashlib.sha256(json.dumps([Path(recipe).name, numbers], sort_keys=True).encode()).hexdigest()
     return Cell(f"{words[:_LONGEST_WORDS]}-{digest[:6]}", arm, (grid,), axes, recipe, overrides, values)

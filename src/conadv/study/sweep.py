@@ -1,5 +1,5 @@
 """Run the cells of a study in parallel, each as an ordinary run in its own process. Finished cells are never repeated:
-a cell is finished if its run folder has a summary, or if it has no run folder, but results.jsonl has its values.
+a cell is finished if its run folder has a summary, or if it has no run folder but a result in results.jsonl.
 
 DIR/  study.toml   results.jsonl   origin.json   runs/SLUG/ (run folders)   logs/SLUG.txt
 """
@@ -105,7 +105,7 @@ class Sweep:
 
 
 class Earlier:
-    """The lines of results.jsonl that an earlier sweep wrote, or that were copied here."""
+    """The lines of an existing results.jsonl."""
 
     def __init__(self, folder: Path, added: Mapping[str, Any]) -> None:
         self._lines = read_results(folder) if (folder / FILE).exists() else []
@@ -113,7 +113,7 @@ class Earlier:
         self._done = {identity_of({**added, **line.values}): line for line in self._lines if line.summary is not None}
 
     def result(self, cell: Cell, home: Path) -> Result:
-        """What is known of a cell: from its run folder, else from a finished line with the same values."""
+        """The result of a cell: from its run folder, else from a finished line with the same values."""
         summary, same, own = read_summary(home), self._done.get(identity_of(cell.values)), self._by_cell.get(cell.slug)
         if same and summary is None and not (home / "config.toml").exists():
             return result_of(cell, same.summary, None, same.commit)
@@ -142,7 +142,7 @@ def sweep(
 ) -> dict[str, Any]:
     """Run the missing cells of a study, and return what `conadv sweep` prints.
 
-    `added` are fields that recipes did not always have, with the values that older results stand for.
+    `added` are recipe fields that were added later, with the values that older results stand for.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs} but must be 1 or more: change --jobs")
@@ -215,9 +215,9 @@ def _took(lock: int) -> bool:
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Collect the first SIGTERM or SIGINT in a list; a second one has its usual effect.
+    """Collect the first SIGTERM or SIGINT in a list; a second one has its default effect.
 
-    There is no listener thread as in a run, because processes are forked here.
+    Unlike in a run, there is no listener thread, because processes are forked here.
     """
     signals: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -1,4 +1,4 @@
-"""Profiled runs, and the profile of a run as one picture: a row per rank, time to the right, one step marked."""
+"""Profile runs, and draw the profile of a step: one row per rank, time from left to right."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LARGEST_TRACE = 2**30
 
 @dataclass(frozen=True)
 class Span:
-    """What a rank did from `start` to `end`, in milliseconds."""
+    """Something that a rank did from `start` to `end`, in milliseconds."""
 
     name: str
     start: float
@@ -78,7 +78,7 @@ def read_timeline(run: Path) -> Timeline:
 
 
 def draw_timeline(timelines: Sequence[tuple[str, Timeline]], out: Path) -> dict[str, object]:
-    """Draw a typical step of some runs, with their titles, one below the other on one scale, as .svg, .png or .pdf."""
+    """Draw a typical step of each run, with its title, below each other on one time scale, as .svg, .png or .pdf."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -92,7 +92,7 @@ def draw_timeline(timelines: Sequence[tuple[str, Timeline]], out: Path) -> dict[
 
 
 def draw_steps(figure: Any, timelines: Sequence[tuple[str, Timeline]]) -> list[float]:
-    """Draw the same into a figure of matplotlib, or a part of one; returns the milliseconds of each step."""
+    """Draw the steps into a matplotlib figure or subfigure, and return the milliseconds of each."""
     from matplotlib.patches import Patch
 
     lengths = [_step_end(timeline) for _, timeline in timelines]
@@ -108,7 +108,7 @@ def draw_steps(figure: Any, timelines: Sequence[tuple[str, Timeline]]) -> list[f
 
 
 def _draw_ranks(axis: Any, timeline: Timeline, length: float, longest: float) -> None:
-    """A row per rank; lines mark the start and the end of the step."""
+    """One row per rank; vertical lines mark the start and the end of the step."""
     for row, spans in enumerate(timeline.values()):
         for one in spans:
             if one.name in COLOURS and one.end > -0.1 * longest and one.start < 1.1 * longest:
@@ -139,11 +139,11 @@ def _spans(path: Path) -> list[Span]:
         document = json.loads(read_bounded(path, _LARGEST_TRACE))
         base = float(document.get("baseTimeNanoseconds", 0)) / 1e6
         events = [event for event in document["traceEvents"] if event.get("cat") == "user_annotation"]
-        ours = [event for event in events if str(event.get("name", "")).startswith(PREFIX)]
-        starts = [base + event["ts"] / 1e3 for event in ours]
-        ends = [base + (event["ts"] + event["dur"]) / 1e3 for event in ours]
-        names = [event["name"].removeprefix(PREFIX) for event in ours]
-        found = list(map(Span, names, starts, ends))
+        found = [
+            Span(name.removeprefix(PREFIX), base + event["ts"] / 1e3, base + (event["ts"] + event["dur"]) / 1e3)
+            for event in events
+            if (name := str(event.get("name", ""))).startswith(PREFIX)
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ValueError(f"{path} is not a trace that conadv train --profile wrote: profile the run again") from None
     if not any(one.name == STEP for one in found):
@@ -152,7 +152,7 @@ def _spans(path: Path) -> list[Span]:
 
 
 def _typical_start(spans: Timeline) -> float:
-    """When the last rank begins the step of median length; ranks are compared by how many steps came after."""
+    """When the last rank starts the step of median length. Steps are matched between ranks by counting from the end."""
     steps = {rank: sorted((one.start, one.end) for one in own if one.name == STEP) for rank, own in spans.items()}
     last = range(-min(map(len, steps.values())), 0)
     begun = [max(own[number][0] for own in steps.values()) for number in last]
@@ -162,6 +162,6 @@ def _typical_start(spans: Timeline) -> float:
 
 
 def _step_end(timeline: Timeline) -> float:
-    """The end, on the rank that takes longest, of the step that every rank has begun by time 0."""
+    """The end, on the slowest rank, of the step that every rank has started by time 0."""
     steps = ([one for one in spans if one.name == STEP and one.start <= 0] for spans in timeline.values())
     return max(max(own, key=lambda one: one.start).end for own in steps)

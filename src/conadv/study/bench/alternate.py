@@ -1,4 +1,4 @@
-"""Candidates timed in turn within one process, so that a slow phase of the machine slows them all.
+"""Time candidates alternately in one process, so that a slow phase of the machine slows all of them.
 
 round 1: A B C     round 2: B C A     round 3: C A B     ...     one ratio per round, then the median of the ratios
 """
@@ -30,7 +30,7 @@ class Lap(NamedTuple):
 # Runs once, and returns how long it took.
 Candidate = Callable[[], Lap]
 Laps = dict[str, list[Lap]]
-# Called after each round, warm-up included: how many are done, and of how many.
+# Called after each round, including warm-up, with the number of rounds done and their total.
 Tell = Callable[[int, int], None]
 
 
@@ -39,7 +39,7 @@ def silent(done: int, total: int) -> None:
 
 
 def progress(label: str, stream: TextIO | None = None) -> Tell:
-    """Show the rounds of one measurement after the other, and the seconds that are left."""
+    """Show a progress bar for the rounds of each measurement, with the remaining seconds."""
     bar: ProgressBar | None = None
     began = 0.0
 
@@ -58,7 +58,7 @@ def progress(label: str, stream: TextIO | None = None) -> Tell:
 
 
 def clock() -> Lap:
-    """Both clocks, once all work on the device of this process is done."""
+    """Read both clocks, after all work on the device of this process is done."""
     if own_device().type == "cuda":
         torch.cuda.synchronize(own_device())
     return Lap(time.perf_counter(), time.process_time())
@@ -73,7 +73,7 @@ def alternate(
     tell: Tell = silent,
     clock: Callable[[], Lap] = clock,
 ) -> Laps:
-    """The laps of each candidate, one per round, after `warmup` rounds that are not counted.
+    """Time each candidate once per round, after `warmup` rounds that are not counted.
 
     `prepare` is called before each lap, and not timed.
     """
@@ -93,7 +93,7 @@ def time_run(run: Callable[[], object], clock: Callable[[], Lap] = clock) -> Lap
 
 
 def in_turn(candidates: Mapping[str, Candidate], rounds: int, *, warmup: int = 1, tell: Tell = silent) -> Laps:
-    """As `alternate`, for candidates that time themselves."""
+    """Like `alternate`, for candidates that time themselves."""
     laps: Laps = {name: [] for name in candidates}
     with _no_garbage_collection():
         for number in range(warmup + rounds):
@@ -106,14 +106,14 @@ def in_turn(candidates: Mapping[str, Candidate], rounds: int, *, warmup: int = 1
 
 
 def rotated(items: Sequence[_Item], by: int) -> list[_Item]:
-    """The items in their order, starting with another one, so that none is always first."""
+    """The items rotated by some places, so that none is always first."""
     start = by % max(1, len(items))
     return [*items[start:], *items[:start]]
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection would be charged to the candidate that happens to run."""
+    """Switch off garbage collection: its time would count for whichever candidate is running."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

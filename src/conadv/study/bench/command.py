@@ -1,20 +1,20 @@
-"""`conadv bench`: a flag for each size, the benchmarks by name, and what is printed."""
+"""`conadv bench`: its flags, the benchmarks by name, and the printed tables."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
+from json import dumps
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from cyclopts import Parameter
 
-from conadv.flags import flags_of, parse_flags, with_flags
+from conadv.flags import Json, flags_of, parse_flags, with_flags
 from conadv.machine import processor, usable_cores
 from conadv.setting import did_you_mean
 from conadv.study.plan.table import columns
@@ -27,9 +27,9 @@ from .ranks import one_core
 from .result import Findings
 from .workload import Workload
 
-_WHICH = """What to measure; none: both, one after the other.
-step: each method against vanilla, vanilla against the plainest loop, and the passes that conadv plan reads.
-layout: roles on ranks of their own against vanilla on as many."""
+_WHICH = """What to measure. none: both, one after the other.
+step: each method against vanilla, vanilla against a plain PyTorch loop, and the times that conadv plan reads.
+layout: roles on separate ranks against vanilla on as many ranks."""
 _RATIOS = (
     *("benchmark", "ratio of times", "median", "10 %", "90 %", "median within", "n", "by work", "by flops"),
     *("goal", ""),
@@ -49,20 +49,18 @@ class Measurement(NamedTuple):
     """A dataclass, which is printed with the results."""
     rounds: int
     one_core: bool = True
-    """Whether all of it runs in this process."""
+    """Whether it runs entirely in this process."""
 
 
 def bench_command(
     which: Annotated[str | None, Parameter(help=_WHICH)] = None,
     /,
     *,
-    rounds: Annotated[int | None, Parameter(help="How often each candidate is timed; none: about a minute.")] = None,
-    json_: Annotated[
-        bool, Parameter(name="--json", help="Print one JSON object.", negative="", show_default=False)
-    ] = False,
+    rounds: Annotated[int | None, Parameter(help="How often each candidate is timed. none: about a minute.")] = None,
+    json: Json = False,
     **sizes: Any,
 ) -> None:
-    """Time candidates in turn, on one core each, and print by which ratio they differ, with the spread."""
+    """Time candidates alternately, on one core each, and print the ratios of their times with percentiles."""
     workload = Workload(**parse_flags(Workload, sizes))
     known = {
         "step": Measurement(step.measure, workload, rounds or step.ROUNDS),
@@ -73,16 +71,16 @@ def bench_command(
     if which is not None and which not in known:
         raise ValueError(f"unknown benchmark {which!r}: choose step or layout" + did_you_mean(which, known))
     if rounds is not None and not 1 <= rounds <= _MOST_ROUNDS:
-        raise ValueError(f"--rounds {rounds}: take from 1 to {_MOST_ROUNDS}")
+        raise ValueError(f"--rounds is {rounds} but must be from 1 to {_MOST_ROUNDS}")
     check_output(workload.build(), workload.shape, workload.classes)
-    report(known if which is None else {which: known[which]}, json_)
+    report(known if which is None else {which: known[which]}, json)
 
 
 def report(measurements: Mapping[str, Measurement], as_json: bool) -> None:
     """Run benchmarks and print what they found: a table, or one JSON object."""
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         document = _run(measurements)
-    print(json.dumps(document, default=str) if as_json else render(document))
+    print(dumps(document, default=str) if as_json else render(document))
 
 
 def _run(measurements: Mapping[str, Measurement]) -> dict[str, Any]:
@@ -100,7 +98,7 @@ def _run(measurements: Mapping[str, Measurement]) -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    """What a number depends on besides our code; the load shows whether anything else was running."""
+    """What the times depend on besides our code; the load shows whether anything else was running."""
     return {
         "processor": processor(),
         "cores": len(usable_cores()),
@@ -143,4 +141,4 @@ def _time(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return entry["benchmark"], entry["name"] + " per image" * per_image, *numbers, str(entry["n"])
 
 
-bench = with_flags(bench_command, flags_of(Workload))
+bench = with_flags(bench_command, flags_of(Workload, {"model": "What is computed"}))

@@ -1,10 +1,10 @@
-"""Contenders: methods in layouts, timed in turn on the same ranks, one block of steps each.
+"""Contenders: methods in layouts, timed alternately on the same ranks, one block of steps at a time.
 
-Between two blocks the ranks meet at a barrier; a rank without a part in a block sleeps there. The first step of a
-block is not timed: after it, twins are on their way as in a run.
+There is a barrier between blocks, where a rank that takes no part in a block waits. The first step of a block is not
+timed; after it, twins are in flight as in a run.
 
 together  on all ranks, as in a run
-beside    on each rank for itself: what the cores cost each other
+beside    on each rank independently: how much the cores slow each other down
 alone     on rank 0, while the others sleep
 """
 
@@ -45,7 +45,7 @@ _WARMUP = 1
 
 @dataclass(frozen=True)
 class Contender:
-    """What a block of steps does on all ranks."""
+    """A method in a layout, and which ranks run it."""
 
     name: str
     method: str
@@ -55,7 +55,7 @@ class Contender:
     chunks: int = 1
     """Chunks per lane."""
     share: str = "1"
-    """The part of them that has twins."""
+    """The share of the chunks that have twins."""
 
     @property
     def lane(self) -> Layout:
@@ -64,19 +64,19 @@ class Contender:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank does for a contender: a step to take, and messages to wait for at the end."""
+    """What one rank does for a contender: its step, and a hand-off to drain at the end."""
 
     step: Callable[[], None]
     handoff: RankHandoff | None = None
 
 
 def block_steps(rounds: int) -> int:
-    """Steps that a contender takes in all."""
+    """Total number of steps of a contender."""
     return (_WARMUP + rounds) * (1 + STEPS)
 
 
 def take_turns(shares: Mapping[str, Share | None], rounds: int, world: World) -> dict[str, dict[str, list[float]]]:
-    """Seconds per step of the slowest rank, by contender and round: "wall" time, and the processor time of "work"."""
+    """Seconds per step of the slowest rank, by contender and round, as wall time ("wall") and CPU time ("work")."""
     tell = progress(f"layout on {world.size} ranks") if world.is_main else silent
     blocks = {name: _block(share, world) for name, share in shares.items()}
     laps = in_turn(blocks, rounds, warmup=_WARMUP, tell=tell)
@@ -90,7 +90,7 @@ def take_turns(shares: Mapping[str, Share | None], rounds: int, world: World) ->
 
 
 def build_share(contender: Contender, workload: Workload, world: World, steps: int) -> Share | None:
-    """The part of this rank in `steps` steps of a contender; None: it sleeps."""
+    """What this rank does in `steps` steps of a contender; None: nothing."""
     if contender.ranks == "alone" and not world.is_main:
         return None
     if contender.ranks != "together":
@@ -148,12 +148,12 @@ def repeated(step: Callable[[], None], times: int) -> Callable[[], None]:
 
 
 def wire(workload: Workload) -> Wire:
-    """Twins as bytes, which loses nothing since no attack starts between them."""
+    """Twins as bytes, which is exact because no attack has a random start."""
     return Wire(workload.chunk_size, workload.shape, torch.float32, as_bytes=True)
 
 
 def slowest(laps: Laps, world: World, clock: Callable[[Lap], float]) -> dict[str, torch.Tensor]:
-    """Seconds by round, in each those of the rank that took longest."""
+    """Seconds of the slowest rank, by round."""
     own = torch.tensor([list(map(clock, rounds)) for rounds in laps.values()], dtype=torch.float64)
     return dict(zip(laps, gathered(own, world).amax(dim=0), strict=True))
 
@@ -170,7 +170,7 @@ def _block(share: Share | None, world: World) -> Candidate:
 
 
 def gathered(own: torch.Tensor, world: World) -> torch.Tensor:
-    """What each rank has, by rank: a sum in which every other rank has zeros."""
+    """The tensors of all ranks, stacked: an all_reduce in which the other ranks contribute zeros."""
     everyone = own.new_zeros((world.size, *own.shape), device=world.device)
     everyone[world.rank] = own
     return world.all_reduce(everyone).cpu()

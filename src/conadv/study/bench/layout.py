@@ -1,7 +1,7 @@
-"""What a layout costs: methods with roles on ranks of their own against vanilla, each rank on its own core or GPU.
+"""The time of layouts: methods with their roles on separate ranks against vanilla, each rank on its own core or GPU.
 
-A lane has one rank per role, or several that share it. Lanes of the second kind for which the machine is too small are
-composed: a step is the longest of the times that the ranks of each role take alone, without any exchange.
+A lane has one or more ranks per role. If the machine is too small for a lane with several, its step is composed: each
+role runs alone, without communication, and the slowest one determines the step.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _NOTES = (
 # Steps of a role per lap: with twins of a quarter of the chunks, a rank may generate some in every fourth step only.
 _STEPS = 4
 Seconds = Mapping[str, Sequence[float]]
-"""A step of each contender, one value per round."""
+"""Seconds of a step of each contender, one value per round."""
 
 
 def _lane(name: str, method: str, layout: str, share: str = "1") -> Contender:
-    """One lane with the fewest chunks that its ranks can share."""
+    """One lane with the fewest chunks that can be divided among its ranks."""
     chunks = Layout.lane_of(layout, METHODS[method].duties).smallest(TwinShare.from_number(share).of)
     return Contender(name, method, layout, chunks=chunks, share=share)
 
@@ -54,7 +54,7 @@ LANES = (
 
 
 def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
-    """The step of each lane, divided by vanilla's; the ranks show their progress themselves."""
+    """The step time of each lane divided by vanilla's. Ranks show their own progress."""
     sizes = sorted({*map(_width, OVERLAPPED), *(one.lane.world_size for one in LANES)})
     found = {
         size: run_ranks(["conadv.study.bench.layout:together"], size, workload, rounds)[0]
@@ -92,7 +92,7 @@ def together(workload: Workload, rounds: int, world: World) -> dict[str, dict[st
 
 
 def contenders(size: int) -> list[Contender]:
-    """The methods of which a lane has one rank per role and `size` ranks, and vanilla; empty: there are none."""
+    """The methods whose lane, with one rank per role, has `size` ranks, and vanilla; empty if there are none."""
     methods = [Contender(method, method, OVERLAPPED[method]) for method in of_width(size)]
     vanilla = [
         Contender("vanilla-1", "vanilla", ranks="alone"),
@@ -103,7 +103,7 @@ def contenders(size: int) -> list[Contender]:
 
 
 def of_width(size: int) -> list[str]:
-    """The methods of which one lane has `size` ranks."""
+    """The methods whose lane has `size` ranks."""
     return [method for method in OVERLAPPED if _width(method) == size]
 
 
@@ -120,7 +120,7 @@ def measured_ratios(size: int, wall: Seconds, work: Seconds) -> list[Result]:
 
 
 def pairs(size: int) -> list[tuple[str, str]]:
-    """What is compared on `size` ranks: each method with vanilla on as many and on one, and vanilla with itself."""
+    """The comparisons on `size` ranks: each method with vanilla on `size` ranks and on one, and vanilla with itself."""
     bases = dict.fromkeys((f"vanilla-{size}", "vanilla-1"))
     found = [(method, base) for method in of_width(size) for base in bases]
     return [*found, (f"vanilla-{size}", "vanilla-1")] if found and size > 1 else found
@@ -136,13 +136,13 @@ def ratio(seconds: Seconds, first: str, second: str, composed: bool, work: float
 
 
 def vanilla_of(lane: Contender) -> Contender:
-    """Vanilla on one rank, with the chunks of one rank of the lane that learns from images."""
+    """Vanilla on one rank, with as many chunks as a clean rank of the lane."""
     place = lane.lane.place(lane.lane.ranks(0, METHODS["vanilla"].duties)[0], lane.chunks)
     return Contender(f"{lane.name} vanilla", "vanilla", ranks="alone", chunks=place.chunks or 1)
 
 
 def compose(lanes: Sequence[Contender], workload: Workload, rounds: int, tell: Tell) -> dict[str, list[float]]:
-    """Seconds per step of lanes and their vanilla, round by round, from the time of one rank of each role alone."""
+    """Seconds per step of lanes and their vanilla, by round, composed from one rank of each role running alone."""
     everyone = [*lanes, *map(vanilla_of, lanes)]
     ranks = {one.name: [one.lane.roles.index(role) for role in one.lane.counts] for one in everyone}
     runs = {f"{one.name} {rank}": role_alone(one, rank, workload) for one in everyone for rank in ranks[one.name]}
@@ -154,7 +154,7 @@ def compose(lanes: Sequence[Contender], workload: Workload, rounds: int, tell: T
 
 
 def role_alone(lane: Contender, rank: int, workload: Workload, steps: int = _STEPS) -> Callable[[], None]:
-    """What one rank of a lane does in a few steps, in a process of its own that exchanges nothing."""
+    """A few steps of one rank of a lane, without communication."""
     place = lane.lane.place(rank, lane.chunks)
     model = workload.build(lane.method)
     handoff = Echo(wire(workload), workload) if lane.lane.hands_over else None
@@ -163,7 +163,7 @@ def role_alone(lane: Contender, rank: int, workload: Workload, steps: int = _STE
 
 
 class Echo:
-    """A hand-off without another side: it packs what it is given, and unpacks a message that it always has."""
+    """A hand-off without a peer: `put` packs a twin and discards it, `take` unpacks always the same message."""
 
     def __init__(self, wire: Wire, workload: Workload) -> None:
         self._wire = wire

@@ -1,4 +1,4 @@
-"""Ranks of a benchmark: processes of their own, each on its own GPU, or its own core as far as there are any.
+"""Ranks of a benchmark: one process each, on a GPU or core of its own if there are enough.
 
 torchrun ... -m conadv.study.bench.ranks TASK.json OUT.json
 """
@@ -31,13 +31,13 @@ _TIMEOUT = 1800.0
 
 
 def places() -> int:
-    """How many ranks can have a GPU, or without GPUs a core, of their own."""
+    """The number of GPUs, or of usable cores if there is no GPU."""
     return torch.cuda.device_count() if torch.cuda.is_available() else len(usable_cores())
 
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Within, this process works with one thread on its last core; the first one also serves most interrupts."""
+    """Run with one thread on the last core, because the first one serves most interrupts."""
     threads, before = torch.get_num_threads(), usable_cores()
     torch.set_num_threads(1)
     _keep_to(before[-1:])
@@ -49,9 +49,9 @@ def one_core() -> Iterator[None]:
 
 
 def run_ranks(tasks: Sequence[str], size: int, workload: Workload, rounds: int) -> list[Any]:
-    """Run functions, named as module:name, on `size` ranks; returns what each returned on rank 0.
+    """Run functions, given as module:name, on `size` ranks, and return their results from rank 0.
 
-    Each is called with the workload, the rounds and the world of the rank.
+    Each is called with the workload, the number of rounds and the world.
     """
     with TemporaryDirectory(prefix="conadv-bench-") as folder:
         task, out = Path(folder, "task.json"), Path(folder, "out.json")
@@ -82,7 +82,7 @@ def main(task_file: Path, out: Path) -> None:
 
 
 def _keep_to(cores: Sequence[int]) -> None:
-    """Use these cores only, where the system lets a process choose; threads that are started later do too."""
+    """Pin this process, and threads that it starts later, to these cores (Linux only)."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, cores)
 

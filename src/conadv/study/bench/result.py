@@ -18,15 +18,15 @@ Unit = Literal["ratio", "seconds", "seconds_per_image"]
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of the rounds, how they scatter, and how sure the median is."""
+    """The median of the rounds, their percentiles, and a confidence interval of the median."""
 
     median: float
     low: float
     """The 10th percentile of the rounds."""
     high: float
-    """The 90th."""
+    """The 90th percentile."""
     median_low: float
-    """With `median_high`: a 95 % confidence interval of the median, whatever the distribution; less below 6 rounds."""
+    """With `median_high`: a distribution-free 95 % confidence interval of the median; less than 95 % below 6 rounds."""
     median_high: float
     n: int
 
@@ -51,7 +51,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a ratio should be: at most, or at least, a limit."""
+    """A target for a ratio: at most, or at least, a limit."""
 
     relation: Literal["≤", "≥"]
     limit: float
@@ -65,7 +65,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Result:
-    """A ratio of two times, by the clock that the benchmark names, or a time."""
+    """A ratio of two times, or a time."""
 
     name: str
     """FIRST/SECOND of a ratio; of a time, a name that `conadv plan --measured` may know."""
@@ -73,13 +73,13 @@ class Result:
     goal: Goal | None = None
     unit: Unit = "ratio"
     wall: float | None = None
-    """By wall time, where the ratio is one of processor times."""
+    """The ratio of wall times, if `spread` is that of CPU times."""
     work: float | None = None
-    """By processor time of the busiest rank, where the ratio is one of wall times: without any waiting."""
+    """The ratio of CPU times of the busiest rank, without waiting, if `spread` is that of wall times."""
     flops: float | None = None
-    """The ratio of counted operations."""
+    """The ratio of FLOPs."""
     composed: bool | None = None
-    """Whether a side was composed from parts, each measured alone."""
+    """Whether one of the times was composed from parts that were measured separately."""
 
     def to_json(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"name": self.name, **self.spread.to_json(self.unit)}
@@ -96,16 +96,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a benchmark found, and what a reader needs to know about it."""
+    """The results of a benchmark, and notes for the reader."""
 
     results: Sequence[Result]
     notes: Sequence[str] = ()
 
 
 def work_time(lap: Lap) -> float:
-    """Seconds for ratios within one process: processor time, which leaves out other users of the core.
+    """Seconds for ratios within one process: CPU time, which leaves out other users of the core.
 
-    On a GPU it is wall time, since the device works while the process waits.
+    On a GPU it is wall time, because the process waits while the device works.
     """
     return lap.wall if torch.cuda.is_available() else lap.cpu
 

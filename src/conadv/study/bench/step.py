@@ -1,7 +1,7 @@
-"""What a step costs: each method against vanilla, vanilla through this library against the plainest loop, the passes.
+"""The time of a step: each method against vanilla, vanilla against a plain PyTorch loop, and each pass.
 
-All candidates work on one chunk of the same images, with the same optimizer. Its learning rate is 0, so that the
-weights stay the same and every round does the same work.
+All candidates process the same chunk of images, with the same optimizer. Its learning rate is 0, so that the weights
+stay the same and every round does the same work.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Step = Callable[[], object]
 
 
 def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
-    """Ratios of steps, and seconds of the passes that the planner builds steps from."""
-    # The small difference to the plain loop needs more rounds, with nothing else between its candidates.
+    """Ratios of step times, and the times of passes that `conadv plan` reads."""
+    # The difference to the plain loop is small, so it gets more rounds, without other candidates in between.
     overhead = alternate(plainest(workload), 2 * rounds, tell=tell)
     methods = {name: method_step(workload, name) for name in METHODS}
     flops = {name: _count_flops(step) for name, step in methods.items()}
@@ -56,7 +56,7 @@ def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
 
 
 def plainest(workload: Workload) -> dict[str, Step]:
-    """Vanilla as `conadv train` takes it, through this library alone, and in the plainest loop."""
+    """Vanilla as in `conadv train`, as in a user's loop with this library, and in a plain PyTorch loop."""
     plain = plain_step(workload.build(), workload.pixels())
     return {"train": _train_step(workload), "plain": plain, "vanilla": method_step(workload, "vanilla")}
 
@@ -76,7 +76,7 @@ def plain_step(model: nn.Module, batch: Chunk) -> Step:
 
 
 def method_step(workload: Workload, name: str) -> Step:
-    """The loop with it."""
+    """The loop with this library."""
     model = workload.build(name)
     method, optimizer = workload.method(name, model), sgd(model)
     pairs = iter(method.feed(repeat(workload.pixels())))
@@ -91,7 +91,7 @@ def method_step(workload: Workload, name: str) -> Step:
 
 
 def _train_step(workload: Workload) -> Step:
-    """A step of vanilla as `conadv train` takes it, with its checks and its exchange."""
+    """A step of vanilla as in `conadv train`, with its checks and its exchange."""
     model = workload.build("vanilla")
     place = Layout.fit(None, METHODS["vanilla"].duties, 1).place(0, 1)
     method, optimizer = workload.method("vanilla", model, place=place), sgd(model)
@@ -113,7 +113,7 @@ def sgd(model: nn.Module) -> Optimizer:
 
 
 def _passes(workload: Workload) -> dict[str, Step]:
-    """Forward passes, followed by more and more of the backward pass; the differences are its parts."""
+    """The forward pass with more and more parts of the backward pass; their differences are the times of the parts."""
     model = workload.build()
     images, labels = workload.pixels()
     watched = images.clone().requires_grad_()
@@ -138,7 +138,7 @@ def _update(workload: Workload) -> Step:
 
 
 def _count_flops(step: Step) -> int:
-    """Operations of convolutions and matrix products, which are nearly all."""
+    """FLOPs of convolutions and matrix products, which are nearly all."""
     step()  # the first one may make twins for the next
     with FlopCounterMode(display=False) as counter:
         step()
@@ -146,7 +146,7 @@ def _count_flops(step: Step) -> int:
 
 
 def _pass_times(laps: Laps, images: int) -> list[Result]:
-    """Times by the names of `conadv plan`; at the chunk size to plan for, a pass has no overhead left."""
+    """Times under the names that `conadv plan` reads. They include the overhead of a pass at this chunk size."""
 
     def seconds(name: str, less: str | None = None, share: int = images) -> Spread:
         times = list(map(work_time, laps[name]))

@@ -52,7 +52,7 @@ class Workload:
         return CHANNELS, self.image_size, self.image_size
 
     def build(self, method: str | None = None) -> nn.Module:
-        """The network, the same each time, with the BatchNorm branches of a method; None: as it is."""
+        """The network, with the same weights each time, and the BatchNorm branches of a method; None: no branches."""
         with untouched_randomness(torch.device("cpu"), 0):
             build = partial(build_model, self.model, self.classes, CHANNELS, self.width)
             if is_built_in(self.model):
@@ -70,7 +70,7 @@ class Workload:
         return images, torch.randint(self.classes, (size,), generator=generator)
 
     def pixels(self, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """The same chunk as a network takes it."""
+        """One chunk as the network takes it: floats in [0, 1] on the device."""
         images, labels = self.batch(seed)
         return (images.float() / 255).to(own_device()), labels.to(own_device())
 
@@ -91,5 +91,5 @@ class Workload:
 
 
 def attack() -> PGD:
-    """One step from the image itself, which every library has, so that all do the same work."""
+    """One step without a random start, which every library offers, so that all do the same work."""
     return PGD(EPSILON, random_start=0.0)

@@ -1,15 +1,15 @@
-"""`conadv plan`: a flag for each input, and what is printed."""
+"""`conadv plan`: its flags and its output."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from conadv.flags import flags_of, parse_flags, with_flags
+from conadv.flags import Json, flags_of, parse_flags, with_flags
 
 from .measured import compare_layouts, read_measurement, render_comparison, times_in
 from .planner import plan
@@ -24,10 +24,8 @@ _GROUPS = {"batch_size": "What is trained", "device": "The machine", "methods": 
 
 def plan_command(
     *,
-    json_: Annotated[
-        bool, Parameter(name="--json", help="Print one JSON object.", negative="", show_default=False)
-    ] = False,
-    plot: Annotated[Path | None, Parameter(help="Draw it too: a .png, .svg or .pdf.")] = None,
+    json: Json = False,
+    plot: Annotated[Path | None, Parameter(help="Also draw the plan: a .png, .svg or .pdf file.")] = None,
     measured: Annotated[
         Path | None, Parameter(help="Take the times of passes from this output of `conadv bench step --json`.")
     ] = None,
@@ -41,16 +39,16 @@ def plan_command(
     request = PlanRequest(**(given | parse_flags(PlanRequest, inputs)))
     if compare is not None:
         rows = compare_layouts(request, read_measurement(compare))
-        print(json.dumps({"rows": [asdict(row) for row in rows]}) if json_ else render_comparison(rows))
+        print(dumps({"rows": [asdict(row) for row in rows]}) if json else render_comparison(rows))
         return
     if request.search:
         found = search(request)
-        print(json.dumps(found.to_json()) if json_ else render_search(found))
+        print(dumps(found.to_json()) if json else render_search(found))
         return
     made = plan(request)
     if plot is not None:
         draw(made, plot)
-    print(json.dumps(made.to_json()) if json_ else render(made))
+    print(dumps(made.to_json()) if json else render(made))
 
 
 command = with_flags(plan_command, flags_of(PlanRequest, _GROUPS))

@@ -1,6 +1,6 @@
-"""How long a device takes for passes and duties, how much longer the slowest of many, and devices and models by name.
+"""The time of passes and duties on a device, the delay by the slowest of many devices, and known devices and models.
 
-The numbers of the tables stand in docs/planning.md too, with their sources; a measurement of your own is better.
+docs/planning.md has the numbers of the tables with their sources; your own measurement is better.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from conadv.core.catalog import MethodInfo
 from conadv.core.roles import Role
 
-# Roles of a layout at the most.
+# The most roles that a layout has.
 _ROLES = 3
 
 
@@ -27,28 +27,28 @@ class PassTimes:
     """Gradients of the activations, down to the pixels."""
     weight_backward: float
     pixel_backward: float = 0.0
-    """The part of input_backward from the first layer to the pixels, which learning alone does without."""
+    """The part of input_backward from the first layer to the pixels, which training without an attack does not need."""
     overhead: float = 0.0
-    """Seconds per pass, whatever its size; 0 where the times were measured at the chunk size to plan for."""
+    """Seconds per pass, independent of its size; 0 if the times were measured at the chunk size to plan for."""
     update: float = 0.0
     """Seconds per step for the optimizer."""
 
     def passes(self, count: int, images: int, *, to_pixels: bool) -> float:
-        """Seconds for so many passes in the order forward, input-backward, weight-backward, forward, ..."""
+        """Seconds for `count` passes in the order forward, input-backward, weight-backward, forward, ..."""
         order = (self.forward, self.input_backward, self.weight_backward)
         seconds = sum(order[number % 3] for number in range(count))
         unneeded = 0.0 if to_pixels else self.pixel_backward * len(range(1, count, 3))
         return count * self.overhead + images * (seconds - unneeded)
 
     def backward(self, images: int) -> float:
-        """The backward pass of learning, during which gradients can be reduced."""
+        """Seconds of the backward pass of training, during which gradients can be reduced."""
         return self.passes(3, images, to_pixels=False) - self.passes(1, images, to_pixels=False)
 
 
 def duty_seconds(
     method: MethodInfo, times: PassTimes, images: int, attack_steps: int, full_attack: bool
 ) -> dict[Role, float]:
-    """Seconds per chunk of `images` for each duty of a method; the duty that makes twins goes down to the pixels."""
+    """Seconds per chunk of `images` for each duty of a method; the duty that makes twins needs pixel gradients."""
     seconds = {}
     for duty, passes in method.passes.items():
         attacks = duty is Role.ATTACK
@@ -60,9 +60,9 @@ def duty_seconds(
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Each rank's work takes its nominal time × (1 + jitter × e), e exponential with mean 1, drawn anew each step.
+    """Random delays: a rank takes its nominal time × (1 + jitter × e), with e exponential of mean 1 in each step.
 
-    A step lasts as long as its slowest rank, so more ranks mean longer waits.
+    A step lasts as long as its slowest rank, so more ranks mean longer steps.
     """
 
     jitter: float
@@ -75,7 +75,7 @@ class Stragglers:
         return 1.0 - np.random.default_rng(self.seed).random((_ROLES, self.samples))
 
     def slowest(self, ranks: int, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The factor of the slowest of `ranks`, one per simulated step.
+        """The delay factor of the slowest of `ranks`, for each simulated step.
 
         The maximum of n draws with distribution function F is distributed as F⁻¹(u^(1/n)): one uniform number per
         step instead of n exponential ones, and the same number for every n, so that more ranks are never faster.
@@ -85,7 +85,7 @@ class Stragglers:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a plan needs to know about a network and its images."""
+    """The size of a network and its images."""
 
     parameters: int
     image_values: int
@@ -98,7 +98,7 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Device:
-    """A device by its peak; real networks reach a part of it."""
+    """A device by its peak speed and the utilisation that real networks reach."""
 
     peak_flops: float
     """Per second, at the precision of mixed-precision training."""
@@ -109,9 +109,7 @@ class Device:
     def times(self, model: ModelSize) -> PassTimes:
         """Each pass costs the operations of a forward pass; the backward pass is two of them."""
         if not model.forward_flops:
-            raise ValueError(
-                "the operations of the model are unknown: give --flops, or --measured with a file of times"
-            )
+            raise ValueError("the FLOPs of the model are unknown: pass --flops, or measured times with --measured")
         rate = self.peak_flops * self.utilisation
         unit = model.forward_flops / rate
         return PassTimes(unit, unit, unit, pixel_backward=model.pixel_flops / rate, overhead=self.overhead)

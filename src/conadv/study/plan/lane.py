@@ -29,7 +29,7 @@ LEARNING = Role.CLEAN | Role.ADV
 
 @lru_cache(256)
 def fit_lane(text: str, duties: Role) -> Layout | None:
-    """One lane of a layout; None where it does not have exactly the duties of a method."""
+    """One lane of a layout; None if the layout does not have exactly these duties."""
     try:
         return Layout.lane_of(text, duties)
     except ValueError:
@@ -38,7 +38,7 @@ def fit_lane(text: str, duties: Role) -> Layout | None:
 
 @dataclass(frozen=True)
 class Chain:
-    """Work that the step waits for: seconds by the number of the role that does them, and seconds of no rank."""
+    """One path that may be critical: seconds of work by role number, and seconds of waiting."""
 
     work: Mapping[int, float]
     wait: float
@@ -50,10 +50,10 @@ class Chain:
 
 @dataclass(frozen=True)
 class Lane:
-    """The ranks that together do the work of one, and how long each of them takes."""
+    """The ranks that share one portion of the batch, and how long each of them takes."""
 
     roles: tuple[Role, ...]
-    """Each of them once, in the order of the layout."""
+    """The roles, each once, in the order of the layout."""
     maker: Role | None
     """The duty that makes twins."""
     delay: int
@@ -63,13 +63,13 @@ class Lane:
     duties: Mapping[Role, float]
     """Seconds per chunk."""
     ranks: tuple[int, ...]
-    """How many ranks have each role."""
+    """The number of ranks of each role."""
     twins: tuple[int, int] = (1, 1)
-    """How many chunks have twins, of every so many."""
+    """How many of every few chunks have twins: (1, 4) is one of four."""
 
     @cached_property
     def loops(self) -> tuple[float, ...]:
-        """Mean seconds per chunk, by role: a rank does all its duties on a chunk, then turns to the next."""
+        """Mean seconds per chunk, by role: a rank does all its duties on a chunk before the next chunk."""
         share = self.twins[0] / self.twins[1]
         return tuple(
             sum(self.duties[duty] * (1 if duty is Role.CLEAN else share) for duty in role) for role in self.roles
@@ -96,7 +96,7 @@ class Lane:
 
     @cached_property
     def route(self) -> tuple[int, int] | None:
-        """The roles that make twins and that learn from them; None where no twin leaves its rank."""
+        """The numbers of the roles that make twins and learn from them; None if no twin leaves its rank."""
         if self.maker is None:
             return None
         source, target = (
@@ -105,11 +105,11 @@ class Lane:
         return None if source == target else (source, target)
 
     def chains(self, transfer: float, reduction: float, update: float) -> tuple[Chain, ...]:
-        """All that a step waits for.
+        """The paths of a step; the longest is the critical path.
 
         Args:
-            transfer: seconds that the twin of a chunk spends on the network.
-            reduction: seconds of the all-reduce that nothing hides.
+            transfer: seconds to send the twin of a chunk.
+            reduction: seconds of the all-reduce that are not overlapped.
             update: seconds of the optimizer.
         """
         roles = tuple(
@@ -137,7 +137,7 @@ class Lane:
         return max(0.0, min(limits))
 
     def _lag(self, transfer: float) -> float:
-        """How much later twins arrive than they would be taken, if both ranks began together and never waited.
+        """How much later twins arrive than they are needed, if both ranks start together and never wait.
 
         The i-th twin is ready at first + i·maker, follows the one before it over the link, and is taken at i·taker:
         linear in i on both sides, so the first or the last is the worst.
@@ -151,13 +151,13 @@ class Lane:
 
     @cached_property
     def has_twins(self) -> NDArray[np.bool_]:
-        """By chunk: the last of every few have twins, which is the worst case for the rank that takes them."""
+        """Whether each chunk has a twin. The last of every few have, which is the worst case for the receiving rank."""
         some, of = self.twins
         return np.asarray(np.arange(self.chunks) % of >= of - some)
 
     @property
     def _sent_by_one(self) -> float:
-        """Messages per step of the rank that sends most of them."""
+        """Messages per step of the rank that sends the most."""
         assert self.route is not None
         return float(max(map(np.sum, np.array_split(self.has_twins, self.ranks[self.route[0]]))))
 
@@ -170,7 +170,7 @@ class Lane:
         return low
 
     def _pace(self) -> tuple[float, float, float]:
-        """When the first twin is ready, and seconds per chunk of the rank that makes twins and of the other one."""
+        """When the first twin is ready, and seconds per chunk of the ranks that make and take twins."""
         assert self.route is not None
         maker, taker = (self.loops[number] for number in self.route)
         # An attack is the first thing that a rank does with a chunk; recycled twins are ready at the end.
@@ -178,7 +178,7 @@ class Lane:
         return first, maker, taker
 
     def _longest_lag(self, transfer: float) -> float:
-        """The same, chunk by chunk."""
+        """The lag, computed chunk by chunk."""
         assert self.route is not None
         (makers, seconds, starts), (_, _, takes) = map(self._played, self.route)
         ready = starts + (self.duties[Role.ATTACK] if self.maker is Role.ATTACK else seconds)
@@ -191,7 +191,7 @@ class Lane:
         return float(lag)
 
     def _played(self, number: int) -> tuple[list[NDArray[Any]], NDArray[Any], NDArray[Any]]:
-        """The chunks of each rank of a role, how long each takes, and when it begins if the rank never waits."""
+        """The chunks of each rank of a role, the seconds of each chunk, and when it starts if the rank never waits."""
         role = self.roles[number]
         always = self.duties[Role.CLEAN] if Role.CLEAN in role else 0.0
         seconds = always + sum(self.duties[duty] for duty in role if duty is not Role.CLEAN) * self.has_twins

@@ -1,4 +1,4 @@
-"""Measurements by `conadv bench`: the times that a plan starts from, and ratios to compare its predictions with."""
+"""Read the output of `conadv bench`: times to plan with, and ratios to compare predictions with."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_measurement(path: Path) -> Mapping[str, Any]:
 
 
 def times_in(document: Mapping[str, Any]) -> dict[str, float]:
-    """The times of passes that a measurement holds, and on CPUs the size of a bucket, as `PlanRequest` names them."""
+    """The measured times of passes, and on CPUs the bucket size, under the names of `PlanRequest`."""
     found: dict[str, float] = {}
     for entry in document["results"]:
         name = entry.get("name")
@@ -72,14 +72,14 @@ class Comparison:
     high: float
     n: int
     deviation: float
-    """Of the predicted from the measured ratio, in percent."""
+    """Of the predicted ratio from the measured one, in percent."""
     within_spread: bool
 
 
 def compare_layouts(request: PlanRequest, document: Mapping[str, Any]) -> tuple[Comparison, ...]:
-    """Each result "METHOD[-RANKS]/METHOD[-RANKS]" of a measurement; other names are ignored.
+    """Predict each measured ratio "METHOD[-RANKS]/METHOD[-RANKS]"; results with other names are ignored.
 
-    RANKS is by default those of one lane: recycled/vanilla-2 is recycled "clean | adv" on 2 ranks against vanilla
+    RANKS is by default one lane: recycled/vanilla-2 is recycled "clean | adv" on 2 ranks against vanilla
     data-parallel on 2. Every rank has one chunk of `request.chunk_size` images, as in the measurement.
     """
     found = []
@@ -106,7 +106,7 @@ def render_comparison(comparisons: tuple[Comparison, ...]) -> str:
 
 
 def _step(request: PlanRequest, method: str, ranks: str | None) -> float:
-    """Seconds per step of a method in the layout in which it is measured."""
+    """Predicted seconds per step of a method, in the layout of the measurement."""
     layout = METHODS[method].overlapped
     width = layout.count("|") + 1
     lanes, rest = divmod(int(ranks) if ranks else width, width)

@@ -1,14 +1,13 @@
-"""What communication costs: links with latency and bandwidth, all-reduce over nodes, and the hand-off of twins."""
+"""The time of communication: links with latency and bandwidth, all-reduce, and the hand-off of twins."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 Algorithm = Literal["auto", "ring", "tree"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def ring_seconds(size: float, ranks: int, link: Link) -> float:
 
 
 def tree_seconds(size: float, ranks: int, link: Link) -> float:
-    """Pipelined double binary tree: up and down ⌈log2 n⌉ levels, every byte crossing a link twice."""
+    """Pipelined double binary tree: up and down ⌈log2 n⌉ levels; each byte crosses a link twice."""
     if ranks == 1:
         return 0.0
     levels = (ranks - 1).bit_length()
@@ -77,12 +76,12 @@ def _level(size: float, ranks: int, link: Link, algorithm: Algorithm) -> float:
 
 
 def lanes_cross_nodes(machine: Machine, width: int, lanes: int) -> bool:
-    """Whether some lane of `width` neighbouring ranks has ranks on two nodes."""
+    """Whether a lane of `width` consecutive ranks has ranks on two nodes."""
     return machine.nodes_for(width * lanes) > 1 and machine.devices_per_node % width != 0
 
 
 def handoff_link(machine: Machine, width: int, lanes: int, size: float) -> Link:
-    """The link on the way of the slowest twin: the step waits for every lane."""
+    """The slowest link that a twin crosses, because the step waits for every lane."""
     if not lanes_cross_nodes(machine, width, lanes):
         return machine.inside
     return max(machine.inside, machine.between, key=lambda link: link.transfer(size))

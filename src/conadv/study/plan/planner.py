@@ -1,4 +1,4 @@
-"""From a request to a plan: each method in each layout on its best number of lanes, over batch sizes and machines."""
+"""Make a plan: each method in each layout with its best number of lanes, for several batch sizes and machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .lane import fit_lane
 from .request import MOST_NODES, PlanRequest
 from .row import PlanRow, evaluate
 
-# A batch stops paying where the fastest one of the sweep is faster by no more than this.
+# A larger batch stops paying once the fastest one of the sweep is faster by no more than this.
 PAYS = 0.05
 
 
@@ -38,9 +38,9 @@ class Plan:
     left_out: tuple[LeftOut, ...]
     by_batch: tuple[PlanRow, ...]
     by_nodes: tuple[PlanRow, ...]
-    """Machines of 1, 2, 4, … nodes, up to the one for which the batch has no more work."""
+    """Machines of 1, 2, 4, … nodes, up to the largest that the batch can keep busy."""
     stops_paying: dict[str, int | None]
-    """The batch size, by method; None: the largest batch of the sweep still pays."""
+    """The batch size from which a larger one does not pay, by method; None: the largest of the sweep still pays."""
 
     def to_json(self) -> dict[str, Any]:
         """One object with the inputs and lists of rows."""
@@ -48,13 +48,9 @@ class Plan:
         rows = {name: [asdict(entry) for entry in getattr(self, name)] for name in lists}
         return {"inputs": self.request.to_json(), **rows, "stops_paying": dict(self.stops_paying)}
 
-    def best(self, method: str) -> PlanRow | None:
-        """The fastest row of a method; None if no layout of it fits the machine."""
-        return next((row for row in self.rows if row.method == method and row.best), None)
-
 
 def plan(request: PlanRequest) -> Plan:
-    """How each method would run on the machine; a layout that does not fit it is left out, with the reason."""
+    """Estimate each method on the machine; a layout that does not fit is left out, with the reason."""
     combinations = list(_combinations(request))
     reasons = [(method, str(lane), _obstacle(request, method, lane)) for method, lane in combinations]
     left_out = tuple(LeftOut(method, lane, reason) for method, lane, reason in reasons if reason is not None)
@@ -99,7 +95,7 @@ def _obstacle(request: PlanRequest, method: str, lane: Layout) -> str | None:
 
 
 def _fewest(lane: Layout, share: Fraction) -> int:
-    """Chunks per lane that its ranks can share."""
+    """The fewest chunks that can be divided among the ranks of a lane."""
     return lane.smallest(share.denominator if Role.ADV in lane.duties else 1)
 
 
@@ -123,7 +119,7 @@ def _rows(request: PlanRequest, batch_size: int) -> tuple[PlanRow, ...]:
 
 
 def _fastest(request: PlanRequest, method: str, lane: Layout, batch_size: int) -> PlanRow | None:
-    """The number of lanes, of those that share the chunks equally, with the shortest step; None: they cannot."""
+    """The row with the shortest step over the possible numbers of lanes; None: none is possible."""
     counts = fitting_lanes(request, lane, batch_size)
     return min(
         (evaluate(request, method, str(lane), count, batch_size) for count in counts), key=preference, default=None
@@ -131,7 +127,7 @@ def _fastest(request: PlanRequest, method: str, lane: Layout, batch_size: int) -
 
 
 def fitting_lanes(request: PlanRequest, lane: Layout, batch_size: int, share: Fraction | None = None) -> list[int]:
-    """How many lanes the machine can have, whose ranks share the chunks of a batch equally."""
+    """The numbers of lanes that fit the machine and divide the chunks of a batch equally."""
     chunks, fewest = batch_size // request.chunk_size, _fewest(lane, share or request.share)
     most = request.machine.devices // lane.world_size
     return [count for count in _divisors(chunks // fewest) if count <= most] if chunks % fewest == 0 else []
@@ -143,7 +139,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def preference(row: PlanRow) -> tuple[float, int]:
-    """The shorter step, then fewer ranks; times that differ by rounding alone are one."""
+    """Sort key: the shorter step, then fewer ranks; times are rounded, so that equal ones compare equal."""
     return float(f"{row.step_seconds:.9g}"), row.ranks
 
 

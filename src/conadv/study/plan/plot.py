@@ -1,4 +1,4 @@
-"""A plan as a picture: throughput by batch, hours by machine, and where the time of a step goes."""
+"""A plan as a picture: throughput by batch size, hours by machine, and the parts of a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .planner import Plan
 from .row import PlanRow
 from .table import PARTS
 
-# Colours: Okabe and Ito's, with markers and dashes for those who do not see them; in the order of the methods.
+# Okabe and Ito's colours, with markers and dashes for colour-blind readers, in the order of the methods.
 _COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _MARKERS, _DASHES = "os^DvPX", ("-", "-", "--", ":", "-.", "-", "--")
 _PART_COLOURS, _PART_HATCHES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7"), ("", "//", "..", "xx")
@@ -23,12 +23,16 @@ _FORMATS = (".png", ".svg", ".pdf")
 
 
 def plot(plan: Plan, path: Path) -> None:
-    """Write the picture, in the format that the file's name ends in."""
+    """Write the picture; the suffix of the file selects the format."""
     if path.suffix.lower() not in _FORMATS:
         raise ValueError(f"cannot draw {path}: give a name that ends in {', '.join(_FORMATS)}")
     if not path.parent.is_dir():
-        raise ValueError(f"cannot draw {path}: there is no folder {path.parent}; make it first")
-    figure = _figure()
+        raise ValueError(f"cannot draw {path}: there is no folder {path.parent}; create it first")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("plots need matplotlib: pip install 'conadv[plots]'") from None
+    figure = Figure(figsize=(18, 5), layout="constrained")
     by_batch, by_machine, parts = figure.subplots(1, 3)
     devices, batch_size = plan.request.machine.devices, plan.request.batch_size
     _draw_lines(by_batch, plan.by_batch, lambda row: row.batch_size, lambda row: row.images_per_second)
@@ -47,14 +51,6 @@ def plot(plan: Plan, path: Path) -> None:
     figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
     with writing(path):
         replace_file(path, picture.getvalue())
-
-
-def _figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("plots need matplotlib: pip install 'conadv[plots]'") from None
-    return Figure(figsize=(18, 5), layout="constrained")
 
 
 def _number(method: str) -> int:
@@ -77,7 +73,7 @@ def _draw_lines(
 
 
 def _draw_parts(axes: Any, rows: Sequence[PlanRow]) -> None:
-    """One bar per row, of the parts of its step."""
+    """One stacked bar per row, with the parts of its step."""
     names = [f"{row.method}\n{row.layout}" + (" (best)" if row.best else "") for row in rows]
     widths = [[1e3 * getattr(row, f"{part}_seconds") for part in PARTS.values()] for row in rows]
     starts = [[0.0, *accumulate(parts)] for parts in widths]

@@ -22,12 +22,12 @@ _MOST_CHUNKS = 2**20
 MOST_NODES = 10**6
 _LAYOUTS = tuple(dict.fromkeys(layout for method in METHODS.values() for layout in method.layouts))
 
-# Wide enough for any cluster, and narrow enough that no sum or product of them overflows or takes minutes.
+# Large enough for any cluster, and small enough that nothing overflows or takes minutes.
 Number = Annotated[int, within(1, 1e6)]
 Images = Annotated[int, within(1, 1e12)]
 Seconds = Annotated[float, within(1e-12, 1e6)]
 AnySeconds = Annotated[float, within(0, 1e6)]
-# Inputs that the JSON of a plan shows as what they stand for: the model, the machine, its times and its stragglers.
+# Inputs that the JSON of a plan shows resolved, as the model, the machine, the times and the stragglers.
 _RESOLVED = {"model", "parameters", "image_shape", "flops", "device", *(field.name for field in fields(PassTimes))}
 _RESOLVED |= {"nodes", "devices_per_node", "inside", "between", *(field.name for field in fields(Stragglers))}
 
@@ -55,7 +55,7 @@ class PlanRequest:
     """Floating-point operations of its forward pass on one image, two per multiply-add, such as 8.2e9."""
 
     device: Annotated[str, OneOf(tuple(DEVICES))] = "a100"
-    """A device of the table; where the three times per image are given, it is not used."""
+    """A device of the table; not used if the three times per image are given."""
     forward: Seconds | None = None
     """Seconds per image of a forward pass, such as 1.3e-4. none: from the table, as for the times below."""
     input_backward: Seconds | None = None
@@ -65,7 +65,7 @@ class PlanRequest:
     pixel_backward: AnySeconds | None = None
     """Seconds per image of the last part of input-backward, from the first layer to the pixels."""
     overhead: AnySeconds | None = None
-    """Seconds per pass, however few its images."""
+    """Seconds per pass, independent of the number of images."""
     update: AnySeconds | None = None
     """Seconds per step for the optimizer. none: 0."""
     nodes: Annotated[int, within(1, MOST_NODES)] = 8
@@ -89,36 +89,36 @@ class PlanRequest:
     """Search over counts of ranks ("3 clean | 3 adv | 2 attack") and over shares: the best layout of each method, and
     the frontier of step time against devices."""
     shares: tuple[PositiveShare, ...] = (1.0, 0.5, 0.25)
-    """Shares of the chunks with twins to search over. Which one costs no accuracy has to be measured."""
+    """Shares of chunks with twins to search over. A small share may cost accuracy, which has to be measured."""
     lane_ranks: Annotated[int, within(1, 16)] = 8
-    """Most ranks of a lane to search over; a lane within a node hands twins over its fast links."""
+    """Maximum number of ranks per lane in the search; within a node, twins use its fast links."""
     deadline: Annotated[float, within(1e-6, 1e9)] | None = None
-    """Hours in which training has to end: --search then takes the fewest devices. none: the shortest step."""
+    """Hours within which training must end; --search then minimizes devices. none: it minimizes the step time."""
     delay: Number = 1
     """Steps between making a twin and learning from it, for methods that let you choose."""
     attack_steps: Number = 1
     """Gradient steps of the attack."""
     full_attack: bool = False
-    """Let the attack compute weight gradients too, as attack libraries do."""
+    """Assume that the attack also computes weight gradients, as attack libraries do."""
     wire: Wire = "bytes"
     """How the pixels of a twin are sent from rank to rank."""
     gradient_bytes: Annotated[int, within(1, 16)] = 4
     """Bytes per weight in the all-reduce."""
     bucket_mib: Annotated[float, within(1e-3, 1e6)] = 25.0
-    """MiB of gradients that are reduced at once: as conadv train does, 25 on GPUs, and 1 on CPUs, which --measured
-    takes for a machine without a GPU."""
+    """MiB of gradients per all-reduce. conadv train uses 25 on GPUs and 1 on CPUs; 1 is also the default if
+    --measured comes from a machine without a GPU."""
     algorithm: Algorithm = "auto"
     """How gradients are reduced; auto: the faster of ring and tree."""
     overlap: Share = 0.5
     """Share of the all-reduce that can run during the backward pass of the last chunk; the last bucket never can."""
     jitter: BelowOne = 0.005
-    """Mean delay of a rank as a share of its work; delays are exponential, drawn anew for every rank and step."""
+    """Mean random delay of a rank, relative to its work; delays are exponential and independent."""
     samples: Annotated[int, within(1, 1e5)] = 1000
-    """Steps to simulate with such delays."""
+    """Number of steps to simulate with these delays."""
     seed: Seed = 0
     """Seed of the simulated delays."""
     sweep: tuple[Images, ...] = ()
-    """Batch sizes for the question where a larger batch stops paying, such as 4096 8192. none given: doublings of the
+    """Batch sizes to compare, to find where a larger batch stops paying, such as 4096 8192. Default: doublings of the
     chunk size."""
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class PlanRequest:
         for batch_size in (self.batch_size, *self.sweep):
             self._check_batch(batch_size)
         self._check_layouts()
-        assert self.machine and self.network  # mistakes in these are found now
+        assert self.machine and self.network  # computed now, so that mistakes in them are reported
         if self.times.pixel_backward > self.times.input_backward:
             raise ValueError(
                 f"pixel_backward {self.times.pixel_backward:g} is more than the {self.times.input_backward:g} s of "
@@ -137,7 +137,7 @@ class PlanRequest:
 
     @property
     def share(self) -> Fraction:
-        """Of the chunks with twins."""
+        """The share of chunks with twins as a fraction."""
         return Fraction(self.twin_share).limit_denominator(1000)
 
     @cached_property
@@ -158,7 +158,7 @@ class PlanRequest:
 
     @cached_property
     def times(self) -> PassTimes:
-        """Seconds per pass: those that are given, the others from the table of devices."""
+        """Seconds per pass: the given ones, and the others from the table of devices."""
         named = ((field.name, getattr(self, field.name)) for field in fields(PassTimes))
         given = {name: seconds for name, seconds in named if seconds is not None}
         if {"forward", "input_backward", "weight_backward"} <= given.keys():
@@ -180,7 +180,7 @@ class PlanRequest:
 
     @property
     def buckets(self) -> int:
-        """How many all-reduces a step has."""
+        """Number of all-reduces per step."""
         return math.ceil(self.gradient_size / (self.bucket_mib * 2**20))
 
     def reduction_seconds(self, ranks: int) -> float:
@@ -205,7 +205,7 @@ class PlanRequest:
         return tuple(sorted({self.batch_size, *doublings}))
 
     def to_json(self) -> dict[str, Any]:
-        """What the plan was computed from; an infinite bandwidth, which JSON does not know, is null."""
+        """The inputs of the plan; an infinite bandwidth is null, because JSON has no infinity."""
         machine = asdict(self.machine)
         for link in (machine["inside"], machine["between"]):
             link["bandwidth"] = None if math.isinf(link["bandwidth"]) else link["bandwidth"]
@@ -240,7 +240,7 @@ class PlanRequest:
         if batch_size % self.chunk_size:
             raise ValueError(
                 f"a batch of {batch_size} is not a whole number of chunks of {self.chunk_size}: "
-                "choose a batch size or a chunk size that divides"
+                "change --batch-size or --chunk-size"
             )
         if batch_size > self.data_size:
             raise ValueError(

@@ -28,13 +28,13 @@ class HandoffNeed:
     """Of a lane, mean over a step."""
     load_as_floats: float
     hides_as_bytes: float | None
-    """The bandwidth from which the hand-off no longer lengthens the step; None: no bandwidth hides it."""
+    """The smallest bandwidth at which the hand-off does not lengthen the step; None: there is none."""
     hides_as_floats: float | None
 
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One method in one layout on the machine; times in seconds, their four parts add up to the step."""
+    """One method in one layout on the machine. The first four times add up to the step."""
 
     method: str
     layout: str
@@ -49,7 +49,7 @@ class PlanRow:
     """Devices of the machine without a rank."""
     nodes: int
     ranks_at_most: int
-    """With as few chunks per lane as its ranks can share: more devices would not help at this batch."""
+    """The most ranks that this batch can keep busy."""
     chunks_per_lane: int
     compute_seconds: float
     reduction_seconds: float
@@ -60,13 +60,13 @@ class PlanRow:
     steps: int
     hours: float
     device_hours: float
-    """Of the ranks; idle devices cost extra where they are paid for."""
+    """Without the idle devices of the machine."""
     busy: float
-    """The part of the ranks' time in which they compute."""
+    """The share of the ranks' time in which they compute."""
     time_ratio: float
-    """Of a step, to vanilla on the same machine."""
+    """Step time relative to vanilla on the same machine."""
     cost_ratio: float
-    """Of the device-hours, to vanilla on the same machine."""
+    """Device-hours relative to vanilla on the same machine."""
     best: bool
     """The fastest layout of its method."""
     handoff: HandoffNeed | None
@@ -124,7 +124,7 @@ def evaluate(
 
 
 def exposed_reduction(request: PlanRequest, lane: Lane, ranks: int) -> float:
-    """Seconds of the all-reduce that nothing hides: what cannot overlap, or outlasts the last chunk's backward pass."""
+    """Seconds of the all-reduce that are not hidden by the backward pass of the last chunk."""
     total = request.reduction_seconds(ranks)
     learning = min(len(role & LEARNING) for role in lane.roles if role & LEARNING)
     hidden = learning * request.times.backward(request.chunk_size)
@@ -141,7 +141,7 @@ def _lane(request: PlanRequest, method: str, layout: Layout, chunks: int, share:
 
 
 def _step_parts(request: PlanRequest, lane: Lane, lanes: int) -> tuple[float, float, float, float]:
-    """Seconds of compute, reduction, hand-off and stragglers: what each adds to those before it."""
+    """Seconds of compute, reduction, hand-off and stragglers: how much each lengthens the critical path."""
     reduction = exposed_reduction(request, lane, lanes * lane.width)
     update = request.times.update
     size = request.twin_size(request.wire)
@@ -160,7 +160,7 @@ def _longest(chains: tuple[Chain, ...]) -> float:
 
 
 def _mean_longest(request: PlanRequest, chains: tuple[Chain, ...], lane: Lane, lanes: int) -> float:
-    """The mean over simulated steps: in each, every role is as slow as its slowest rank."""
+    """The mean critical path over simulated steps, in which each role is as slow as its slowest rank."""
     if request.jitter == 0:
         return _longest(chains)
     draws = zip(lane.ranks, request.stragglers.draws, strict=False)
@@ -180,7 +180,7 @@ def _handoff_need(request: PlanRequest, lane: Lane, lanes: int, step: float, und
 
     def hides(size: int) -> float | None:
         left = hidden - handoff_link(machine, width, lanes, size).latency
-        return size / left if left > 1e-9 * undisturbed else None  # what is left may be the rounding of 0
+        return size / left if left > 1e-9 * undisturbed else None  # it may be a rounding error of 0
 
     sent = lane.chunks * lane.twins[0] / lane.twins[1]
     as_bytes, as_floats = request.twin_size("bytes"), request.twin_size("floats")

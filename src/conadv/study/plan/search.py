@@ -1,4 +1,4 @@
-"""A search over counts of ranks and shares of twins: the best layout of each method, and what more devices buy."""
+"""Search over numbers of ranks and shares of twins: the best layout of each method, and step time by devices."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .row import PlanRow, evaluate
 
 @dataclass(frozen=True)
 class Search:
-    """The answer: the best row of each method and share, and the frontier of step time against devices of each."""
+    """The best row of each method and share, and its Pareto frontier of step time and devices."""
 
     request: PlanRequest
     best: tuple[PlanRow, ...]
     frontier: tuple[PlanRow, ...]
-    """No other row of the same method and share is as fast on as few devices."""
+    """Rows that no other row of the same method and share beats in both step time and devices."""
 
     def to_json(self) -> dict[str, Any]:
         """One object with the inputs and lists of rows."""
@@ -34,7 +34,7 @@ class Search:
 
 
 def search(request: PlanRequest) -> Search:
-    """Try every lane of at most `lane_ranks` ranks, for every share, on all numbers of lanes that the machine holds."""
+    """Try every lane of at most `lane_ranks` ranks, every share, and every number of lanes that fits the machine."""
     best: list[PlanRow] = []
     frontier: list[PlanRow] = []
     for method in request.methods:
@@ -52,7 +52,7 @@ def search(request: PlanRequest) -> Search:
 
 
 def lanes_of(method: str, most: int) -> Iterator[str]:
-    """Every lane of a method with at most `most` ranks; of those in one proportion, the smallest."""
+    """Every lane of a method with at most `most` ranks; of those with equal proportions, the smallest."""
     for layout in METHODS[method].layouts:
         roles = layout.split(" | ")
         for counts in product(range(1, most + 1), repeat=len(roles)):
@@ -63,7 +63,7 @@ def lanes_of(method: str, most: int) -> Iterator[str]:
 
 
 def pareto(rows: Iterable[PlanRow]) -> list[PlanRow]:
-    """The rows to which no other one is better in one of ranks and step time, and as good in the other."""
+    """The rows that are not dominated in ranks and step time."""
     found: list[PlanRow] = []
     for row in sorted(rows, key=lambda row: (row.ranks, *preference(row))):
         if not found or preference(row)[0] < preference(found[-1])[0]:

@@ -12,7 +12,7 @@ from .search import Search
 
 
 def render(plan: Plan) -> str:
-    """The inputs, one row per method and layout, what the hand-off needs, and where the batch stops paying."""
+    """The inputs, one row per method and layout, the bandwidth of the hand-off, and where the batch stops paying."""
     parts = [_inputs(plan), _rows(plan), _where_time_goes(plan), _handoffs(plan), _by_nodes(plan), _by_batch(plan)]
     if plan.left_out:
         lines = (f'  {entry.method} "{entry.layout}": {entry.reason}' for entry in plan.left_out)
@@ -21,7 +21,7 @@ def render(plan: Plan) -> str:
 
 
 def render_search(found: Search) -> str:
-    """The best layout of each method and share, and what more devices buy."""
+    """The best layout of each method and share, and the step time by number of devices."""
     wanted = "the shortest step"
     if found.request.deadline is not None:
         wanted = f"the fewest devices that train in {found.request.deadline:g} hours"
@@ -37,7 +37,7 @@ def _searched(row: PlanRow) -> list[str]:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of equal length under a header: text to the left, numbers to the right."""
+    """Align a header and rows in columns: text to the left, numbers to the right."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     to_right = [all(_is_number(row[place]) for row in rows[1:]) for place in range(len(rows[0]))]
     rule = ["─" * width for width in widths]
@@ -52,7 +52,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    """A number, or what stands in place of one."""
+    """Whether a cell holds a number or a placeholder for one."""
     return cell in ("", "-", "never", "calibrated") or cell.lstrip("+-")[:1].isdigit()
 
 

@@ -7,12 +7,11 @@ document   blocks, HTML and Markdown   figures        SVG by matplotlib      tem
 
 from __future__ import annotations
 
-import json
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from conadv.study.results import keep
 from conadv.trainer.files import write_atomically
 
 from . import accuracy, against_paper, cost, setup, theory, training
@@ -32,9 +31,10 @@ def write_report(folder: Path, out: Path | None = None) -> dict[str, Any]:
     page = out or folder / "report.html"
     if page.suffix != ".html":
         raise ValueError(f"a report is written as HTML, not {str(page)!r}: choose a name that ends in .html")
-    curves, measured = training.read_curves(evidence)
-    if measured:
-        curves |= theory.staleness_curves(evidence)
+    found = training.find_curves(evidence)
+    if found:
+        found |= theory.staleness_curves(evidence)
+    curves = keep(folder / training.CURVES, found, training.check_curves)
     document = build_document(evidence, curves)
     figures = page.with_name(f"{page.stem}-figures")
     try:
@@ -46,9 +46,6 @@ def write_report(folder: Path, out: Path | None = None) -> dict[str, Any]:
     except OSError as error:
         problem = error.strerror or error
         raise ValueError(f"cannot write {str(page)!r} ({problem}): choose another file with -o") from None
-    if measured:  # so that the report can be written again without the folders of the runs
-        with suppress(OSError):
-            write_atomically(folder / training.CURVES, json.dumps(curves) + "\n")
     done = sum(result.summary is not None for result in evidence.results)
     return {"page": str(page), "markdown": str(page.with_suffix(".md")), "cells": len(evidence.results), "done": done}
 

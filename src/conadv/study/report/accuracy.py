@@ -1,4 +1,4 @@
-"""Sections on accuracy: by method, and by each setting in which otherwise equal conditions differ."""
+"""Sections on accuracy: by method, and by each setting that the study varies."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _GAIN = (
     "* if p < 0.05 after Holm's correction."
 )
 _METRICS = {TOP1: ("Test accuracy", "test accuracy, %"), "gap": ("Generalization gap", "gap, points")}
-# Up to this many arms, accuracies and differences share one table.
+# Up to this many arms, one table has both accuracies and differences.
 _FEW = 2
-_LEVEL = 0.05  # a corrected p-value below it tells an arm from vanilla
+_LEVEL = 0.05  # significance level of corrected p-values
 
 Family = Sequence[Condition]
 
 
 def by_method(evidence: Evidence) -> Section:
-    """Every arm: its accuracy, and its difference from vanilla on the same seeds."""
+    """The accuracy of each arm, and its difference from vanilla on the same seeds."""
     shown = evidence.shown
     columns = [key for key in varying_within_arms(shown) if key != "chunk_size"]
     columns += [RATE] * (len({condition.settings.get(RATE) for condition in shown}) > 1)
@@ -73,14 +73,14 @@ def _row(evidence: Evidence, condition: Condition, columns: Sequence[str]) -> li
 
 
 def _n(condition: Condition) -> str:
-    """The number of runs, and of those that failed or have not run."""
+    """The number of finished runs, and of those that failed or have not run."""
     counts = {"failed": condition.failed, "to do": condition.missing}
     lost = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     return f"{len(condition.runs)} ({lost})" if lost else str(len(condition.runs))
 
 
 def _verdicts(evidence: Evidence) -> list[Items | Paragraph]:
-    """Which differences remain after the correction for their number."""
+    """Which differences are significant after the correction for multiple comparisons."""
     verdicts: dict[str, list[str]] = {verdict: [] for verdict in _VERDICTS}
     for condition in evidence.shown:
         if gain := evidence.gain(condition):
@@ -114,7 +114,7 @@ def _dots(evidence: Evidence) -> Figure:
 
 
 def by_setting(evidence: Evidence) -> list[Section]:
-    """One section per setting that the study compares, in the order of the paper, then the others."""
+    """One section per setting that the study varies: first those of the paper, then the others."""
     found = compared_settings(evidence.main)
     keys = [*(key for key in _TITLES if key in found), *(key for key in found if key not in _TITLES)]
     return [_section(evidence, key, found[key]) for key in keys]
@@ -130,7 +130,7 @@ def _section(evidence: Evidence, key: str, rows: Sequence[Family]) -> Section:
 
 
 def _family_names(rows: Sequence[Family], key: str) -> list[str]:
-    """The arm that most conditions of a row have, and the settings that tell it from other rows of that arm."""
+    """A name for each row: its most frequent arm, and the settings that distinguish it from other rows of that arm."""
     heads = []
     for row in rows:
         counts = Counter(one.arm for one in row)  # in a tie, the arm with the shorter name; of that, the last
@@ -169,7 +169,7 @@ def _tables(evidence: Evidence, slug: str, key: str, rows: Sequence[Family], nam
 
 
 def _marked(evidence: Evidence, condition: Condition | None, gain: Spread | None) -> str:
-    """A difference, with a star if it remains after the correction for all comparisons."""
+    """A difference, with a star if it is significant after the correction."""
     if condition is None or gain is None:
         return "–"
     p_value = evidence.p_value(condition)
@@ -177,7 +177,7 @@ def _marked(evidence: Evidence, condition: Condition | None, gain: Spread | None
 
 
 def _values(key: str, rows: Sequence[Family]) -> list[Any]:
-    """Each value once, numbers by size; texts keep the order of the study."""
+    """The distinct values; numbers are sorted, texts keep the order of the study."""
     values = list(dict.fromkeys(condition.settings[key] for row in rows for condition in row))
     return sorted(values) if _is_numeric(values) else values
 
@@ -197,7 +197,7 @@ def _figure(slug: str, key: str, rows: Sequence[Family], names: Sequence[str]) -
 
 
 def setting_chart(slug: str, key: str, families: Sequence[tuple[str, Family]], metric: str = TOP1) -> str:
-    """A metric over a setting: one line per family, with 95 % intervals over the batch, else standard deviations."""
+    """Plot a metric against a setting, one line per family, with 95 % intervals for the batch size, else deviations."""
     lines = []
     for name, row in families:
         known = [(condition.settings[key], of) for condition in row if (of := condition.metric(metric))]
@@ -211,7 +211,7 @@ def setting_chart(slug: str, key: str, families: Sequence[tuple[str, Family]], m
 
 
 def by_batch(evidence: Evidence, slug: str, metric: str) -> str | None:
-    """A metric drawn over the batch size; None if fewer than three batch sizes are compared."""
+    """Plot a metric against the batch size; None if fewer than three are compared."""
     key, rows = "batch_size", compared_settings(evidence.main).get("batch_size", [])
     if not rows or max(map(len, rows)) <= _FEW:
         return None

@@ -1,4 +1,4 @@
-"""The section that compares the paper's numbers with ours: differences and ratios, since data and network differ."""
+"""The section that compares with the paper, by differences and ratios, because data and network differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .evidence import Evidence
 
 _BATCHES = (32, 64, 96)
 _NO_ADVERSARY = {paper.CONADV: "ConAdv, ε = 0", paper.CONADV_AUTOAUGMENT: "ConAdv + AutoAugment, ε = 0"}
-# A method, and the one that it is compared with.
+# A method and its baseline.
 _GAINS = (
     (paper.DISADV, paper.VANILLA),
     (paper.CONADV, paper.VANILLA),
@@ -27,7 +27,7 @@ Found = Mapping[str, Condition]
 
 
 def section(evidence: Evidence) -> Section | None:
-    """None if the study has nothing that the paper has."""
+    """The section; None if the study has nothing to compare with the paper."""
     batch, found = _at_one_batch(evidence.main)
     gains = [
         (method, reference, gain)
@@ -47,7 +47,7 @@ def section(evidence: Evidence) -> Section | None:
 
 
 def _at_one_batch(conditions: list[Condition]) -> tuple[int, dict[str, Condition]]:
-    """The batch size at which the study has most of what the paper has, the largest of several, and its conditions."""
+    """The batch size with the most conditions that the paper has too (the largest, in a tie), and these conditions."""
     by_batch: dict[int, dict[str, Condition]] = {}
     for condition in conditions:
         at = by_batch.setdefault(condition.settings["batch_size"], {})
@@ -56,7 +56,7 @@ def _at_one_batch(conditions: list[Condition]) -> tuple[int, dict[str, Condition
 
 
 def _paper_name(settings: Mapping[str, Any]) -> str:
-    """The paper's name for a condition, from its settings alone, since an arm may have any name; empty: none."""
+    """The paper's name for a condition, from its settings, because an arm may have any name; empty: none."""
     augmented = str(settings.get("data.augment", "")).startswith("autoaugment")
     method, epsilon = settings["method"], settings.get("attack.epsilon")
     if method == "vanilla":
@@ -71,10 +71,11 @@ def _paper_name(settings: Mapping[str, Any]) -> str:
 
 
 def _published(method: str, batch: int) -> float:
+    """The paper's accuracy at a batch size in thousands of images."""
     for name, without in _NO_ADVERSARY.items():
         if method == without:
-            return paper.top1_without_adversary(name, batch)
-    return paper.top1(method, batch)
+            return paper.TOP1_BY_EPSILON[name, batch][paper.EPSILONS.index(0)]
+    return paper.TOP1[method][paper.BATCHES.index(batch)]
 
 
 def _gain_table(gains: list[tuple[str, str, Spread]]) -> Table:

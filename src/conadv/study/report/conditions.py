@@ -1,4 +1,4 @@
-"""What a report compares: conditions, which are the runs of an arm that differ only in the seed, and their means.
+"""What a report compares: conditions (runs of an arm that differ only in the seed) and their means.
 
 results ──► conditions ──► the best learning rate of each ──► families, which differ in one setting
 """
@@ -19,13 +19,13 @@ RATE, TOP1 = "optimizer.lr", "test_top1"
 Setting = tuple[tuple[str, Any], ...]
 
 _WORDS = {"attack.epsilon": "ε", RATE: "learning rate", "batch_size": "batch", "data.augment": "augmentation"}
-# Tuned for each condition, so they may differ where something else is compared.
+# Tuned for each condition, so they may differ between conditions that are compared.
 _TUNED = frozenset({RATE, "schedule.warmup_epochs"})
-# Not compared for their own sake: the arms compare the method, and the others follow from other settings.
+# These get no section of their own: arms compare the methods, and the others depend on other settings.
 _ASIDE = frozenset({*_TUNED, "method", "chunk_size", "max_steps"})
-# Compared wherever they vary, also between arms.
+# These get a section if they vary within or between arms; other settings only if they vary within an arm.
 _ALWAYS = frozenset({"attack.epsilon", "delay", "batch_size", "epochs", "data.augment"})
-# Student's t for a two-sided 95 % interval, by degrees of freedom from 1; beyond the list, the normal value is close.
+# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, that of the normal distribution.
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -35,7 +35,7 @@ _T95 = (
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation of n numbers; a single number has no deviation."""
+    """Mean and sample standard deviation of n numbers; None for a single number."""
 
     mean: float
     deviation: float | None
@@ -43,19 +43,19 @@ class Spread:
 
     @property
     def half(self) -> float | None:
-        """Half of the 95 % interval of the mean, by Student's t; None for a single number."""
+        """Half the width of the 95 % confidence interval of the mean (Student's t); None for a single number."""
         if self.deviation is None:
             return None
         return (_T95[self.n - 2] if self.n - 2 < len(_T95) else 1.96) * self.deviation / math.sqrt(self.n)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % interval of the mean; None for a single number."""
+        """95 % confidence interval of the mean; None for a single number."""
         return None if self.half is None else (self.mean - self.half, self.mean + self.half)
 
     @property
     def p_value(self) -> float | None:
-        """Of the hypothesis that the mean is 0, two-sided, by Student's t; None for a single number."""
+        """Two-sided p-value of a t-test that the mean is 0; None for a single number."""
         if self.deviation is None:
             return None
         if self.deviation == 0:
@@ -79,7 +79,7 @@ class Spread:
 
 
 def t_test(t: float, freedom: int) -> float:
-    """The probability of a value farther from 0 than t, by Student's t with so many degrees of freedom."""
+    """The two-sided p-value of a t statistic with this many degrees of freedom."""
     angle = math.atan(abs(t) / math.sqrt(freedom))
     odd = freedom % 2
     term = total = math.cos(angle) if odd else 1.0
@@ -92,7 +92,7 @@ def t_test(t: float, freedom: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values corrected for their number, by Holm's method: some are below 0.05 by chance in 5 % of all studies."""
+    """P-values corrected for multiple comparisons by Holm's method (family-wise error rate)."""
     order = sorted(range(len(p_values)), key=lambda place: p_values[place])
     corrected, least = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(order):
@@ -108,7 +108,7 @@ def spread(numbers: Iterable[float | None]) -> Spread | None:
 
 
 def number(value: float, digits: int, signed: bool = False) -> str:
-    """Format a number with a true minus sign, and without a minus zero."""
+    """Format a number with a typographic minus sign, and without negative zero."""
     rounded = round(value, digits) + 0.0
     return f"{rounded:{'+' if signed and rounded else ''}.{digits}f}".replace("-", "−")
 
@@ -119,7 +119,7 @@ class Condition:
 
     arm: str
     settings: Mapping[str, Any]
-    """By dotted key, without the seed and without settings that have no effect."""
+    """By dotted key, without the seed and settings that have no effect."""
     runs: tuple[Result, ...]
     """Finished runs, one per seed."""
     failed: int = 0
@@ -134,7 +134,7 @@ class Condition:
         return {run.values["seed"]: value for run in self.runs if (value := run.metric(name)) is not None}
 
     def minus(self, other: Condition, name: str) -> Spread | None:
-        """The difference of a metric, over the seeds that both have."""
+        """The paired difference of a metric, over the seeds that both have."""
         mine, theirs = self.by_seed(name), other.by_seed(name)
         return spread(mine[seed] - theirs[seed] for seed in mine if seed in theirs)
 
@@ -172,7 +172,7 @@ def effective(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main_conditions(results: Sequence[Result]) -> list[Condition]:
-    """The finished conditions, each at its best learning rate. Tuning counts only if there is nothing else yet."""
+    """The finished conditions, each at its best learning rate. Tuning runs count only if there are no others yet."""
     rest = [result for result in results if not is_tuning(result)]
     best: dict[tuple[str, Setting], tuple[float, Condition]] = {}
     for condition in conditions(rest if any(result.summary for result in rest) else results):
@@ -184,7 +184,7 @@ def main_conditions(results: Sequence[Result]) -> list[Condition]:
 
 
 def compared_settings(several: Sequence[Condition]) -> dict[str, list[list[Condition]]]:
-    """By setting, the families that differ only in it: settings that vary within an arm or that the paper varies."""
+    """The settings to compare, each with its families: conditions that differ only in this setting."""
     keys = dict.fromkeys(key for condition in several for key in condition.settings if key not in _ASIDE)
     chosen = [key for key in keys if key in _ALWAYS or key in varying_within_arms(several)]
     found = {key: _families(several, key) for key in chosen}
@@ -192,7 +192,7 @@ def compared_settings(several: Sequence[Condition]) -> dict[str, list[list[Condi
 
 
 def _families(several: Sequence[Condition], key: str) -> list[list[Condition]]:
-    """Conditions that agree in all settings but `key` and those that follow from it; each has two values or more."""
+    """Groups of two or more conditions that differ only in `key`, and in tuned and dependent settings."""
     found: dict[Setting, dict[Any, Condition]] = {}
     for condition in several:
         settings = dict(condition.settings)
@@ -209,7 +209,7 @@ def _families(several: Sequence[Condition], key: str) -> list[list[Condition]]:
 
 
 def representatives(several: Sequence[Condition]) -> list[Condition]:
-    """The first condition of each arm, those in no family of a compared setting, and what these are compared with."""
+    """The first condition of each arm, those that are in no family, and the baselines of both."""
     elsewhere = {one for rows in compared_settings(several).values() for row in rows for one in row}
     first = {one.arm: one for one in reversed(several)}
     chosen = [one for one in several if first[one.arm] is one or one not in elsewhere]
@@ -225,7 +225,7 @@ def varying_within_arms(several: Sequence[Condition]) -> list[str]:
 
 
 def baseline(several: Sequence[Condition], condition: Condition) -> Condition | None:
-    """The first vanilla condition with the same data, model and batch, which the condition is compared with."""
+    """The vanilla condition to compare with: the first with the same data, model and batch size."""
     alike = (other for other in several if other.settings["method"] == "vanilla" and other.runs)
     return next((other for other in alike if context(other) == context(condition)), None)
 
@@ -250,7 +250,7 @@ def word(key: str) -> str:
 
 
 def show(key: str, value: Any) -> str:
-    """A value as people write it: an epsilon in 255ths, other numbers without needless digits."""
+    """A value for readers: epsilon in 255ths, other numbers with six significant digits at most."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -269,7 +269,7 @@ def _without(settings: Mapping[str, Any], keys: set[str]) -> Setting:
 
 
 def context(condition: Condition) -> Setting:
-    """What a condition and the vanilla one that it is compared with have in common."""
+    """The settings that a condition shares with its baseline."""
     keys = ("batch_size", "model", "width", "precision")
     return tuple((key, value) for key, value in condition.settings.items() if key in keys or key.startswith("data."))
 

@@ -1,4 +1,4 @@
-"""The section on cost: accuracy against work, and which conditions are dominated by others."""
+"""The section on cost: accuracy against work, and which conditions are dominated."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .document import Block, Figure, Section, Table
 from .evidence import Evidence
 from .figures import frontier_chart
 
-_FEWEST = 3  # conditions that make a comparison
+_FEWEST = 3  # conditions, else there is no section
 
 
 class Cost(NamedTuple):
-    """A condition by what it costs and gives."""
+    """The work and the accuracy of a condition."""
 
     name: str
     work: float
-    """Relative to vanilla's."""
+    """Relative to vanilla."""
     top1: Spread
 
 
@@ -36,13 +36,13 @@ def passes(values: Mapping[str, Any]) -> float:
 
 
 def work_of(condition: Condition) -> float | None:
-    """Passes of a whole training over images of the batch; None: unknown."""
+    """Total passes over images in the whole training; None: unknown."""
     steps = condition.metric("steps") if condition.settings["method"] in METHODS else None
     return passes(condition.settings) * steps.mean * condition.settings["batch_size"] if steps else None
 
 
 def dominating(costs: Sequence[Cost], one: Cost) -> Cost | None:
-    """The most accurate of those that are at least as accurate at no more work; None: there is none."""
+    """The most accurate condition that dominates this one; None if there is none."""
     better = [
         other
         for other in costs
@@ -54,7 +54,7 @@ def dominating(costs: Sequence[Cost], one: Cost) -> Cost | None:
 
 
 def section(evidence: Evidence) -> Section | None:
-    """One table and picture for each batch at which work differs between three conditions or more; else None."""
+    """A table and a figure for each batch size with at least three conditions whose work differs, or None."""
     blocks: list[Block] = []
     for group in _groups(evidence):
         costs = _costs(evidence, group)
@@ -64,7 +64,7 @@ def section(evidence: Evidence) -> Section | None:
 
 
 def _groups(evidence: Evidence) -> list[list[Condition]]:
-    """Conditions that share data, network and batch, whatever their augmentation; the largest batch first."""
+    """Conditions with the same data, network and batch size, regardless of augmentation; largest batch first."""
     groups: dict[object, list[Condition]] = {}
     for condition in evidence.main:
         key = tuple(pair for pair in context(condition) if pair[0] not in ("data.augment", "data.views"))

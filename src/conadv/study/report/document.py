@@ -1,7 +1,7 @@
-"""A report as blocks, and how they become HTML (templates/page.html.jinja) and Markdown.
+"""A report as blocks, rendered as HTML (templates/page.html.jinja) and Markdown.
 
-A text is a string that is shown literally, `Code`, `Strong`, or a tuple of these. Strings come from study files and
-results, so both formats escape every one of them.
+A text is a string that is shown literally, `Code`, `Strong`, or a tuple of these. Both formats escape every string,
+because strings come from study files and results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Code(str):
 
 
 class Strong(str):
-    """A text that stands out."""
+    """A text in bold."""
 
 
 Text = str | tuple[str, ...]
@@ -33,7 +33,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Items:
-    """Facts, each with a name."""
+    """A list of named facts."""
 
     pairs: Sequence[tuple[str, str]]
 
@@ -60,7 +60,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines to be copied."""
+    """Preformatted text to copy."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""The data of a report: everything that a sweep left in its folder, read and sorted into conditions."""
+"""The data of a report: the files of a sweep, read and grouped into conditions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Evidence:
 
     @cached_property
     def shown(self) -> list[Condition]:
-        """The conditions of `main` that represent their arms; the others appear only with the setting they vary."""
+        """The conditions of `main` in the main tables; the others appear only in the section of their setting."""
         return representatives(self.main)
 
     @cached_property
@@ -64,11 +64,11 @@ class Evidence:
 
     @property
     def comparisons(self) -> int:
-        """How many differences from vanilla have a p-value."""
+        """The number of differences from vanilla that have a p-value."""
         return len(self._corrected)
 
     def p_value(self, condition: Condition) -> float | None:
-        """That the condition is as accurate as vanilla, corrected for all comparisons; None without several seeds."""
+        """The p-value of no difference from vanilla, corrected for multiple comparisons; None for a single seed."""
         return self._corrected.get(condition)
 
     def step_ratio(self, condition: Condition) -> Spread | None:
@@ -81,7 +81,7 @@ class Evidence:
         return read_metrics(self.folder / "runs" / run.cell / "metrics.jsonl")
 
     def gallery(self, run: Result) -> Any:
-        """The content of gallery.json, unchecked; None if there is none, ValueError if it is not JSON."""
+        """The content of gallery.json, unchecked; None if there is no such file, ValueError if it is not JSON."""
         return read_saved(self.folder / "runs" / run.cell / GALLERY, lambda content: content, None)
 
 

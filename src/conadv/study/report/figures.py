@@ -1,10 +1,10 @@
 """Figures as SVG, drawn by matplotlib: lines with error bars, dots, and grids of images.
 
-Each function returns an `svg` element. Its slug, unique on the page, is the prefix of all ids within; its title is for
-readers who do not see it.
+Each function returns an `svg` element. The slug, unique on the page, is the prefix of its ids; the title is for screen
+readers.
 
 Colours become CSS variables (figure.css), so that a figure follows the reader's light or dark mode. Markers and dashes
-tell the lines apart without colour.
+distinguish the lines without colour.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Line:
-    """A series of points, with one standard deviation each where it is known."""
+    """A series of points, with the lengths of their error bars."""
 
     name: str
     x: Sequence[float]
@@ -96,7 +96,7 @@ def line_chart(
 def frontier_chart(slug: str, title: str, points: Sequence[tuple[str, float, Spread, bool]], x_label: str) -> str:
     """Draw test accuracy against cost, with a line through the best.
 
-    Each point has a name, a cost, an accuracy, drawn with its 95 % interval, and whether another one dominates it.
+    Each point has a name, a cost, an accuracy, drawn with its 95 % interval, and whether it is dominated.
     """
     with _figure(320) as figure:
         axes = figure.subplots()
@@ -115,7 +115,7 @@ def frontier_chart(slug: str, title: str, points: Sequence[tuple[str, float, Spr
 def _joined(
     points: Sequence[tuple[str, tuple[float, float]]], height: float
 ) -> list[tuple[list[str], tuple[float, float]]]:
-    """One label for points above each other whose labels, of this height, would overlap; at the highest of them."""
+    """Merge the labels of points with equal x whose labels, of this height, would overlap; placed at the highest."""
     labels: list[tuple[list[str], tuple[float, float]]] = []
     for name, (x, y) in sorted(points, key=lambda point: (point[1][0], -point[1][1])):
         if labels and isclose(labels[-1][1][0], x) and labels[-1][1][1] - y < height:
@@ -126,7 +126,7 @@ def _joined(
 
 
 def dot_plot(slug: str, title: str, rows: Sequence[tuple[str, Sequence[float], Spread]], label: str) -> str:
-    """Draw one row per name: the single numbers as hollow dots, their mean and one standard deviation."""
+    """Draw one row per name: each number as a hollow dot, their mean and one standard deviation."""
     with _figure(64 + 34 * len(rows)) as figure:
         axes = figure.subplots()
         for place, (_, numbers, of) in enumerate(rows):
@@ -175,7 +175,7 @@ def standalone(svg: str) -> str:
 
 def _draw_line(axes: Any, number: int, line: Line) -> None:
     colour, marker = _COLOURS[number % 8], _MARKERS[number % 8]
-    every = len(line.x) // 6 if len(line.x) > 12 else 1  # long lines have a marker now and then, at different places
+    every = len(line.x) // 6 if len(line.x) > 12 else 1  # long lines have few markers, at different places
     deviations = [deviation or 0.0 for deviation in line.deviation]
     axes.errorbar(
         line.x,

@@ -1,4 +1,4 @@
-"""Sections on how the results came about: what was run, where, and how to repeat it."""
+"""Sections on the setup: what was run, where, and how to repeat it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .evidence import Evidence
 
 
 def status(evidence: Evidence) -> Items:
-    """How much of the study is done, for the top of the page."""
+    """The status of the study, for the top of the page."""
     results = evidence.results
     done = sum(result.summary is not None for result in results)
     failed = sum(result.error is not None for result in results)
@@ -57,7 +57,7 @@ def failures(evidence: Evidence) -> Section | None:
 
 
 def commands(evidence: Evidence) -> Section:
-    """Every cell with its accuracy, its commit where they differ, and the command that repeats it."""
+    """Every cell with its accuracy, the command that repeats it, and its commit if there are several."""
     rows = [[result.name, _accuracy(result), Code(result.command)] for result in evidence.results]
     head = ["cell", "test accuracy, %", "command"]
     if len({result.commit for result in evidence.results if result.summary is not None}) > 1:
@@ -114,7 +114,7 @@ def _origin(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _arms(results: Sequence[Result]) -> Table:
-    """The settings that tell the arms apart: the same within an arm, but not over all of them."""
+    """The settings that distinguish the arms: equal within an arm, but not in all arms."""
     common = _common([result.values for result in results])
     rows = []
     for arm in dict.fromkeys(result.arm for result in results):

@@ -1,17 +1,14 @@
-"""Sections on the theory: staleness, from runs with --diagnose, and sharpness, from runs that were analyzed."""
+"""Sections on the theory: staleness (runs with --diagnose) and sharpness (runs after `conadv analyze`)."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from conadv.study.results import Result, is_number, read_saved
-from conadv.trainer.files import write_atomically
+from conadv.study.results import Result, fits, is_number, keep, read_saved
 
 from .conditions import Condition, Spread, labels, spread
 from .document import Block, Figure, Paragraph, Section, Table
@@ -32,7 +29,7 @@ STALENESS = {
 
 
 def staleness_curves(evidence: Evidence) -> Curves:
-    """The mean curves of what --diagnose has measured, by what is shown and by arm."""
+    """The mean curves of the metrics of --diagnose, by metric and arm."""
     curves: Curves = {kind: {} for kind in STALENESS}
     for condition in evidence.shown:
         runs = [[{**line, **_derived(line)} for line in evidence.metrics(run)] for run in condition.runs]
@@ -93,19 +90,14 @@ Analyses = dict[str, Numbers]
 
 
 def read_analyses(evidence: Evidence) -> Analyses:
-    """The numbers of analysis.json by cell; saved, so that another report does not need the folders of the runs."""
-    saved = evidence.folder / SHARPNESS
+    """The numbers of analysis.json by cell; saved, so that the report can be written again without the run folders."""
     runs = [run for condition in evidence.main for run in condition.runs]
     found = {run.cell: numbers for run in runs if (numbers := _numbers(evidence.folder, run))}
-    if not found:
-        return read_saved(saved, _all_checked, {})
-    with suppress(OSError):
-        write_atomically(saved, json.dumps(found) + "\n")
-    return found
+    return keep(evidence.folder / SHARPNESS, found, _all_checked)
 
 
 def _numbers(folder: Path, run: Result) -> Numbers:
-    """What was measured at the end of a run; nothing of a checkpoint before it."""
+    """The measurements at the end of a run; empty if an earlier checkpoint was analyzed."""
 
     def branches(content: Any) -> Numbers:
         if content["about"]["step"] != run.metric("steps"):
@@ -127,8 +119,8 @@ def _branch(parts: Mapping[str, Any], branch: str) -> dict[str, float]:
     return _checked(numbers)
 
 
-def _checked(numbers: Mapping[str, Any]) -> dict[str, float]:
-    if not all(name in _COLUMNS and is_number(value) for name, value in numbers.items()):
+def _checked(numbers: Any) -> dict[str, float]:
+    if not fits(numbers, dict[str, float]) or not numbers.keys() <= _COLUMNS.keys():
         raise ValueError("not the numbers of an analysis")
     return dict(numbers)
 
@@ -138,7 +130,7 @@ def _all_checked(content: Any) -> Analyses:
 
 
 def sharpness(evidence: Evidence) -> Section | None:
-    """Sharpness and robust accuracy of the end points, by branch; None if no run was analyzed."""
+    """Sharpness and robust accuracy of the trained networks, by branch; None if no run was analyzed."""
     analyses = read_analyses(evidence)
     analyzed = [one for one in evidence.main if any(run.cell in analyses for run in one.runs)]
     if not analyzed:
@@ -174,7 +166,7 @@ def _branch_blocks(branch: str, analyzed: Sequence[Condition], analyses: Analyse
 
 
 def _entry(of: Spread | None) -> str:
-    """With two digits of the deviation, however large the numbers are; with three of the mean if there is no spread."""
+    """Mean ± deviation with two significant digits of the deviation; without one, three of the mean."""
     if of is None:
         return "–"
     if not of.deviation:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from conadv.study.results import Result, is_number, is_text, is_tuning, is_tuning_grid, read_saved
+from conadv.study.results import Result, fits, is_number, is_tuning, is_tuning_grid
 
 from .accuracy import by_batch, setting_chart
 from .conditions import RATE, TOP1, Condition, Spread, conditions, labels, show, varying_within_arms
@@ -58,9 +58,9 @@ def _rate_entry(row: Sequence[Condition], rate: float, chosen: float | None) -> 
 
 
 def _chosen(evidence: Evidence, row: Sequence[Condition]) -> float | None:
-    """The rate at which the other tables show the arm, at the row's batch size and whatever else varies within the arm.
+    """The rate that the other tables use for this arm, at the batch size of the row and its other settings that vary.
 
-    None: they do not show it. What the whole arm has otherwise than the row, as the data, does not count.
+    None: they do not show it. Settings in which the whole arm differs from the row, such as the data, do not count.
     """
     of_arm = [one for one in evidence.main if one.arm == row[0].arm]
     apart = varying_within_arms(of_arm)
@@ -155,18 +155,15 @@ _BINS = 60
 _MOST_LINES = 5
 
 
-def read_curves(evidence: Evidence) -> tuple[Curves, bool]:
-    """The mean curves of the conditions, and whether they come from metrics.jsonl.
-
-    If the folders of the runs are gone, they are those that an earlier report saved as curves.json.
-    """
+def find_curves(evidence: Evidence) -> Curves:
+    """The mean curves of the conditions, from the metrics.jsonl of their runs; empty if these are gone."""
     found: Curves = {"loss": {}, "progress": {}}
     for condition in evidence.shown:
         metrics = [(run, evidence.metrics(run)) for run in condition.runs]
         found["loss"][evidence.name(condition)] = mean_curve([curve_of(lines, "clean_loss") for _, lines in metrics])
         found["progress"][evidence.name(condition)] = mean_curve([_accuracies(run, lines) for run, lines in metrics])
     found = {kind: {name: curve for name, curve in of.items() if len(curve) > 2} for kind, of in found.items()}
-    return (found, True) if any(found.values()) else (read_saved(evidence.folder / CURVES, _checked, {}), False)
+    return found if any(found.values()) else {}
 
 
 def curves(known: Curves) -> Section | None:
@@ -176,7 +173,7 @@ def curves(known: Curves) -> Section | None:
 
 
 def curve_figure(kind: str, what: str, curves: Mapping[str, Curve]) -> Figure:
-    """Few enough lines per drawing to tell them apart, each with the first."""
+    """Curves in drawings of a few lines each; the first curve is in every drawing."""
     lines = [Line(name, *zip(*curve, strict=True)) for name, curve in curves.items()]
     step = _MOST_LINES - 1
     parts = [[lines[0], *lines[first : first + step]] for first in range(1, len(lines), step)] or [lines]
@@ -196,13 +193,13 @@ def curve_of(lines: Iterable[Mapping[str, Any]], name: str) -> Curve:
 
 
 def _accuracies(run: Result, lines: Sequence[Mapping[str, Any]]) -> Curve:
-    """The accuracies during training, and the last one, which only the summary has."""
+    """The accuracies during training, and the final one, which only the summary has."""
     curve, last = curve_of(lines, TOP1), run.metric(TOP1)
     return [*curve, *curve_of([{**lines[-1], TOP1: last}], TOP1)] if curve and last is not None else []
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean of several curves within each of a number of equal parts of the training."""
+    """The mean of several curves, averaged in bins of equal length."""
     last = max((epoch for curve in curves for epoch, _ in curve), default=0.0) or 1.0
     parts: dict[int, Curve] = {}
     for epoch, value in (pair for curve in curves for pair in curve):
@@ -210,11 +207,12 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     return [(fmean(x for x, _ in part), fmean(y for _, y in part)) for _, part in sorted(parts.items())]
 
 
-def _checked(saved: Any) -> Curves:
-    for name, curve in (pair for of in saved.values() for pair in of.items()):
-        if not is_text(name) or not curve or not all(is_number(x) and is_number(y) for x, y in curve):
-            raise ValueError("not pairs of numbers")
-        if any(later[0] < earlier[0] for earlier, later in pairwise(curve)):
+def check_curves(saved: Any) -> Curves:
+    """The content of curves.json; ValueError if it is damaged."""
+    if not fits(saved, Curves):
+        raise ValueError("not pairs of numbers")
+    for curve in (curve for of in saved.values() for curve in of.values()):
+        if not curve or any(later[0] < earlier[0] for earlier, later in pairwise(curve)):
             raise ValueError("epochs out of order")
     return dict(saved)
 
