@@ -22,8 +22,9 @@ from mkdocs.structure.files import File, Files
 _ROOT_PAGES = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 # How much a page counts in the site's search; others count 1. Guides come before records that name everything.
 _BOOST = {
-    "faq.md": 4.0, "own-loop.md": 2.0, "integrations.md": 2.0, "choosing.md": 2.0, "resume.md": 3.0, "ranks.md": 2.0,
-    "how-it-works.md": 2.0, "paper.md": 2.0, "log.md": 0.1, "changelog.md": 0.1, "planning.md": 0.8,
+    "faq.md": 4.0, "command-line.md": 2.0, "own-loop.md": 2.0, "integrations.md": 2.0, "choosing.md": 2.0,
+    "resume.md": 3.0, "ranks.md": 2.0, "how-it-works.md": 2.0, "paper.md": 2.0, "planning.md": 0.8, "log.md": 0.1,
+    "changelog.md": 0.1,
 }  # fmt: skip
 _BOOST_BELOW = {"results/": 0.3, "design/": 0.2}
 _BLOCK = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -1,4 +1,4 @@
-"""torch.compile with concurrent adversarial learning; what a plain loop has instead is in the comments."""
+"""torch.compile with concurrent adversarial learning. Comments show the lines of the plain loop."""
 
 import torch
 import torch.nn.functional as F

@@ -1,10 +1,10 @@
-"""The demo: every method on 100 handwritten digits, what it gains and what it costs, as a table and a picture.
+"""The demo: accuracy and speed of every method on 100 handwritten digits, as a table and a picture.
 
     python examples/demo.py [--out DIR] [--seeds 3] [--steps 120]
 
-Accuracy: a batch of all 100 training images leaves the weights little noise and few updates: large-batch training in
-small. The other 1,697 digits are the test. Each arm has the learning rate that was best for it on other seeds
-(docs/log.md). Speed: one step of vanilla, DisAdv and recycled on two processes. Every number is measured by this run.
+Accuracy: all 100 training images are one batch, so there are few updates with little noise, as in large-batch training.
+The test images are the other 1,697 digits. Each method has the learning rate that was best for it on other seeds
+(docs/log.md). Speed: one step of vanilla, DisAdv and recycled on two processes. This run measures every number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fabric with concurrent adversarial learning; what a plain loop has instead is in the comments."""
+"""Fabric with concurrent adversarial learning. Comments show the lines of the plain loop."""
 
 import torch
 import torch.nn.functional as F

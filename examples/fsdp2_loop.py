@@ -1,4 +1,4 @@
-"""FSDP2 with concurrent adversarial learning; what a plain loop has instead is in the comments.
+"""FSDP2 with concurrent adversarial learning. Comments show the lines of the plain loop.
 
 torchrun --nproc-per-node 2 examples/fsdp2_loop.py
 """

@@ -1,4 +1,4 @@
-"""A LightningModule with concurrent adversarial learning; what a plain one has instead is in the comments."""
+"""A LightningModule with concurrent adversarial learning. Comments show the lines of the plain module."""
 
 import lightning
 import torch

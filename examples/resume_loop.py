@@ -1,4 +1,4 @@
-"""A loop that resumes anywhere, with concurrent adversarial learning; what a plain one has instead is in the comments.
+"""A loop that resumes anywhere, with concurrent adversarial learning. Comments show the lines of the plain loop.
 
 Interrupt it and start it again: the weights at the end are the same, to the bit.
 """

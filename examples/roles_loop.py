@@ -25,7 +25,7 @@ def main(team):
         nn.Conv2d(16, 32, 3, padding=1, stride=2), nn.BatchNorm2d(32), nn.ReLU(),
         nn.Flatten(), nn.Linear(32 * 4 * 4, 10),
     )  # fmt: skip
-    model = conadv.split_batchnorm(model)  # before the optimizer is made
+    model = conadv.split_batchnorm(model)  # before creating the optimizer
     method = team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(epsilon=24 / 255))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     for epoch in range(30):

@@ -1,4 +1,4 @@
-"""A loop as timm writes it, with concurrent adversarial learning; what a plain one has instead is in the comments."""
+"""A loop as timm writes it, with concurrent adversarial learning. Comments show the lines of the plain loop."""
 
 import timm
 import torch

@@ -1,4 +1,4 @@
-"""A Transformers Trainer with concurrent adversarial learning; what a plain one has instead is in the comments."""
+"""A Transformers Trainer with concurrent adversarial learning. Comments show the lines of the plain trainer."""
 
 import torch
 import torch.nn.functional as F

@@ -71,7 +71,7 @@ def test_a_run_trains_it_and_its_export_loads_in_it(tmp_path: Path) -> None:
         ("torchvision:fasterrcnn_resnet50_fpn", "torchvision has no classification model"),
         (
             "torchvision:resnet18",
-            "torchvision:resnet18 takes images of 3 channels, these have 1: take a model of timm",
+            "torchvision:resnet18 needs images with 3 channels, not 1: choose a timm model",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Random crops: every place is as likely, nothing is invented, and the box is what it should be."""
+"""Random crops: all positions are equally likely, pixels come from the image, and the box is correct."""
 
 from __future__ import annotations
 

@@ -139,5 +139,7 @@ def test_an_image_is_augmented_alike_in_any_company() -> None:
 
 def test_grey_images_and_no_others() -> None:
     assert RandAugment()(np.zeros((40, 1, 9, 9), np.uint8), SEEDS[:40]).shape == (40, 1, 9, 9)
-    with pytest.raises(ValueError, match="RandAugment of images with 2 channels: it is for grey or RGB"):
+    with pytest.raises(
+        ValueError, match=r"RandAugment of images with 2 channels: convert them to 1 \(grey\) or 3 \(RGB\)"
+    ):
         RandAugment()(np.zeros((1, 2, 9, 9), np.uint8), SEEDS[:1])

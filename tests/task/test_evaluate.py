@@ -1,4 +1,4 @@
-"""Evaluation: against figures counted image by image, and without a trace."""
+"""Evaluation: equals counting image by image, and changes nothing in the model."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_split_model_is_evaluated_as_the_plain_one_it_was(branches: tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("label", "message"), [(8, "label 8 is outside of the model's 8"), (-1, "label -1"), (99, "99")]
+    ("label", "message"), [(8, "label 8 is not one of the model's 8"), (-1, "label -1"), (99, "99")]
 )
 def test_a_label_outside_the_classes_is_named(label: int, message: str) -> None:
     images, labels = make_data()

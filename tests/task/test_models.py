@@ -1,4 +1,4 @@
-"""Models: against published figures, against a forward pass written apart, and against bad input."""
+"""Models: published parameter counts, a separate implementation of the forward pass, and bad input."""
 
 from __future__ import annotations
 
@@ -244,9 +244,9 @@ def test_channels_last_stays_so_to_the_last_layer(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "resnet200"}, "'resnet200', the nearest is 'resnet20':"),
-        ({"name": "ResNet50"}, "the nearest is 'resnet50'"),
-        ({"name": ""}, "no model is called ''"),
+        ({"name": "resnet200"}, "unknown model 'resnet200', did you mean 'resnet20'"),
+        ({"name": "ResNet50"}, "did you mean 'resnet50'"),
+        ({"name": ""}, "unknown model ''"),
         ({"name": "my.models:cnn"}, "cannot import 'my.models'"),
         ({"classes": 0}, "classes 0"),
         ({"in_channels": 0}, "in_channels 0"),
@@ -389,7 +389,7 @@ def test_checking_the_output_leaves_no_trace(outputs: int) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(7, 10), r"does not take images of \(3, 8, 8\): RuntimeError"),
+        (nn.Linear(7, 10), r"fails on images of shape \(3, 8, 8\): RuntimeError"),
         (nn.Identity(), r"into \(2, 3, 8, 8\), but 10 classes"),
         (nn.Sequential(nn.Flatten(0), nn.Linear(384, 10)), r"into \(10,\)"),
     ],

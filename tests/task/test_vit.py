@@ -71,7 +71,7 @@ def test_images_of_any_whole_number_of_patches(shape: tuple[int, ...]) -> None:
 
 
 def test_bad_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="images of 8 × 9 pixels are not whole patches of 4"):
+    with pytest.raises(ValueError, match="images of 8 × 9 pixels cannot be cut into patches of 4"):
         build_model("vit4", 5, 1, width=8)(torch.rand(1, 1, 8, 9))
     for width in (6, 130):
         with pytest.raises(ValueError, match=f"width {width}: a vision transformer needs"):

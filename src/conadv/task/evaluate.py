@@ -1,4 +1,4 @@
-"""Evaluation: accuracy and loss over all batches, on the images as they are and, if asked, under attack."""
+"""Evaluation: accuracy and loss over all batches, on clean images and optionally under attack."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from conadv.task.models import evaluating
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model does on all images of some data. Accuracies are in percent."""
+    """The result of an evaluation. Accuracies are in percent."""
 
     top1: float
     top5: float
-    """The label is among the 5 likeliest; with fewer classes, among all."""
+    """The label is among the 5 most likely classes (or among all, if there are fewer)."""
     loss: float
     """The mean over the images."""
     images: int
@@ -40,21 +40,21 @@ def evaluate(
     seed: int = 0,
     autocast: torch.dtype | None = None,
 ) -> Evaluation:
-    """Evaluate a model in eval mode; its train/eval flags are as before afterwards.
+    """Evaluate a model in eval mode, and restore its train/eval modes afterwards.
 
     Args:
         model: the network.
         batches: of (images, labels, ...), images as bytes or floats in [0, 1].
         device: where the model is; None: where its first parameter is.
-        attack: called with the model in eval mode. Of a split model it should attack what is evaluated here, the main
+        attack: called with the model in eval mode. For a split model, let it attack what is evaluated here, the main
             branch with running statistics: `PGD(..., branch="main", statistics="running")`.
         loss: (logits, labels) to the mean over the images.
-        seed: decides what is random in the attack.
-        autocast: the 16-bit type to compute in, as in training; None: that of the weights.
+        seed: seed of the attack.
+        autocast: 16-bit type to compute in, as in training; None: the dtype of the weights.
     """
     like = next(model.parameters(), torch.empty(0))
     device = like.device if device is None else torch.device(device)
-    # Sums of hits and losses stay on the device, and are read once: float64, so that they are exact, or nearly so.
+    # Sums stay on the device and are read once. Counts are exact in float64.
     totals = torch.zeros(4, dtype=torch.float64, device=device)
     count = 0
     precision = nullcontext() if autocast is None else torch.autocast(device.type, autocast)
@@ -76,30 +76,30 @@ def evaluate(
 
 
 def _logits(model: nn.Module, images: Tensor) -> Tensor:
-    """The model's outputs, with enough digits for a loss where the model has 16 bits."""
+    """The model's outputs, in float32 or better: 16 bits are too few for a loss."""
     outputs: Tensor = model(images)
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def _checked(labels: Tensor, classes: int) -> Tensor:
-    """The labels as whole numbers, each of them one of the model's classes."""
+    """Labels as int64, checked to be classes of the model."""
     if labels.is_floating_point():
         raise ValueError(f"labels are {labels.dtype}: give the number of a class for each image")
     for label in (int(labels.min()), int(labels.max())):
         if not 0 <= label < classes:
-            raise ValueError(f"label {label} is outside of the model's {classes} classes, 0 to {classes - 1}")
+            raise ValueError(f"label {label} is not one of the model's {classes} classes, 0 to {classes - 1}")
     return labels.long()
 
 
 def _hits(logits: Tensor, labels: Tensor, count: int) -> Tensor:
-    """How many labels are among the `count` likeliest classes."""
+    """How many labels are among the `count` most likely classes."""
     likeliest = logits.topk(min(count, logits.shape[1]), dim=1).indices
     return (likeliest == labels[:, None]).sum()
 
 
 def _evaluation(images: int, totals: Sequence[float], attacked: bool) -> Evaluation:
     if images == 0:
-        raise ValueError("there are no images to evaluate on: check the data, or give a new iterator each time")
+        raise ValueError("no images to evaluate on: check the data, or pass a new iterator each time")
     top1, top5, loss, robust = totals
     return Evaluation(
         100 * top1 / images, 100 * top5 / images, loss / images, images, 100 * robust / images if attacked else None

@@ -1,4 +1,4 @@
-"""Models from elsewhere: `timm:NAME` and `torchvision:NAME`, with new weights, never downloaded; and your own."""
+"""Models of timm and torchvision, with random weights (nothing is downloaded), and your own."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from conadv.core.catalog import MODEL_LIBRARIES
 
 _NORMALIZE = "normalize_pixels"
-# Two of torchvision's models return further outputs in training, unless they are asked not to.
+# Two of torchvision's models return auxiliary outputs in training by default.
 _WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
 
 
 def build_from_library(reference: str, classes: int, in_channels: int, normalize: nn.Module) -> nn.Module:
-    """A model of another library, with new weights and the state that it has there.
+    """Build a model of another library, with random weights and the library's own state keys.
 
     Args:
         reference: timm:NAME or torchvision:NAME.
-        classes: of the logits.
-        in_channels: of the images.
-        normalize: what images in [0, 1] go through first; it is not part of the state.
+        classes: number of classes.
+        in_channels: channels of the images.
+        normalize: applied to images in [0, 1] first; not part of the state.
     """
     library, _, name = reference.partition(":")
     assert library in MODEL_LIBRARIES
@@ -39,7 +39,7 @@ def build_from_library(reference: str, classes: int, in_channels: int, normalize
 
 
 def load_callable(reference: str) -> Callable[..., object]:
-    """What `package.module:callable` names. The current folder is searched too, after everything installed."""
+    """Import `package.module:callable`. The current folder is searched last, after installed packages."""
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise ValueError(f"{reference!r} does not name a callable: write package.module:callable")
@@ -49,28 +49,28 @@ def load_callable(reference: str) -> Callable[..., object]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a module runs code of its own, which may raise anything
-        raise ValueError(f"cannot import {module_name!r} of {reference!r}: {one_line(error)}") from error
+        raise ValueError(f"cannot import {module_name!r} of {reference!r}: {first_line(error)}") from error
     try:
         found = attrgetter(attribute)(module)
     except AttributeError as error:
         raise ValueError(f"{module_name!r} has no {attribute!r}: check the name after the colon") from error
     if not callable(found):
         raise ValueError(
-            f"{reference!r} is of type {type(found).__name__}: name a function or a class that makes a model"
+            f"{reference!r} is of type {type(found).__name__}: name a function or a class that returns a model"
         )
     return found  # type: ignore[no-any-return]
 
 
 def build_from_callable(reference: str, classes: int, in_channels: int) -> nn.Module:
-    """Your own model: `package.module:callable` is called as callable(classes=..., in_channels=...).
+    """Build your own model: `package.module:callable` is called as callable(classes=..., in_channels=...).
 
-    It takes images in [0, 1] and normalizes them itself.
+    The model takes images in [0, 1] and normalizes them itself.
     """
     factory = load_callable(reference)
     try:
         inspect.signature(factory).bind(classes=classes, in_channels=in_channels)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{reference!r} must accept (classes=..., in_channels=...): {one_line(error)}") from error
+        raise ValueError(f"{reference!r} must accept (classes=..., in_channels=...): {first_line(error)}") from error
     model = factory(classes=classes, in_channels=in_channels)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{reference!r} returned a value of type {type(model).__name__}: return a torch.nn.Module")
@@ -83,7 +83,7 @@ def _from_timm(timm: Any, name: str, classes: int, in_channels: int) -> nn.Modul
     try:
         return timm.create_model(name, pretrained=False, num_classes=classes, in_chans=in_channels)  # type: ignore[no-any-return]
     except Exception as error:  # a model may refuse these options in its own way
-        raise ValueError(f"timm:{name} cannot be made for {in_channels} channels: {one_line(error)}") from error
+        raise ValueError(f"timm:{name} cannot be built for {in_channels} channels: {first_line(error)}") from error
 
 
 def _from_torchvision(torchvision: Any, name: str, classes: int, in_channels: int) -> nn.Module:
@@ -93,8 +93,8 @@ def _from_torchvision(torchvision: Any, name: str, classes: int, in_channels: in
         raise ValueError(_unknown("torchvision", name, known))
     if in_channels != 3:
         raise ValueError(
-            f"torchvision:{name} takes images of 3 channels, these have {in_channels}: take a model of timm, "
-            "which can be made for any number"
+            f"torchvision:{name} needs images with 3 channels, not {in_channels}: choose a timm model, which can be "
+            "built for any number"
         )
     further = {"aux_logits": False, "init_weights": True} if name in _WITH_AUXILIARY_OUTPUTS else {}
     return models.get_model(name, weights=None, num_classes=classes, **further)  # type: ignore[no-any-return]
@@ -103,12 +103,10 @@ def _from_torchvision(torchvision: Any, name: str, classes: int, in_channels: in
 def _imported(library: str) -> Any:
     try:
         return importlib.import_module(library)
-    except ModuleNotFoundError as error:
-        if error.name == library:
+    except Exception as error:  # such as a library that was built for another PyTorch
+        if isinstance(error, ModuleNotFoundError) and error.name == library:
             raise ValueError(f"{library} is not installed: pip install {library}") from None
-        raise ValueError(f"cannot import {library}: {one_line(error)}") from error
-    except Exception as error:  # such as one that was built for another PyTorch
-        raise ValueError(f"cannot import {library}: {one_line(error)}") from error
+        raise ValueError(f"cannot import {library}: {first_line(error)}") from error
 
 
 def _normalize(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -120,7 +118,7 @@ def _unknown(library: str, name: str, known: Sequence[str]) -> str:
     return f"{library} has no classification model {name!r}: the nearest are {near}"
 
 
-def one_line(error: Exception) -> str:
-    """The class and the first line of an error."""
+def first_line(error: Exception) -> str:
+    """The class name and the first line of an error."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -21,15 +21,15 @@ from conadv.core.catalog import is_built_in, is_callable
 from conadv.core.memory import is_out_of_memory
 from conadv.core.seeds import untouched_randomness
 
-from .libraries import build_from_callable, build_from_library, one_line
+from .libraries import build_from_callable, build_from_library, first_line
 from .vit import SIZES, VisionTransformer
 
 
 class Normalize(nn.Module):
-    """Images in [0, 1] to (images - mean) / std, channel by channel.
+    """Normalize images in [0, 1] by channel: (images - mean) / std.
 
-    The figures are part of how a model is built, as its strides are, and not of its state: a checkpoint has the
-    same keys with and without them.
+    Both are constants of the architecture, as strides are, and not state: a checkpoint has the same keys with and
+    without normalization.
     """
 
     mean: Tensor
@@ -39,8 +39,8 @@ class Normalize(nn.Module):
         super().__init__()
         if len(mean) != len(std):
             raise ValueError(f"mean has {len(mean)} channels and std {len(std)}: give one number per channel")
-        if not all(figure > 0 for figure in std):
-            raise ValueError(f"std {tuple(std)}: take numbers above 0")
+        if not all(number > 0 for number in std):
+            raise ValueError(f"std {tuple(std)}: choose numbers above 0")
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -51,8 +51,8 @@ class Normalize(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions with a shortcut.
 
-    The last weight of BatchNorm starts at 0, here as in the bottleneck: a block starts as its shortcut, which
-    steadies the first steps of a large batch (Goyal et al., 2017) and did no harm at 8 layers.
+    The last BatchNorm weight starts at 0, here and in `Bottleneck`, so that a block starts as the identity. This
+    stabilizes the first steps of a large batch (Goyal et al., 2017), and did no harm at 8 layers.
     """
 
     expansion = 1
@@ -73,7 +73,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions with a shortcut; the stride is in the 3×3, which makes it version 1.5."""
+    """1×1, 3×3 and 1×1 convolutions with a shortcut; the stride is in the 3×3 one, as in ResNet v1.5."""
 
     expansion = 4
 
@@ -121,21 +121,21 @@ def build_model(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> nn.Module:
-    """A model by its name, with new weights from PyTorch's global generator.
+    """Build a model by name, with random weights from PyTorch's global generator.
 
     Args:
         name: one of `model_names`, timm:NAME, torchvision:NAME, or your own as package.module:callable, which takes
             images in [0, 1] and normalizes them itself.
-        classes: of the logits.
-        in_channels: of the images.
-        width: channels of the first stage (None: 16 for small images, 64 for large ones); the others are multiples.
-            Of a vision transformer, those of each token (None: 192).
-        mean: by channel, to normalize images in [0, 1] with; None: do not normalize.
-        std: the same.
+        classes: number of classes.
+        in_channels: channels of the images.
+        width: channels of a ResNet's first stage (None: 16 for small images, 64 for large ones), or of each token of a
+            vision transformer (None: 192).
+        mean: mean of each channel, to normalize images in [0, 1] with; None: do not normalize.
+        std: standard deviation of each channel; None: do not normalize.
     """
     for what, count in (("classes", classes), ("in_channels", in_channels), ("width", width)):
         if count is not None and count < 1:
-            raise ValueError(f"{what} {count}: take at least 1")
+            raise ValueError(f"{what} {count}: choose 1 or more")
     if is_callable(name):
         return build_from_callable(name, classes, in_channels)
     normalize = _normalization(in_channels, mean, std)
@@ -153,13 +153,13 @@ def build_model(
         return _resnet(normalize, stem, nn.Identity(), BasicBlock, _FOR_SMALL_IMAGES[name], classes)
     (nearest,) = difflib.get_close_matches(name, model_names(), n=1, cutoff=0)
     known = ", ".join(model_names())
-    raise ValueError(f"no model is called {name!r}, the nearest is {nearest!r}: take one of {known}")
+    raise ValueError(f"unknown model {name!r}, did you mean {nearest!r}? Choose one of {known}")
 
 
 def check_output(model: nn.Module, shape: Sequence[int], classes: int) -> None:
-    """Raise an error unless the model turns images of `shape` (C, H, W) into one number per class.
+    """Raise a ValueError unless the model maps images of `shape` (C, H, W) to one logit per class.
 
-    It tries two black images, and leaves no trace on buffers, randomness or the train/eval flags.
+    Runs two black images through it. Buffers, random state and train/eval modes stay as they are.
     """
     like = next(model.parameters(), torch.empty(0))
     images = torch.zeros(2, *shape, dtype=like.dtype, device=like.device)
@@ -167,10 +167,10 @@ def check_output(model: nn.Module, shape: Sequence[int], classes: int) -> None:
     try:
         with evaluating(model), torch.no_grad(), untouched_randomness(like.device):
             outputs = torch.func.functional_call(model, buffers, (images,))
-    except Exception as error:  # the model is the user's: whatever it raises, these images are what it got
+    except Exception as error:  # the model is the user's, and may raise anything
         if is_out_of_memory(error):
             raise
-        raise ValueError(f"the model does not take images of {tuple(shape)}: {one_line(error)}") from error
+        raise ValueError(f"the model fails on images of shape {tuple(shape)}: {first_line(error)}") from error
     if not isinstance(outputs, Tensor):
         raise ValueError(
             f"the model returns a value of type {type(outputs).__name__}: return a tensor of (images, classes)"
@@ -183,11 +183,11 @@ def check_output(model: nn.Module, shape: Sequence[int], classes: int) -> None:
 
 
 def fastest_memory(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model, laid out as convolutions are fastest: channels last, on tensor cores too.
+    """Convert a model to the memory layout in which convolutions are fastest: channels last.
 
-    On the CPU not where a convolution is 1×1, strided and narrow: oneDNN's gradient by its weights writes past its
-    workspace (oneDNN issue 6035) below 8 or 16 input channels, the numbers that fill a register. Images may still
-    come with their channels last, so the input of such a convolution is copied too.
+    Except on the CPU if a convolution is 1×1, strided and has few input channels: fewer than fill a register (8 or 16).
+    There oneDNN's weight gradient writes past its workspace (oneDNN issue 6035). Images may still come channels last,
+    so a hook makes the input of such a convolution contiguous.
     """
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d) and device.type == "cpu"]
     narrow = [conv for conv in convolutions if conv.in_channels < 16 and max(conv.kernel_size) == 1 < max(conv.stride)]
@@ -203,7 +203,7 @@ def _contiguous(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within, every module is in eval mode; afterwards each is in the mode that it was in."""
+    """Put every module in eval mode, and restore the mode of each afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -250,14 +250,14 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Co
 
 
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """The input itself, or a projection where its shape changes."""
+    """The identity, or a projection if the shape changes."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     return nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
 
 def _classifier(inputs: int, classes: int) -> nn.Linear:
-    """Starts near even odds for all classes, as in the recipe of Goyal et al. (2017)."""
+    """A linear layer that starts with about equal logits for all classes, as in Goyal et al. (2017)."""
     layer = nn.Linear(inputs, classes)
     nn.init.normal_(layer.weight, std=0.01)
     nn.init.zeros_(layer.bias)

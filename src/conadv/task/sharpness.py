@@ -1,4 +1,4 @@
-"""Sharpness of a loss at a point: Hessian-vector products, Lanczos, Hutchinson, and the worst loss nearby.
+"""How sharp a minimum is: Hessian-vector products, Lanczos, Hutchinson, and the largest loss nearby.
 
 batches ──► loss ──► gradient ──► Hessian · vector ──┬► Lanczos: the largest eigenvalues
                                                      └► Hutchinson: the trace
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from conadv.core.seeds import centered, mix
 
-_START, _PROBE = 1, 2  # what a random number is for
+_START, _PROBE = 1, 2  # separate streams of random numbers
 Product = Callable[[Tensor], Tensor]
 
 
 class Surface:
-    """The mean loss over fixed batches as a function of the weights that it depends on, as one vector.
+    """The mean loss over fixed batches, as a function of the weights as one vector.
 
     Args:
-        loss: from images and labels to the mean loss, with its graph; nothing in it may be random.
-        weights: of the network; those that the loss does not depend on are left out.
-        batches: of (images, labels), where the network is.
+        loss: from images and labels to the mean loss, with its graph; it must be deterministic.
+        weights: weights of the network; those that the loss does not depend on are left out.
+        batches: batches of (images, labels), on the device of the network.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Surface:
 
     @property
     def point(self) -> Tensor:
-        """The weights as they are."""
+        """The current weights."""
         return _flat([weight.detach() for weight in self.weights])
 
     @torch.no_grad()
@@ -67,7 +67,7 @@ class Surface:
 
     @contextmanager
     def moved(self, step: Tensor) -> Iterator[None]:
-        """Within, the weights are moved by a step."""
+        """Move the weights by a step, and restore them afterwards."""
         kept = [weight.data for weight in self.weights]
         parts = step.split([weight.numel() for weight in self.weights])
         try:
@@ -79,7 +79,7 @@ class Surface:
                 weight.data = own
 
     def _sum(self, derivative: Callable[[Tensor], Sequence[Tensor | None]]) -> Tensor:
-        """The mean of a derivative of the loss over all images."""
+        """Mean over all images of a derivative of the loss."""
         total = torch.zeros_like(self.point)
         for images, labels in self._batches:
             found = derivative(self._loss(images, labels))
@@ -92,12 +92,12 @@ class Surface:
 
 @dataclass(frozen=True)
 class Eigenvalues:
-    """The largest eigenvalues, in descending order; each is known to within its residual."""
+    """The largest eigenvalues, in descending order; each is exact to within its residual."""
 
     values: list[float]
     residuals: list[float]
     vector: Tensor
-    """Of the largest one, of length 1."""
+    """Eigenvector of the largest one, of length 1."""
 
 
 def largest_eigenvalues(product: Product, start: Tensor, count: int, iterations: int, tolerance: float) -> Eigenvalues:
@@ -105,10 +105,10 @@ def largest_eigenvalues(product: Product, start: Tensor, count: int, iterations:
 
     Args:
         product: from a vector to the matrix times that vector.
-        start: a vector that is not orthogonal to those that are sought, such as a random one.
-        count: how many are wanted.
-        iterations: products at the most.
-        tolerance: end when each residual is below this share of the largest eigenvalue.
+        start: a vector that is not orthogonal to the eigenvectors, such as a random one.
+        count: number of eigenvalues.
+        iterations: largest number of products.
+        tolerance: stop when each residual is below this fraction of the largest eigenvalue.
     """
     basis = [start / start.norm()]
     diagonal: list[float] = []
@@ -116,7 +116,7 @@ def largest_eigenvalues(product: Product, start: Tensor, count: int, iterations:
     while True:
         found = product(basis[-1])
         diagonal.append(float(found @ basis[-1]))
-        for _ in range(2):  # once does not suffice where digits cancel
+        for _ in range(2):  # orthogonalize twice, because digits cancel
             for known in basis:
                 found -= (found @ known) * known
         length = float(found.norm())
@@ -139,7 +139,7 @@ def trace(product: Product, like: Tensor, probes: int, seed: int = 0) -> tuple[f
     """Estimate the trace of a matrix by Hutchinson's method: the mean of zᵀHz over random signs z.
 
     Returns:
-        The estimate, and its standard error (not a number with one probe).
+        The estimate, and its standard error (NaN with a single probe).
     """
     samples = []
     for number in range(probes):
@@ -150,15 +150,15 @@ def trace(product: Product, like: Tensor, probes: int, seed: int = 0) -> tuple[f
 
 
 def random_start(like: Tensor, seed: int = 0) -> Tensor:
-    """A random vector to start Lanczos from, always the same."""
+    """A random vector to start Lanczos from, the same for the same seed."""
     return centered(like.shape, mix(seed, _START), like)
 
 
 def worst_value(surface: Surface, radius: float, starts: Sequence[Tensor], steps: int) -> float:
-    """The largest loss found at distance `radius`: a lower bound of the largest one in that ball.
+    """The largest loss found at distance `radius`: a lower bound of the maximum over the ball.
 
-    From each start (the first step goes there, with either sign), a step goes to the point of the sphere that the
-    gradient where we are points to; a maximum on the sphere is a fixed point of this.
+    From each start direction, with either sign, repeat: go to the point of the sphere in the direction of the current
+    gradient. A maximum on the sphere is a fixed point.
     """
     worst = surface.value()
     for start in (sign * start for start in starts for sign in (1, -1)):

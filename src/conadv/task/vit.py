@@ -1,9 +1,9 @@
-"""A small vision transformer, beside the ResNets: it has no BatchNorm, so that clean images and twins share all of it.
+"""A small vision transformer. It has no BatchNorm, so clean images and twins share all of its layers.
 
-    images ──► normalize ──► patches ──► + place ──► blocks ──► norm ──► mean over patches ──► head ──► logits
+    images ──► normalize ──► patches ──► + position ──► blocks ──► norm ──► mean over patches ──► head ──► logits
 
-The plain one of Beyer et al. (2022): places are fixed sines and cosines, so that images may have any size that is a
-multiple of a patch, and there is no class token.
+As in Beyer et al. (2022): position embeddings are fixed sines and cosines, so images may have any size that is a
+multiple of the patch, and there is no class token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST_WAVE = 10_000
 
 @dataclass(frozen=True)
 class Size:
-    """What one vision transformer is made of."""
+    """The size of a vision transformer."""
 
     patch: int
     depth: int
@@ -31,7 +31,7 @@ SIZES = {"vit4": Size(patch=4, depth=6), "vit16": Size(patch=16, depth=12)}
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each beside a shortcut, on tokens of shape (N, tokens, width)."""
+    """Attention and a two-layer perceptron, each with a shortcut, on tokens of shape (N, tokens, width)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class Block(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Images of (N, C, H, W), H and W multiples of the patch, to logits.
+    """A vision transformer from images (N, C, H, W), H and W multiples of the patch, to logits (N, classes).
 
     Args:
         size: patch, depth and width.
-        classes: of the logits.
-        in_channels: of the images.
-        normalize: what images in [0, 1] go through first.
+        classes: number of classes.
+        in_channels: channels of the images.
+        normalize: first layer, which gets images in [0, 1].
     """
 
     def __init__(self, size: Size, classes: int, in_channels: int, normalize: nn.Module) -> None:
@@ -73,20 +73,20 @@ class VisionTransformer(nn.Module):
         self.norm = nn.LayerNorm(size.width)
         self.head = nn.Linear(size.width, classes)
         self.apply(_initialize)
-        nn.init.zeros_(self.head.weight)  # even odds for all classes
+        nn.init.zeros_(self.head.weight)  # equal logits for all classes
 
     def forward(self, images: Tensor) -> Tensor:
         height, width = images.shape[2:]
         patch = self.patches.stride[0]
         if height % patch or width % patch:
-            raise ValueError(f"images of {height} × {width} pixels are not whole patches of {patch}: resize them")
+            raise ValueError(f"images of {height} × {width} pixels cannot be cut into patches of {patch}: resize them")
         x = self.patches(self.normalize(images))
         x = x.flatten(2).transpose(1, 2) + places(x)
         return self.head(self.norm(self.blocks(x)).mean(1))  # type: ignore[no-any-return]
 
 
 def places(grid: Tensor) -> Tensor:
-    """Sines and cosines of the row and the column of each patch.
+    """Position embeddings: sines and cosines of the row and the column of each patch.
 
     Args:
         grid: the patches, (N, width, rows, columns).

@@ -1,4 +1,4 @@
-"""Data sets that are damaged or meant to harm, each a function of a seed: `build` writes one, `exercise` uses it.
+"""Damaged and malicious data sets, each a function of a seed: `build` writes one, `exercise` uses it.
 
 A case starts from a small healthy data set of some format. Then either one of its files is damaged as a disk or a
 network would do it, or a part of the format is replaced by something that its author never meant.

@@ -1,4 +1,4 @@
-"""Small healthy data sets of every format, and for each format the ways to write what its author never meant."""
+"""Small valid data sets of every format, and for each format ways to damage or abuse it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image folders of every encoding that is decoded, and ways to write what the authors of these never meant."""
+"""Image folders of every supported encoding, and ways to damage or abuse each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work ahead of its use keeps the order, is bounded, and ends when its consumer does."""
+"""`ordered_map` keeps the order, is bounded, and ends when its consumer does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache is built once, survives damage and never stands in the way."""
+"""The cache is built once, survives damage, and never causes an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file holds becomes upright bytes in RGB or grey, or an error with its name; the decoders agree."""
+"""Files are decoded to upright bytes in RGB or grey, or raise an error that names them; the decoders agree."""
 
 from __future__ import annotations
 

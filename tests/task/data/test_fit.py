@@ -100,7 +100,7 @@ def test_images_of_different_sizes_need_a_size() -> None:
         def picture(self, index: int) -> Picture:
             return held(picture(0, 10, 10 + index))
 
-    with pytest.raises(ValueError, match=r"1\.jpg .*\(3, 10, 11\) and 0\.jpg .*: set a size"):
+    with pytest.raises(ValueError, match=r"1\.jpg .*\(3, 10, 11\) and 0\.jpg .*: set data\.image_size"):
         decoded(Mixed(), np.array([0, 1]), Fit())
     assert decoded(Mixed(), np.array([0, 1]), Fit(10)).shape == (2, 3, 10, 10)
 

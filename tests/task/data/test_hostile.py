@@ -1,4 +1,4 @@
-"""What once gave a traceback, a hang or all of the memory is now one line that says what is wrong."""
+"""Inputs that once caused a traceback, a hang or exhausted memory now give a one-line error."""
 
 from __future__ import annotations
 
@@ -207,14 +207,14 @@ def test_cells_of_another_type(tmp_path: Path) -> None:
     write_table(tmp_path / "test.parquet", TRAIN)
     for cells in (["text"], [{"bytes": "text"}], [{"bytes": 5}], [[b"x"]]):
         pq.write_table(pa.table({"image": cells, "label": [0]}), tmp_path / "train.parquet")
-        refused(tmp_path, "train.parquet: columns image, label; an image column with bytes")
+        refused(tmp_path, "train.parquet: columns image, label; it needs an image column with bytes")
 
 
 def test_labels_that_no_int64_holds(tmp_path: Path) -> None:
     write_table(tmp_path / "test.parquet", TRAIN)
     labels = pa.array([2**64 - 1], pa.uint64())
     pq.write_table(pa.table({"image": [b"x"], "label": labels}), tmp_path / "train.parquet")
-    refused(tmp_path, r"train\.parquet: no Parquet file, or a damaged one \(Integer value 18446744073709551615")
+    refused(tmp_path, r"train\.parquet: not a Parquet file, or damaged \(Integer value 18446744073709551615")
 
 
 @pytest.mark.timeout(60)
@@ -263,7 +263,7 @@ def test_a_tar_header_that_promises_terabytes(tmp_path: Path, little_memory: Non
     shard.write_bytes(bytes(header) + shard.read_bytes())
     os.truncate(shard, 2**43)
     with pytest.raises(
-        ValueError, match=r"toy-train-0\.tar: the shard is cut or no tar file \(a name or a note of 4,398"
+        ValueError, match=r"toy-train-0\.tar: the shard is truncated or not a tar file \(an extended header of 4,398"
     ):
         open_data("path", root)
 
@@ -289,7 +289,7 @@ def test_a_member_as_large_as_no_image(tmp_path: Path, little_memory: None) -> N
     shard.write_bytes(label + header.tobuf(tarfile.GNU_FORMAT))
     os.truncate(shard, 1536 + 2**40 + 1024)
     source = open_data("path", root).train
-    with pytest.raises(DamagedError, match=r"9\.jpg: 1,099,511,627,776 bytes are more than the 268,435,456"):
+    with pytest.raises(DamagedError, match=r"9\.jpg: 1,099,511,627,776 bytes are more than the limit of 268,435,456"):
         source.image(0)
 
 
@@ -300,7 +300,9 @@ def test_an_archive_that_unpacks_to_more_than_cifar(tmp_path: Path, little_memor
         info.size = 2**28
         pieces += [info.tobuf(), 2**8]
     (tmp_path / "c.tar.gz").write_bytes(gzip.compress(b"")[:10] + deflated(*pieces, bytes(1024)) + bytes(8))
-    with pytest.raises(ValueError, match=r"c\.tar\.gz: damaged archive: .* goes beyond its end; download it again"):
+    with pytest.raises(
+        ValueError, match=r"c\.tar\.gz: damaged archive: .* extends beyond the end of the archive; download it again"
+    ):
         open_data("path", tmp_path / "c.tar.gz")
 
 

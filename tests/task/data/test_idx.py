@@ -50,9 +50,9 @@ def test_a_missing_file_is_no_idx_data(tmp_path: Path) -> None:
         (b"\0\0\x08", "unpack"),
         (idx(LABELS)[:-1], "fewer bytes than its header's 6"),
         (idx(LABELS) + b"\0", "more bytes than its header's 6"),
-        (idx(LABELS, kind=13), "no IDX header"),
-        (b"PNG!" + bytes(20), "no IDX header|unpack"),
-        (struct.pack(">HBB3I", 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1), "no IDX header"),
+        (idx(LABELS, kind=13), "not an IDX file"),
+        (b"PNG!" + bytes(20), "not an IDX file|unpack"),
+        (struct.pack(">HBB3I", 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1), "not an IDX file"),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:

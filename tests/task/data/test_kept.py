@@ -95,7 +95,7 @@ def test_images_of_different_shapes_are_refused_as_without_memory(tmp_path: Path
     samples = [*jpeg_set(2), (jpeg_set(1, height=9, width=9)[0][0], 1)]
     data = keep(open_data("path", write_folder(tmp_path, samples, samples)), Fit(), 10)
     for indices in ([2], [0, 2]):
-        with pytest.raises(ValueError, match="set a size that all images are brought to"):
+        with pytest.raises(ValueError, match=r"set data\.image_size to resize them all"):
             fitted(data.train, np.array(indices), Fit())
 
 

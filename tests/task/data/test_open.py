@@ -1,4 +1,4 @@
-"""What lies at a path is recognized; the same images give the same stream from every form; damage is policy."""
+"""Formats are detected; the same images give the same stream in every format; damaged images stop or are skipped."""
 
 from __future__ import annotations
 

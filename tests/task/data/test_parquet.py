@@ -70,7 +70,9 @@ def test_rows_without_bytes_or_label_are_named(tmp_path: Path) -> None:
 def test_tables_of_something_else_are_refused(tmp_path: Path) -> None:
     for columns in ({"text": ["a"], "label": [0]}, {"image": [b"a"], "label": ["cat"]}, {"image": [b"a"]}):
         pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-        with pytest.raises(ValueError, match=rf"a\.parquet: columns {', '.join(columns)}; an image column with bytes"):
+        with pytest.raises(
+            ValueError, match=rf"a\.parquet: columns {', '.join(columns)}; it needs an image column with bytes"
+        ):
             list_tables([tmp_path / "a.parquet"])
 
 
@@ -78,20 +80,20 @@ def test_tables_of_something_else_are_refused(tmp_path: Path) -> None:
 def test_damaged_files_are_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.parquet").write_bytes(content)
     for attempt in (lambda path: list_tables([path]), table_classes):
-        with pytest.raises(ValueError, match=r"a\.parquet: no Parquet file, or a damaged one"):
+        with pytest.raises(ValueError, match=r"a\.parquet: not a Parquet file, or damaged"):
             attempt(tmp_path / "a.parquet")
 
 
 def test_a_cut_file_is_named(tmp_path: Path) -> None:
     path = write_table(tmp_path / "a.parquet", jpeg_set(5))
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"a\.parquet: no Parquet file"):
+    with pytest.raises(ValueError, match=r"a\.parquet: not a Parquet file"):
         list_tables([path])
 
 
 def test_more_than_memory_should_hold_is_refused_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "MAX_BYTES", 2**30 // 2**20)
-    with pytest.raises(ValueError, match="write its images to tar shards once"):
+    with pytest.raises(ValueError, match="convert it to tar shards or an image folder"):
         list_tables([write_table(tmp_path / "a.parquet", jpeg_set(5))])
 
 

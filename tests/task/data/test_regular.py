@@ -26,7 +26,7 @@ def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
 def test_a_file_larger_than_the_limit_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     os.truncate(tmp_path / "file", 2**40)
-    with pytest.raises(OSError, match=r"1,099,511,627,776 bytes are more than the 10 that are read"):
+    with pytest.raises(OSError, match=r"1,099,511,627,776 bytes are more than the limit of 10"):
         read_whole(tmp_path / "file", 10)
 
 

@@ -1,4 +1,4 @@
-"""A scan decodes everything once and tells sizes from damage."""
+"""A scan decodes every image once, and returns sizes and damage."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_shard_cut_in_the_middle_is_named_and_its_whole_images_remain(tmp_path
     path.write_bytes(content)
     listing = list_shards([path])
     assert listing.problems[-1].name == str(path) or listing.problems[0].name == str(path)
-    assert any("cut" in problem.reason for problem in listing.problems)
+    assert any("truncated" in problem.reason for problem in listing.problems)
     assert [listing.read(i) for i in range(len(listing.names))] == [data for data, _ in samples[: len(listing.names)]]
     assert len(listing.names) < 8
 
@@ -127,7 +127,7 @@ def test_a_damaged_header_does_not_end_the_shard_in_silence(tmp_path: Path) -> N
 @pytest.mark.parametrize("content", [b"", b"not a tar file", b"\0" * 100])
 def test_what_is_no_shard_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "s.tar").write_bytes(content)
-    assert "no tar file" in problems_of(tmp_path / "s.tar")[""]
+    assert "not a tar file" in problems_of(tmp_path / "s.tar")[""]
 
 
 def test_a_shard_that_shrank_since_it_was_listed(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_shard_that_shrank_since_it_was_listed(tmp_path: Path) -> None:
     listing = list_shards([path])
     path.write_bytes(path.read_bytes()[:2000])
     source, _ = listing.source(("a", "b"), 3)
-    with pytest.raises(DamagedError, match=r"0002\.jpg: s\.tar ends in the middle of it"):
+    with pytest.raises(DamagedError, match=r"0002\.jpg: s\.tar is truncated"):
         source.image(2)
 
 

@@ -1,4 +1,4 @@
-"""Parts by the words in names; a part of the data with all classes alike."""
+"""Training and test files by the words in their names; balanced subsets."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_where_there_is_a_validation_part_the_test_part_has_no_labels() -> None:
     [
         (["train-0.tar"], "no file has val or test in its name"),
         (["test-0.tar"], "no file has train in its name"),
-        (["a.tar"], "a.tar: its name says neither"),
-        (["latest-festival-trainer.tar"], "its name says neither"),
-        (["train-test.tar"], "its name says test and train"),
+        (["a.tar"], r"a\.tar: rename it, so that its path has one of the words train, val, test \(now: none\)"),
+        (["latest-festival-trainer.tar"], "now: none"),
+        (["train-test.tar"], "now: test and train"),
     ],
 )
 def test_names_that_do_not_tell_are_refused(files: list[str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""How images are changed for training, each as a function of its own seed."""
+"""Augmentation of training images, each image as a function of its own seed."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from conadv.task.data.source import Planes, Source
 
 __all__ = ["AUGMENTATIONS", "Augmentation", "augmentation"]
 
-# What a random number is for, so that two uses never share one.
+# Separate streams of random numbers.
 _GEOMETRY, _POLICY = 1, 2
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What training sees of an image."""
+    """From a stored image to what training sees."""
 
     crop: Shift | ResizedCrop | None = None
     fit: Fit = field(default_factory=Fit)
-    """What evaluation sees, and what `Shift` starts from."""
+    """What evaluation sees, and the input of `Shift`."""
     policy: AutoAugment | RandAugment | None = None
-    """Applied to what was cropped."""
+    """Applied after the crop."""
     three_views: bool = False
-    """Give the images without their last stage too: (clean, augmented), the third view being the adversarial one."""
+    """Also return the images without the last stage: (clean, augmented). The third view is the adversarial one."""
 
     def __call__(self, source: Source, indices: NDArray[np.int64], seeds: Seeds) -> tuple[Planes, ...]:
         """The views of these images, each (N, C, H, W)."""
@@ -45,7 +45,7 @@ class Augmentation:
 
     @property
     def looks_at_fit(self) -> bool:
-        """Whether training starts from what evaluation sees, which is the same in every epoch."""
+        """Whether training starts from the images as evaluation sees them, which are the same in every epoch."""
         return not isinstance(self.crop, ResizedCrop)
 
     def shape(self, source: Source) -> tuple[int, int, int]:
@@ -72,7 +72,7 @@ AUGMENTATIONS = {
     "crop": Augmentation(Shift(flip=False)),
     "crop-flip": Augmentation(Shift()),
     "resized-crop": Augmentation(ResizedCrop(224), _CENTRE),
-    # What is uncovered is grey and black, as in the authors' code for each.
+    # Areas that an operation uncovers are black for CIFAR and grey for ImageNet, as in the authors' code.
     "autoaugment-cifar10": Augmentation(Shift(), policy=AutoAugment(CIFAR10, fill=0)),
     "autoaugment-imagenet": Augmentation(ResizedCrop(224), _CENTRE, AutoAugment(IMAGENET, fill=128)),
     "randaugment": Augmentation(Shift(), policy=RandAugment()),
@@ -81,7 +81,7 @@ AUGMENTATIONS = {
 
 
 def augmentation(name: str, size: int | None = None, three_views: bool = False) -> Augmentation:
-    """The augmentation of that name, for images of `size` × `size` pixels (None: the data's own, or 224)."""
+    """The augmentation called `name`, for images of `size` × `size` pixels (None: the size of the data, or 224)."""
     if name not in AUGMENTATIONS:
         raise ValueError(f"augmentation {name!r}: choose one of {', '.join(AUGMENTATIONS)}")
     if three_views and name == "none":

@@ -1,8 +1,8 @@
-"""AutoAugment: one of 25 pairs of operations an image, each applied with its own probability.
+"""AutoAugment: one of 25 pairs of operations per image, each applied with its own probability.
 
-Levels 0 to 9 divide the published ranges evenly, a higher level being the stronger change, and the direction is drawn
-where there are two: the reading of the usual libraries. (The authors' own code divides by 10 and differs in Posterize,
-Solarize and the enhancements, and between its two versions.)
+As in the usual libraries, levels 0 to 9 divide the published ranges evenly, from weak to strong, and operations with
+two directions take a random one. (The authors' code divides by 10, and differs in Posterize, Solarize and the
+enhancements, and between its two versions.)
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from conadv.task.data.source import Planes
 
 @dataclass(frozen=True)
 class AutoAugment:
-    """A policy, and the grey level of the area that a turned or moved image uncovers."""
+    """A policy, and the grey level of areas that a rotation or translation uncovers."""
 
     policy: tuple[SubPolicy, ...]
     fill: int
 
     def __call__(self, images: Planes, seeds: Seeds) -> Planes:
-        """(N, C, H, W) to the same shape, C being 1 or 3."""
+        """Augment images of shape (N, C, H, W), with 1 or 3 channels."""
         augmented = own_copy(images, "AutoAugment")
-        # A column each: the sub-policy; then for both operations whether, and in which direction.
+        # Columns: the sub-policy, then for each of its two operations whether to apply it, and the direction.
         for place, (which, *draws) in enumerate(uniforms(seeds, 5).tolist()):
             pair = self.policy[int(which * len(self.policy))]
             chances, signs = draws[0::2], [1 if draw < 0.5 else -1 for draw in draws[1::2]]

@@ -1,4 +1,4 @@
-"""Where to look in an image: random crops for training."""
+"""Random crops and flips for training."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from conadv.task.data.source import Picture, Planes
 
 @dataclass(frozen=True)
 class Shift:
-    """Random crop of the image padded by an eighth of its side (4 black pixels at 32), random flip."""
+    """Pad by an eighth of the side (4 black pixels at 32), crop at random, flip at random."""
 
     flip: bool = True
 
     def __call__(self, images: Planes, seeds: Seeds) -> Planes:
-        """(N, C, H, W) to the same shape."""
+        """Augment images of shape (N, C, H, W)."""
         count, channels, height, width = images.shape
         pad_y, pad_x = height // 8, width // 8
         padded = np.zeros((count, channels, height + 2 * pad_y, width + 2 * pad_x), np.uint8)
@@ -29,7 +29,7 @@ class Shift:
         tops = (draws[:, 0] * (2 * pad_y + 1)).astype(int)
         lefts = (draws[:, 1] * (2 * pad_x + 1)).astype(int)
         flips = (draws[:, 2] < 0.5) & self.flip
-        # All windows of an image as a view (N, C, tops, lefts, H, W), of which one copy takes one window each.
+        # A view of all windows (N, C, tops, lefts, H, W), from which one copy takes one window per image.
         windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
         shifted: Planes = windows[np.arange(count), :, tops, lefts]
         shifted[flips] = shifted[flips][..., ::-1]
@@ -46,7 +46,7 @@ class ResizedCrop:
         check_side(self.size)
 
     def __call__(self, picture: Picture, draws: NDArray[np.float64]) -> Planes:
-        """One image; `draws` are its `DRAWS` random numbers."""
+        """Augment one image; `draws` are its `DRAWS` random numbers."""
         planes = resized(picture, random_box(picture.height, picture.width, draws[1:]), self.size)
         return planes[..., ::-1] if draws[0] < 0.5 else planes
 
@@ -56,7 +56,7 @@ DRAWS = 1 + 4 * _ATTEMPTS
 
 
 def random_box(height: int, width: int, draws: NDArray[np.float64]) -> Box:
-    """The first of ten drawn boxes that fits, else the largest in the centre whose ratio is allowed."""
+    """The first of ten random boxes that fits, or else the largest central box with an allowed aspect ratio."""
     for area, ratio, across, down in draws.reshape(_ATTEMPTS, 4).tolist():
         pixels = height * width * (0.08 + 0.92 * area)
         aspect = math.exp((2 * ratio - 1) * math.log(4 / 3))

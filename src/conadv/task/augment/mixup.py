@@ -1,7 +1,7 @@
 """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019): images of a chunk, and their labels, mixed in pairs.
 
-Each image is mixed with the one before it in its chunk, whose order is random. One share is drawn per chunk from
-Beta(alpha, alpha), as a function of a seed: nothing depends on the other chunks or on who asks.
+Each image is mixed with the one before it in its chunk, whose order is random. One share per chunk is drawn from
+Beta(alpha, alpha), as a function of a seed: nothing depends on other chunks or on the rank.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conadv.task.data.draws import Seeds, mix_all, uniforms
+from conadv.task.data.fit import Box
 from conadv.task.data.source import Labels, Planes
 
 SoftLabels = NDArray[np.float32]
 """Shares of the classes that sum to 1, (N, classes)."""
-Box = tuple[int, int, int, int]
-"""Left, top, right, bottom, in pixels."""
 
-# What a random number is for, so that two uses never share one.
+# Separate streams of random numbers.
 _WHICH, _SHARE, _BOX = 1, 2, 3
-_DRAWS = 64  # for one gamma variate; the chance that so many do not suffice is below 1e-25
+_DRAWS = 64  # for one gamma variate; they are too few with a probability below 1e-25
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Mixup, CutMix, or where both are on one of them for each chunk, as likely as the other."""
+    """Mixup or CutMix; if both are on, each chunk gets one of them, with equal probability."""
 
     mixup: float = 0.0
     """Alpha of mixup; 0: off."""
@@ -47,7 +46,7 @@ class Mix:
             views: The images, each view (N, C, H, W); all views are mixed alike.
             labels: Class numbers, (N,).
             classes: How many classes there are.
-            seed: One seed, which decides all.
+            seed: One seed for everything random.
 
         Returns:
             The mixed views, and the labels as shares of the classes, (N, classes).

@@ -1,4 +1,4 @@
-"""The operations of AutoAugment and RandAugment on a grey or RGB image, by a share of their greatest strength."""
+"""The operations of AutoAugment and RandAugment on a grey or RGB image; strength is a fraction of the maximum."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _WITHOUT_STRENGTH: dict[str, Callable[[Image.Image], Image.Image]] = {
 
 
 def on_planes(planes: Planes, change: Callable[[Image.Image], Image.Image]) -> Planes:
-    """A change of one (C, H, W) image, C being 1 or 3, by way of Pillow."""
+    """Apply a function of Pillow images to one (C, H, W) image with 1 or 3 channels."""
     image = Image.fromarray(planes[0]) if len(planes) == 1 else Image.fromarray(planes.transpose(1, 2, 0).copy())
     pixels = np.asarray(change(image))
     return pixels[None] if len(planes) == 1 else pixels.transpose(2, 0, 1)
 
 
 def own_copy(images: Planes, name: str) -> Planes:
-    """The images (N, C, H, W) to be changed in place; other numbers of channels than 1 and 3 are refused."""
+    """A copy of images (N, C, H, W) to change in place; they need 1 or 3 channels."""
     if images.shape[1] not in (1, 3):
-        raise ValueError(f"{name} of images with {images.shape[1]} channels: it is for grey or RGB")
+        raise ValueError(f"{name} of images with {images.shape[1]} channels: convert them to 1 (grey) or 3 (RGB)")
     own = np.ascontiguousarray(images)
     return own.copy() if own is images else own
 
 
 def operate(image: Image.Image, name: str, share: float, sign: int, fill: int) -> Image.Image:
-    """One operation.
+    """Apply one operation.
 
     Args:
         image: Grey or RGB.
-        name: Of the operation, as it was published.
-        share: Of the greatest strength, 0 to 1.
-        sign: The direction, 1 or -1, where there are two.
-        fill: Grey level of the area that is uncovered.
+        name: Published name of the operation.
+        share: Strength as a fraction of the maximum, 0 to 1.
+        sign: Direction, 1 or -1; ignored if the operation has only one.
+        fill: Grey level of uncovered areas.
     """
     if name in _WITHOUT_STRENGTH:
         return _WITHOUT_STRENGTH[name](image)
@@ -57,7 +57,7 @@ def operate(image: Image.Image, name: str, share: float, sign: int, fill: int) -
             return _affine(image, (1, sign * 0.3 * share, 0, 0, 1, 0), fill)
         case "ShearY":
             return _affine(image, (1, 0, 0, sign * 0.3 * share, 1, 0), fill)
-        case "TranslateX":  # up to 150 pixels of the 331 that the images of the search had
+        case "TranslateX":  # up to 150 of 331 pixels, the image size of the published search
             return _affine(image, (1, 0, sign * int(150 / 331 * image.width * share), 0, 1, 0), fill)
         case "TranslateY":
             return _affine(image, (1, 0, 0, 0, 1, sign * int(150 / 331 * image.height * share)), fill)
@@ -71,7 +71,7 @@ def operate(image: Image.Image, name: str, share: float, sign: int, fill: int) -
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...], fill: int) -> Image.Image:
-    """The matrix takes a place in the result to one in the image."""
+    """The matrix maps a pixel of the result to one of the image."""
     return image.transform(
         image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_colour(image, fill)
     )

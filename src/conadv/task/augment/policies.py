@@ -1,7 +1,7 @@
 """The policies that AutoAugment found (Cubuk et al. 2019, appendix), one sub-policy per line.
 
-An operation is its name, the probability with which it is applied, and its level from 0 to 9; a level of operations
-that have no strength (AutoContrast, Equalize, Invert) was published too and says nothing.
+An operation is (name, probability, level from 0 to 9). AutoContrast, Equalize and Invert have no strength; their
+published level has no effect.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""RandAugment (Cubuk et al. 2020): a few operations drawn from 14, all of the same strength.
+"""RandAugment (Cubuk et al. 2020): a few random operations out of 14, all of the same strength.
 
 The operations and ranges are those of torchvision's `RandAugment` with its defaults: two operations, magnitude 9 of the
-31 that divide each range evenly, a random direction where there are two, nearest pixels, and black where the image is
-moved away.
+31 that divide each range evenly, a random direction if there are two, nearest-neighbour sampling, and black where the
+image is moved away.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _LAST = 30  # the strongest of 31 magnitudes
 
 @dataclass(frozen=True)
 class RandAugment:
-    """`operations` of the 14, each at `magnitude` of 0 to 30, one after the other."""
+    """Apply `operations` random operations, each at `magnitude`, from 0 to 30."""
 
     operations: int = 2
     magnitude: int = 9
     fill: int = 0
-    """Grey level of the area that a turned or moved image uncovers."""
+    """Grey level of uncovered areas."""
 
     def __call__(self, images: Planes, seeds: Seeds) -> Planes:
-        """(N, C, H, W) to the same shape, C being 1 or 3."""
+        """Augment images of shape (N, C, H, W), with 1 or 3 channels."""
         augmented = own_copy(images, "RandAugment")
-        # For each operation two columns: which, and in which direction.
+        # Two columns per operation: which one, and its direction.
         for place, draws in enumerate(uniforms(seeds, 2 * self.operations).tolist()):
             names = [OPERATIONS[int(draw * len(OPERATIONS))] for draw in draws[0::2]]
             signs = [1 if draw < 0.5 else -1 for draw in draws[1::2]]
@@ -55,5 +55,5 @@ class RandAugment:
         if name == "Identity":
             return image
         if name == "Solarize":  # the range of thresholds ends at 255 here, at 256 in AutoAugment
-            return ImageOps.solarize(image, 255 - 255 * share)  # type: ignore[arg-type]  # it compares, and floats do
+            return ImageOps.solarize(image, 255 - 255 * share)  # type: ignore[arg-type]  # it only compares
         return operate(image, name, share, sign, self.fill)

@@ -1,4 +1,4 @@
-"""Results computed in advance by a few threads, in order."""
+"""A `map` that computes results in advance, in threads, and yields them in order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Result = TypeVar("Result")
 def ordered_map(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int
 ) -> Generator[Result]:
-    """`map` whose results are made by `workers` threads, at most `ahead` of them before they are asked for.
+    """Map a function over items with `workers` threads, at most `ahead` results in advance.
 
-    An error in a worker is raised here, in its place. However this ends, no worker is left running.
+    An error in a worker is raised when its result is due. No worker is left running, however this ends.
     """
     if workers == 0:
         yield from map(function, items)

@@ -1,22 +1,22 @@
-"""Limits on what is read from disk: every one is checked before memory is allocated."""
+"""Limits on what is read from disk, checked before memory is allocated."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# Pillow's own limit against files that are small and unpack to more than memory holds: 270 MB decoded.
+# Pillow's limit against decompression bombs: 270 MB decoded.
 MAX_PIXELS = 89_478_485
 MAX_SIDE = 8_192
-"""Pixels that images may be resized to."""
+"""Largest height and width to resize images to, in pixels."""
 MAX_ENCODED = 2**28
-"""Bytes of one JPEG, PNG and the like."""
+"""Bytes of one encoded image (JPEG, PNG and so on)."""
 MAX_CLASSES = 100_000
 """More than any data set has; a label beyond it is a mistake, not a class."""
 MAX_ARRAY = 2**36
-"""Bytes of images that a header may promise; what is not mapped must also fit into free memory."""
+"""Largest array that a header may claim, in bytes; unless it is memory-mapped, it must also fit into free memory."""
 DEFLATE = 1032
-"""The most bytes that one byte of gzip or zip can become."""
+"""Largest ratio of uncompressed to compressed size in gzip and zip."""
 
 _GIB = 2**30
 

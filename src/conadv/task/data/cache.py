@@ -1,4 +1,4 @@
-"""A cache of what is known about data on disk, in a folder of its own, never next to the data."""
+"""A cache of facts about data sets, in the user's cache folder, never next to the data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 
 
 def stamp_of(files: Iterable[Path]) -> str:
-    """A name for the state of these files: their paths, sizes and times of change."""
+    """A digest of the state of these files: paths, sizes and modification times."""
     digest = hashlib.sha256(str(_FORMAT).encode())
     for file in files:
         status = file.stat()
@@ -37,15 +37,15 @@ def stamp_of(files: Iterable[Path]) -> str:
 
 
 def cached(kind: str, stamp: str, build: Callable[[], Table]) -> Table:
-    """The table that was built when the data was in the state of `stamp`, or a new one."""
+    """The cached table for this stamp, or a new one."""
     path = cache_folder() / f"{kind}-{stamp[:40]}.npz"
     try:
         with open_regular(path) as stored, np.load(stored, allow_pickle=False) as kept:
             return dict(kept)
     except Exception:
-        pass  # never written, or damaged: it can be made again
+        pass  # missing or damaged: build it again
     table = build()
-    with suppress(OSError):  # no room or no right to write: it is built again next time
+    with suppress(OSError):  # a full disk or no permission: build it again next time
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             np.savez(file, **table)  # type: ignore[arg-type]  # its stub takes the columns for allow_pickle
@@ -53,10 +53,10 @@ def cached(kind: str, stamp: str, build: Callable[[], Table]) -> Table:
 
 
 def pack_strings(strings: Iterable[str]) -> NDArray[np.uint8]:
-    """Strings as one array of bytes, which needs no pickle and no width."""
+    """Strings as one array of bytes, which needs no pickle and no fixed width."""
     return np.frombuffer("\0".join(strings).encode("utf-8", "surrogateescape"), np.uint8)
 
 
 def unpack_strings(packed: NDArray[np.generic], count: int) -> list[str]:
-    """The strings that were packed; `count` tells none from one empty one."""
+    """The packed strings; `count` tells no strings from one empty string."""
     return packed.tobytes().decode("utf-8", "surrogateescape").split("\0") if count else []

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their author distributes them: binary or Python version, archive or unpacked folder."""
+"""CIFAR-10 and CIFAR-100 as distributed by their author: binary or Python version, as archive or folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Part = tuple[Pixels, NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class _Version:
-    """How one of the four distributions is laid out."""
+    """The files of one of the four distributions."""
 
     name: str
     train: tuple[str, ...]
@@ -52,7 +52,7 @@ def find_cifar(path: Path) -> DataSet | None:
 
 
 def _from_archive(path: Path) -> DataSet | None:
-    """Nothing is unpacked to disk; a member counts by the last part of its name only."""
+    """Read an archive without extracting it; only the last part of a member's name matters."""
     wanted = {name for version in _VERSIONS for name in (*version.train, *version.test, version.names)}
     files: dict[str, bytes] = {}
     with named_damage(f"{path}: damaged archive", "download it again"), open_regular(path) as stored:
@@ -98,7 +98,7 @@ def _images(rows: NDArray[np.uint8]) -> Pixels:
 
 
 def _binary(label_bytes: int) -> Callable[[bytes], Part]:
-    """Records of label bytes, the last of which is the class, and pixels."""
+    """A parser of records: label bytes, of which the last is the class, then pixels."""
 
     def parse(data: bytes) -> Part:
         rows = np.frombuffer(data, np.uint8).reshape(-1, label_bytes + _PIXELS)
@@ -128,7 +128,7 @@ def _pickled_names(key: bytes) -> Callable[[bytes], tuple[str, ...]]:
 
 
 def _all_of(items: object, kind: type) -> bool:
-    """Whether this is a flat list: one that contains itself would grow without end."""
+    """Whether this is a flat list. (NumPy would recurse without end into a list that contains itself.)"""
     return isinstance(items, list) and all(type(item) is kind for item in items)
 
 

@@ -1,7 +1,7 @@
-"""From the bytes of an image file to pixels: bytes in RGB or grey, upright, whatever the format of the file.
+"""Decode image files to pixels: bytes in RGB or grey, upright, whatever the format of the file.
 
-Pillow decides what can be read. simplejpeg, where it is installed, decodes ordinary JPEGs faster; both stand on
-libjpeg-turbo with its accurate transform and give the same pixels, so which one ran cannot be seen.
+Pillow decides what can be read. simplejpeg, if it is installed, decodes ordinary JPEGs faster. Both use libjpeg-turbo
+with its accurate transform, and give the same pixels.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ try:
 except ImportError:  # the extra "fast"
     simplejpeg = None
 
-# Formats that decode in this process; Pillow also knows some that start programs (EPS) or read other files.
+# Formats that are decoded in this process. Others of Pillow's start programs (EPS) or read other files.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"})
-# Every scan of a progressive JPEG goes over all pixels; ordinary files have up to a dozen.
+# Each scan of a progressive JPEG goes over all pixels; ordinary files have at most a dozen.
 MAX_SCANS = 500
 _MAX_SCANNED = 20 * MAX_PIXELS
 _JPEG_NOTE = 0xE1
@@ -34,11 +34,11 @@ _JPEG_IMAGE = (0xC0, 0xC1, 0xC2, 0xDA)  # markers of the frame and of its data
 
 
 def open_picture(data: bytes, channels: int, name: str) -> Picture:
-    """The image in these bytes of a file, to be decoded to 1 (grey) or 3 (RGB) channels."""
+    """The image in the bytes of a file, with 1 (grey) or 3 (RGB) channels, not decoded yet."""
     plain = _plain_jpeg_size(data) if simplejpeg is not None else None
     height, width = plain or _size(data, name)
     if height * width > MAX_PIXELS:
-        raise DamagedError(name, f"{width} × {height} pixels are more than the {MAX_PIXELS:,} that are decoded")
+        raise DamagedError(name, f"{width} × {height} pixels are more than the limit of {MAX_PIXELS:,}")
     if data.startswith(b"\xff\xd8"):
         _check_scans(data, height * width, name)
     decode = partial(_decode_jpeg if plain else _decode_any, data, channels, name)
@@ -46,13 +46,13 @@ def open_picture(data: bytes, channels: int, name: str) -> Picture:
 
 
 def _check_scans(data: bytes, pixels: int, name: str) -> None:
-    scans = data.count(b"\xff\xda")  # within the data of a scan this pair of bytes cannot occur
+    scans = data.count(b"\xff\xda")  # this pair of bytes cannot occur within the data of a scan
     if scans > MAX_SCANS or scans * pixels > _MAX_SCANNED:
-        raise DamagedError(name, f"a JPEG of {scans:,} scans, which would take too long; save it again")
+        raise DamagedError(name, f"a JPEG of {scans:,} scans, which would take too long to decode; save it again")
 
 
 class _Room:
-    """Pixels that may be decoded at the same time over all threads: one image of the largest size, or many small."""
+    """A limit on the pixels that all threads decode at the same time: one image of the largest size, or many small."""
 
     def __init__(self, pixels: int) -> None:
         self._free, self._changed = pixels, threading.Condition()
@@ -75,15 +75,15 @@ _SMALL = 2**20  # pixels; smaller images need not wait for room
 
 
 def _decode_checked(decode: Callable[[int], Pixels], height: int, width: int, name: str, shrink: int) -> Pixels:
-    """The pixels, if they have the size that the header says."""
+    """Decode, and check that the pixels have the size in the header."""
     with _ROOM.taken(height * width) if height * width > _SMALL else nullcontext():
         try:
             pixels = decode(shrink)
-        except MemoryError:  # no fault of the image, which must not be remembered as damaged
+        except MemoryError:  # the image is not at fault, and must not be cached as damaged
             raise MemoryError(f"{name}: not enough memory to decode {width} × {height} pixels") from None
     sizes = {(-(-height // factor), -(-width // factor)) for factor in (1, 2, 4, 8) if factor <= shrink}
     if pixels.shape[:2] not in sizes:
-        raise DamagedError(name, "its pixels do not have the size that its header says")
+        raise DamagedError(name, "the decoded size differs from the one in its header")
     return pixels
 
 
@@ -93,7 +93,7 @@ def _plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
         return None
     try:
         height, width, colour, _ = simplejpeg.decode_jpeg_header(data)
-    except Exception:  # a format that it does not know, or not a JPEG after all: let Pillow decide
+    except Exception:  # an unknown variant, or not a JPEG after all: let Pillow decide
         return None
     if colour not in ("YCbCr", "Gray") or (_has_exif(data) and _is_turned(data)):
         return None
@@ -115,7 +115,7 @@ def _is_turned(data: bytes) -> bool:
     try:
         return _orientation(_open(data)) != 1
     except Exception:
-        return False  # Pillow will say what is wrong with it when it is decoded
+        return False  # Pillow will report the problem when it decodes the image
 
 
 def _decode_jpeg(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
@@ -130,13 +130,13 @@ def _decode_jpeg(data: bytes, channels: int, name: str, shrink: int) -> Pixels:
         )
     except MemoryError:
         raise
-    except Exception:  # damaged, or only odd: again
+    except Exception:  # damaged or just unusual: let Pillow decide
         return _decode_any(data, channels, name, shrink)
     return pixels
 
 
 def _possible(shrink: int, height: int, width: int) -> int:
-    """JPEG shrinks its blocks of 8 × 8 pixels; of an image smaller than that the decoders make different things."""
+    """JPEG shrinks blocks of 8 × 8 pixels; for an image smaller than that, the decoders differ."""
     return shrink if min(height, width) >= 8 else 1
 
 
@@ -145,7 +145,7 @@ def _size(data: bytes, name: str) -> tuple[int, int]:
         image = _open(data)
         width, height = image.size
         return (width, height) if _orientation(image) >= 5 else (height, width)
-    except Exception as error:  # decoders fail in many ways on bytes that are not what they seem
+    except Exception as error:  # decoders fail in many ways on damaged bytes
         raise DamagedError(name, _reason(error)) from error
 
 
@@ -172,23 +172,23 @@ def _open(data: bytes) -> Image.Image:
 def _orientation(image: Image.Image) -> int:
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # an unreadable note beside the pixels says nothing about them
+    except Exception:  # damaged metadata says nothing about the pixels
         return 1
     return value if value in range(1, 9) else 1
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Convert modes that Pillow would cut off at 255 or warn about."""
+    """Convert modes that Pillow would clip at 255 or warn about."""
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError(f"pixels of mode {image.mode} have no range that would map to bytes")
+        raise ValueError(f"pixels of mode {image.mode} cannot be converted to bytes; save it with 8 or 16 bits")
     return image.convert("RGBA") if "transparency" in image.info else image
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"more than the {MAX_PIXELS:,} pixels that are decoded"
+        return f"more than the limit of {MAX_PIXELS:,} pixels"
     if isinstance(error, UnidentifiedImageError):
         return "not an image of a known format"
     return str(error) or type(error).__name__

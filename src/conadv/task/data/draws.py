@@ -1,4 +1,4 @@
-"""Random numbers that are functions of whole numbers, for many images at once."""
+"""Random numbers as functions of integers, for many images at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix_all(*parts: int | NDArray[np.integer]) -> Seeds:
-    """`core.seeds.mix` over arrays: parts are numbers or arrays that broadcast; one seed per element."""
+    """`core.seeds.mix` for arrays: parts are integers or arrays that broadcast. Returns one seed per element."""
     state = np.zeros(1, np.uint64)
     for part in parts:
         state = _scramble(state + _as_unsigned(part) + np.uint64(_GOLDEN))
@@ -19,13 +19,13 @@ def mix_all(*parts: int | NDArray[np.integer]) -> Seeds:
 
 
 def uniforms(seeds: Seeds, count: int) -> NDArray[np.float64]:
-    """`count` numbers in [0, 1) for each seed: (N, count)."""
+    """`count` uniform numbers in [0, 1) for each seed, (N, count)."""
     steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     return (_scramble(seeds[:, None] + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def permutation(length: int, *parts: int) -> NDArray[np.int64]:
-    """An order of 0..length-1 that is a function of the parts alone, not of a library's generator."""
+    """A permutation of 0 to length - 1, as a function of the parts: no library's generator is involved."""
     return np.argsort(mix_all(*parts, np.arange(length)), kind="stable")
 
 
@@ -36,7 +36,7 @@ def _as_unsigned(part: int | NDArray[np.integer]) -> Seeds:
 
 
 def _scramble(state: Seeds) -> Seeds:
-    """The finalizer of splitmix64; unsigned overflow is what it is built on."""
+    """The finalizer of splitmix64, which relies on unsigned overflow."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))

@@ -12,15 +12,15 @@ from conadv.task.data.draws import mix_all
 from conadv.task.data.source import Arrays, DataSet
 from conadv.task.data.splits import stratified
 
-# Not a user's seed: the synthetic pixels are the same in every run.
+# A constant, not a user's seed: the synthetic pixels are the same in every run.
 _PIXELS = 8128
 
 
 def digits(train_size: int = 1437) -> DataSet:
-    """The 1,797 handwritten digits, 8×8 grey pixels, that scikit-learn carries (UCI; Kaynak 1995).
+    """scikit-learn's 1,797 handwritten digits of 8×8 grey pixels (UCI; Kaynak 1995).
 
-    Their 17 grey levels 0..16 become the nearest bytes of level × 255/16. The split is fixed and has
-    as nearly as possible the same number of training images in every class; all others are test images.
+    Their grey levels 0 to 16 are scaled to bytes, level × 255/16 rounded. The split is fixed. The training images are
+    as balanced over the classes as possible; all others are test images.
     """
     with (
         files("conadv.task.data").joinpath("digits.npz").open("rb") as file,
@@ -40,7 +40,7 @@ def digits(train_size: int = 1437) -> DataSet:
 
 
 def synthetic(shape: tuple[int, int, int] = (32, 32, 3), classes: int = 10, count: int = 50_000) -> DataSet:
-    """Noise of shape (H, W, C) for speed tests, a tenth as many for the test; takes little memory."""
+    """Noise of shape (H, W, C) for speed tests, with a tenth as many test images; takes little memory."""
     if min(shape) < 1 or classes < 1 or count < 1:
         raise ValueError(f"synthetic data of shape {shape}, {classes} classes, {count} images: choose 1 or more")
     size = math.prod(shape)  # the strip takes four times its bytes while it is made, and a label 16

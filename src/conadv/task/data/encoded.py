@@ -13,17 +13,17 @@ from conadv.task.data.bounds import MAX_CLASSES
 from conadv.task.data.decode import open_picture
 from conadv.task.data.source import DamagedError, Picture, Pixels, checked_labels, number_names
 
-# Of more wrong labels than this, the data set as a whole is wrong and is not listed image by image.
+# With more wrong labels than this, the whole data set is wrong, and its images are not listed one by one.
 _MAX_WRONG = 100_000
 
 
 class Reader(Protocol):
-    """The bytes of images by their index."""
+    """Reads the bytes of an image by its index."""
 
     def __call__(self, index: int, /) -> bytes: ...
 
     def take(self, indices: Sequence[int]) -> Self:
-        """These images alone, in this order."""
+        """A reader of these images only, in this order."""
 
 
 class Encoded:
@@ -50,7 +50,7 @@ class Encoded:
         return self._names[index]
 
     def encoded(self, index: int) -> bytes:
-        """The bytes of the file that the image is."""
+        """The encoded bytes of an image."""
         try:
             return self.read(index)
         except OSError as error:
@@ -70,16 +70,16 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a folder, some shards or tables hold, before labels are checked and images decoded."""
+    """The contents of a folder, shards or tables, before labels are checked and images decoded."""
 
     names: Sequence[str]
     labels: NDArray[np.int64]
     read: Reader
     problems: tuple[DamagedError, ...] = ()
-    """What was seen to be damaged while listing, and is not in it."""
+    """Damage found while listing; these images are not in the listing."""
 
     def source(self, classes: tuple[str, ...], channels: int) -> tuple[Encoded, tuple[DamagedError, ...]]:
-        """The images with a label that is the number of a class, and all that is wrong with the others."""
+        """The images whose label is a class number, and the problems of all others."""
         right = (self.labels >= 0) & (self.labels < len(classes))
         if (wrong := int((~right).sum())) > _MAX_WRONG:
             raise ValueError(
@@ -96,6 +96,6 @@ class Listing:
 
 
 def numbered_classes(*listings: Listing) -> tuple[str, ...]:
-    """Classes that are known by their numbers only."""
+    """Names for classes that are known by number only."""
     labels = np.concatenate([listing.labels for listing in listings])
     return number_names(int(labels[labels < MAX_CLASSES].max(initial=0)))

@@ -1,4 +1,4 @@
-"""Images brought to one size: the centre for evaluation, and any box of an image for training."""
+"""Resize images to one size: the centre for evaluation, and any box for training."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Box = tuple[int, int, int, int]
 
 
 def check_side(size: int | None) -> None:
-    """Refuse a height and width that images cannot be resized to."""
+    """Raise a ValueError if images cannot be resized to this height and width."""
     if size is not None and not 1 <= size <= MAX_SIDE:
         raise ValueError(f"size {size}: choose 1 to {MAX_SIDE:,} pixels")
 
 
 def check_chunk(count: int, shape: tuple[int, ...]) -> None:
-    """Refuse a chunk of images that would not fit into memory, before one of them is decoded."""
+    """Raise a ValueError if a chunk of images would not fit into memory."""
     height, width = shape[-2:]
     what = f"{count} images of {width} × {height} pixels at a time"
     check_memory(count * math.prod(shape), what, "lower the chunk size, or set a smaller data.image_size")
@@ -32,7 +32,7 @@ def check_chunk(count: int, shape: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True)
 class Fit:
-    """Resize the shorter side to `size` × `zoom`, then cut the centre out: what evaluation looks at."""
+    """Resize the shorter side to `size` × `zoom`, then crop the centre: what evaluation sees."""
 
     size: int | None = None
     """Height and width of the result; None leaves images as they are."""
@@ -43,7 +43,7 @@ class Fit:
         check_side(self.size)
 
     def keeps(self, height: int, width: int) -> bool:
-        """Whether images of this size stay as they are."""
+        """Whether images of this size are left unchanged."""
         return self.size is None or (self.zoom == 1 and height == width == self.size)
 
     def __call__(self, picture: Picture) -> Planes:
@@ -66,22 +66,22 @@ def decoded(source: Source, indices: NDArray[np.int64], fit: Fit) -> Planes:
         if images[-1].shape != images[0].shape:
             raise ValueError(
                 f"{source.name(index)} has shape {images[-1].shape} and {source.name(int(indices[0]))} "
-                f"{images[0].shape}: set a size that all images are brought to"
+                f"{images[0].shape}: set data.image_size to resize them all"
             )
     return np.stack(images)
 
 
 def resized(picture: Picture, box: Box, size: int) -> Planes:
-    """The box of the picture as (C, size, size) bytes: bilinear, averaging where it shrinks."""
+    """A box of the picture, resized to (C, size, size) bytes: bilinear, with antialiasing."""
     left, top, right, bottom = box
-    # Decode no finer than needed: at half the size, say, where half of the box still has `size` pixels.
+    # Decode at a smaller size if the box then still has `size` pixels.
     enough = max(1, min(right - left, bottom - top) // size)
     shrink = next(factor for factor in (8, 4, 2, 1) if factor <= enough)
     pixels = picture.pixels(shrink)
     if pixels.shape[0] < picture.height:
         left, top, right, bottom = left // shrink, top // shrink, -(-right // shrink), -(-bottom // shrink)
-    # A part that is contiguous in memory is resized a third faster, copying included, and by PyTorch three times as
-    # fast as by Pillow, with which it agrees to a grey level.
+    # PyTorch is three times as fast as Pillow here, and agrees with it to one grey level. A contiguous copy is resized
+    # a third faster, copying included.
     part = torch.from_numpy(pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
     planes: Planes = F.interpolate(part[None], (size, size), mode="bilinear", antialias=True)[0].numpy()
     return planes

@@ -1,4 +1,4 @@
-"""Image folders as ImageNet has them: train/CLASS/*.jpg and val/CLASS/*.jpg."""
+"""Image folders with ImageNet's structure: train/CLASS/*.jpg and val/CLASS/*.jpg."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEST_FOLDERS = ("val", "valid", "validation", "test")
 
 
 def split_folders(root: Path) -> tuple[Path, Path] | None:
-    """The folders of training and test images below `root`, or None where it has not both."""
+    """The folders of training and test images below `root`, or None unless it has both."""
     train = next((root / name for name in TRAIN_FOLDERS if (root / name).is_dir()), None)
     test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
     return (train, test) if train and test else None
@@ -31,7 +31,7 @@ def has_class_folders(root: Path) -> bool:
 
 
 def folder_classes(train: Path, test: Path) -> tuple[str, ...]:
-    """The names of the class folders, sorted as their numbers are."""
+    """The names of the class folders, sorted; their order gives the class numbers."""
     classes = tuple(sorted(_subfolders(train)))
     if not classes:
         raise ValueError(f"{train}: no class folders; put the images of each class in a folder of its own")
@@ -40,12 +40,12 @@ def folder_classes(train: Path, test: Path) -> tuple[str, ...]:
             f"{train}: {len(classes):,} class folders are more than the {MAX_CLASSES:,} that are supported"
         )
     if unknown := sorted(set(_subfolders(test)) - set(classes)):
-        raise ValueError(f"{test / unknown[0]}: no class of that name in {train}; {len(unknown)} such folders")
+        raise ValueError(f"{test / unknown[0]}: {train} has no class of that name ({len(unknown)} such folders)")
     return classes
 
 
 def list_folder(folder: Path, classes: tuple[str, ...], may_lack: bool) -> Listing:
-    """The images of every class, sorted by name; `may_lack` allows classes without images."""
+    """List the images of every class, sorted by name; `may_lack` allows classes without images."""
     paths: list[str] = []
     labels: list[int] = []
     problems = []

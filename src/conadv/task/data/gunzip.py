@@ -1,4 +1,4 @@
-"""Gzip read forward, a bounded piece at a time: one member; what follows it is never read."""
+"""A gzip reader with bounded memory, forward only. It reads one member, and nothing after it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import zlib
 from io import FileIO
 
 _PIECE = 2**16  # bytes
-_GZIP = 31  # zlib's word for a gzip header and the largest window
+_GZIP = 31  # zlib's wbits for a gzip header and the largest window
 
 
 class Gunzip:
-    """What a gzip file unpacks to; damage is an OSError or an EOFError."""
+    """The decompressed contents of a gzip file; damage raises OSError or EOFError."""
 
     def __init__(self, stored: FileIO) -> None:
         self._stored, self._inflate, self._place = stored, zlib.decompressobj(_GZIP), 0
 
     def read(self, size: int, /) -> bytes:
-        """The next `size` bytes, or all that there are."""
+        """The next `size` bytes, or fewer at the end."""
         pieces = []
         while size and (piece := self._some(size)):
             pieces.append(piece)
@@ -29,14 +29,14 @@ class Gunzip:
         return len(data)
 
     def seek(self, offset: int, /) -> int:
-        """Forward alone."""
+        """Seek forward."""
         assert offset >= self._place
         while self._place < offset and self._some(min(_PIECE, offset - self._place)):
             pass
         return self._place
 
     def _some(self, size: int) -> bytes:
-        """At least one and at most `size` bytes, or none at the end."""
+        """1 to `size` bytes, or none at the end."""
         while not self._inflate.eof:
             packed = self._inflate.unconsumed_tail or self._stored.read(_PIECE)
             if not packed:

@@ -21,7 +21,7 @@ _MAX_DIMENSIONS = 4
 
 
 def find_idx(root: Path) -> dict[str, Path] | None:
-    """The four files of an IDX data set by what they are, or None if one is missing."""
+    """The four files of an IDX data set, by part and kind, or None if one is missing."""
     found = {}
     for part, prefixes in (("train", ("train",)), ("test", ("t10k", "test"))):
         for kind, digit in (("images", 3), ("labels", 1)):
@@ -52,7 +52,7 @@ def read_images(path: Path, name: str) -> NDArray[np.uint8]:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """An array of bytes as the header says; anything else in the file is an error."""
+    """Read an IDX file: an array of bytes of the shape in its header, and nothing after it."""
     with named_damage(path, "download it again"), open_regular(path) as stored:
         gzipped = path.suffix == ".gz"
         most = os.fstat(stored.fileno()).st_size * (DEFLATE if gzipped else 1)
@@ -72,5 +72,5 @@ def _read_shape(file: Gunzip | FileIO) -> tuple[int, ...]:
     zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
     shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
     if zeros or kind != _BYTES or dimensions > _MAX_DIMENSIONS or math.prod(shape) > MAX_ARRAY:
-        raise ValueError("no IDX header of an array of bytes")
+        raise ValueError("not an IDX file of bytes")
     return shape

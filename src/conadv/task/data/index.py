@@ -1,7 +1,7 @@
-"""The index of a data set in files, as bytes: one rank lists the files, and the others need no look at them.
+"""The index of a data set as bytes: rank 0 lists the files, and the other ranks do not have to.
 
 rank 0   lists folders, reads headers and labels ──► index (names, labels, places) ──► bytes
-others   bytes ──► the same data set, below their own path; where images are held in memory, they read these alone
+others   bytes ──► the same data set, below their own path; they only read images that are held in memory
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARRAYS = {"numpy": numpy_files.read_images, "idx": idx.read_images}
 
 
 def pack_index(data: DataSet, root: Path) -> bytes:
-    """The index of a data set below `root`; empty where each process reads labels and images at once (CIFAR)."""
+    """The index of a data set below `root`; empty for CIFAR, whose labels and images each process reads together."""
     table: Table = _texts("data", [data.name])
     for part, source in (("train", data.train), ("test", data.test)):
         columns = _columns(source, root)
@@ -41,7 +41,7 @@ def pack_index(data: DataSet, root: Path) -> bytes:
 
 
 def unpack_index(packed: bytes, root: Path, channels: int) -> DataSet:
-    """The data set of an index, its files below `root`; they are opened only if their images are held in memory.
+    """The data set of an index. Opens files only if their images are held in memory.
 
     Args:
         packed: What `pack_index` returned.
@@ -109,5 +109,5 @@ def _join(root: Path) -> Callable[[str], str]:
 
 
 def _prefix(root: Path) -> str:
-    """What paths below a folder begin with, as pathlib writes them."""
+    """The prefix of paths below a folder, as pathlib writes them."""
     return "" if root == Path() else os.path.join(root, "")  # noqa: PTH118  # pathlib drops the last slash

@@ -1,4 +1,4 @@
-"""A data set described for people: images per class, sizes, damaged files, and a sheet of pictures."""
+"""`conadv data inspect`: images per class, sizes, damaged files, and a sheet of pictures."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Inspection:
 
 
 def inspect_data(path: str | Path, sheet: str | Path | None = None, channels: int = 3) -> Inspection:
-    """Decode every image at `path` once; write a sheet of some of them as PNG, where a name for it is given."""
+    """Decode every image at `path` once; if `sheet` is given, write some of them to that PNG file."""
     with plain_errors(path):
         found = find_data(Path(path), channels)
         scans = found.scans()
@@ -91,13 +91,13 @@ def _part(source: Source, scan: Scan) -> Part:
 
 
 def _distinct(classes: tuple[str, ...]) -> list[str]:
-    """The names of the classes, with the number behind those that several classes share."""
+    """Class names, followed by the class number if several classes share a name."""
     uses = Counter(classes)
     return [name if uses[name] == 1 else f"{name} ({number})" for number, name in enumerate(classes)]
 
 
 def _short(name: str) -> str:
-    """A name that fits in a table, whatever a file put into it."""
+    """A class name as one short line, whatever a file put into it."""
     line = one_line(name)
     return line if len(line) <= _NAME else f"{line[: _NAME - 1]}…"
 
@@ -128,7 +128,7 @@ def _span(least: int, most: int) -> str:
 
 
 def _write_sheet(data: DataSet, path: Path) -> None:
-    """One row per class, with its name above; if there are many classes, an even selection."""
+    """Draw one row per class, with its name above; if there are many classes, evenly spaced ones."""
     source = data.train
     rows = np.unique(np.linspace(0, len(source.classes) - 1, _ROWS).round().astype(int)).tolist()
     canvas = Image.new("RGB", (_COLUMNS * _TILE, len(rows) * (_TILE + _LABEL)), "white")
@@ -144,7 +144,7 @@ def _write_sheet(data: DataSet, path: Path) -> None:
 
 
 def _tile(source: Source, index: int) -> Image.Image:
-    """The whole image in a tile: small ones enlarged with their pixels to be seen, large ones smoothly reduced."""
+    """The whole image as a tile: small images are enlarged with visible pixels, large ones smoothly reduced."""
     pixels = source.image(index)
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] != 3 else pixels).convert("RGB")
     scale = (_TILE - 2) / max(image.size)

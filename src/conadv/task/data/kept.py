@@ -1,4 +1,4 @@
-"""Decoded images kept in memory, so that a small data set is decoded once and not in every epoch."""
+"""Keep decoded images in memory, so that a small data set is decoded once and not in every epoch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MIB = 2**20
 
 
 class Kept:
-    """A source that remembers each image as `fit` leaves it, from the first time on that it is asked for.
+    """A source that caches each image, resized by `fit`, when it is first requested.
 
-    Threads share it without a lock: two that decode the same image write the same bytes.
+    Threads share it without a lock: if two decode the same image, they write the same bytes.
 
     Args:
-        inner: The source of the images, all of which `fit` brings to one shape.
-        fit: What is remembered; another fit is decoded as before.
-        shape: Channels, height and width of an image.
+        inner: The source of the images.
+        fit: What to cache; `fit` must give all images one shape. Other fits are not cached.
+        shape: Channels, height and width of a cached image.
     """
 
     def __init__(self, inner: Source, fit: Fit, shape: tuple[int, ...]) -> None:
@@ -62,7 +62,7 @@ class Kept:
             if made.shape[1:] != self._planes.shape[1:]:
                 raise ValueError(
                     f"{self.name(int(missing[0]))} has shape {made.shape[1:]} and {self.name(0)} "
-                    f"{self._planes.shape[1:]}: set a size that all images are brought to"
+                    f"{self._planes.shape[1:]}: set data.image_size to resize them all"
                 )
             self._planes[missing] = made
             self._there[missing] = True
@@ -70,23 +70,23 @@ class Kept:
 
 
 def fitted(source: Source, indices: NDArray[np.int64], fit: Fit) -> Planes:
-    """These images as evaluation sees them, (N, C, H, W): from memory, or decoded."""
+    """These images as evaluation sees them, (N, C, H, W), from memory or decoded now."""
     if isinstance(source, Kept) and source.fit == fit:
         return source.planes(indices)
     return decoded(source, indices, fit)
 
 
 def keep(data: DataSet, fit: Fit, megabytes: int, train: bool = True) -> DataSet:
-    """The data set with its images kept in memory, training images first, as far as they fit.
+    """Keep the images of a data set in memory, training images first, if they fit.
 
     Args:
-        data: What to keep; arrays that are used as they are need no keeping.
-        fit: What evaluation, and training unless it crops by itself, brings images to.
-        megabytes: How much memory may be used, in MiB.
-        train: Whether training looks at fitted images.
+        data: The data set; arrays that are used without resizing are in memory already.
+        fit: How evaluation resizes images, and training too unless it has its own crop.
+        megabytes: Largest memory to use, in MiB.
+        train: Whether training uses `fit`.
 
     Returns:
-        The data set; `DataSet.notes` says so where images will be decoded again in every epoch.
+        The data set. If images will be decoded again in every epoch, `DataSet.notes` says so.
     """
     room = megabytes * _MIB
     parts, notes = {"train": data.train, "test": data.test}, list(data.notes)
@@ -106,10 +106,10 @@ def keep(data: DataSet, fit: Fit, megabytes: int, train: bool = True) -> DataSet
 
 
 def _shape(source: Source, fit: Fit) -> tuple[int, ...] | None:
-    """The shape of a fitted image; None where images are in memory as they are, or the first cannot be decoded."""
+    """The shape of a resized image; None if images are used as they are, or if the first cannot be decoded."""
     if isinstance(source, Arrays) and fit.keeps(*source.images.shape[1:3]):
         return None
     try:
         return decoded(source, np.zeros(1, np.int64), fit).shape[1:]
-    except DamagedError:  # it is named when it is needed
+    except DamagedError:  # reported when the image is needed
         return None

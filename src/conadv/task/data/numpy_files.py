@@ -1,6 +1,6 @@
 """NumPy arrays: train and test images and labels as .npy files in a folder, or in one .npz file.
 
-Headers are read here and not by NumPy, so that nothing is believed before it is checked; nothing is ever unpickled.
+Headers are parsed here and not by NumPy, so that every number is checked before it is used. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from conadv.task.data.regular import Readable, named_damage, open_regular, read_
 from conadv.task.data.source import Arrays, DataSet, number_names
 from conadv.task.data.splits import class_names
 
-# What the arrays may be called: ours first, then as Keras has it.
+# Names of the arrays: ours first, then Keras's.
 _NAMES = {
     "train images": ("train_images", "x_train"),
     "train labels": ("train_labels", "y_train"),
@@ -37,9 +37,9 @@ _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def open_arrays(path: Path) -> DataSet | None:
-    """The data set in this .npz file or folder of .npy files, or None where it has not the four arrays."""
+    """The data set in this .npz file or folder of .npy files, or None if one of the four arrays is missing."""
     if path.is_dir():
-        # Mapped, so that arrays larger than memory can be used.
+        # Memory-mapped: arrays may be larger than memory.
         return _open(path, {file.stem for file in path.glob("*.npy")}, lambda name: _map(path / f"{name}.npy"))
     if path.suffix != ".npz":
         return None
@@ -58,7 +58,7 @@ def read_images(path: Path, name: str) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class _Header:
-    """What a .npy file says of itself."""
+    """The header of a .npy file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -101,7 +101,7 @@ def _checked_shape(shape: tuple[object, ...]) -> tuple[int, ...]:
 
 def _number_type(code: str) -> np.dtype[Any]:
     if code.lstrip("|<>=") == "O":
-        raise ValueError("an array of Python objects, which are pickled and never read; save an array of numbers")
+        raise ValueError("an array of pickled Python objects, which we never load; save an array of numbers")
     if not re.fullmatch(r"[|<>=]?[biuf][1248]|[|<>=]?f16", code):
         raise ValueError(f"elements of type {code[:20]!r} are not numbers")
     return np.dtype(code)
@@ -123,7 +123,7 @@ def _unzip(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     if entry.flag_bits & 1 or entry.compress_type not in _COMPRESSIONS:
         raise ValueError(f"damaged: {name} is encrypted, or compressed in a way that NumPy does not use")
     if entry.file_size > DEFLATE * entry.compress_size + _MAX_HEADER:
-        raise ValueError(f"damaged: {name} promises more bytes than its compressed ones can hold")
+        raise ValueError(f"damaged: {name} claims a size that its compressed bytes cannot have")
     with archive.open(entry) as file:
         header = _read_header(file)
         if header.length + header.size != entry.file_size or header.size == 0:

@@ -30,7 +30,7 @@ KNOWN = (
     "archives or their folders, NumPy arrays (train_images.npy and so on)"
 )
 
-# Runs a function in one process, and returns its bytes in all of them.
+# Runs a function in one process, and returns its result in all of them.
 Share = Callable[[Callable[[], bytes]], bytes]
 
 
@@ -44,16 +44,20 @@ def open_data(
     damaged: Literal["stop", "skip"] = "stop",
     share: Share | None = None,
 ) -> DataSet:
-    """The data set called `name`: "digits", "synthetic", or "path" for your own at `path`.
+    """Open a data set.
 
-    `train_size` takes that many training images; `image_size` and `classes` are for synthetic data; `channels` is for
-    synthetic data and for encoded images, which are converted to it (arrays keep theirs). Images that cannot be used
-    end this with an error that names them, or are left out (`DataSet.skipped`): to find them all, "skip" decodes
-    every image once and remembers the outcome for as long as the files do not change.
-
-    Where several processes open the same data, `share` runs a function in one of them and gives its bytes to all: that
-    one lists the files and reads the labels, and the others get the index. Images that are held in memory (Parquet,
-    NumPy, IDX) each reads by itself; of CIFAR's own files, which hold both, the labels too.
+    Args:
+        name: "digits", "synthetic", or "path" for your own.
+        path: Folder or file of your own data; its format is detected.
+        train_size: Number of training images to use; None: all.
+        image_size: Height and width of synthetic images, in pixels.
+        channels: Channels of synthetic images, and what encoded images are converted to. Arrays keep theirs.
+        classes: Number of classes of synthetic data.
+        damaged: "stop" raises an error that names a damaged image; "skip" leaves damaged images out
+            (`DataSet.skipped`). To find them, every image is decoded once; the result is cached until the files change.
+        share: If several processes open the same data: runs a function in one of them, and returns its bytes in all.
+            That process lists the files and reads the labels, and the others get the index. Each process reads images
+            that are held in memory (Parquet, NumPy, IDX) by itself, and CIFAR's files with their labels.
     """
     match name:
         case "digits":
@@ -69,14 +73,14 @@ def open_data(
 
 
 def _listed(path: Path, channels: int, damaged: Literal["stop", "skip"]) -> DataSet:
-    """The data set at a path, as its files are listed by this process."""
+    """The data set at a path, listed by this process."""
     with plain_errors(path):
         found = find_data(path, channels)
         return found.checked() if damaged == "stop" else found.healthy()
 
 
 def _shared(path: Path, channels: int, listed: Callable[[], DataSet], share: Share) -> DataSet:
-    """The data set as one process lists it for all."""
+    """The data set, listed by one process for all."""
     own: list[DataSet] = []
 
     def index() -> bytes:
@@ -99,19 +103,19 @@ class Found:
     kind: str
     data: DataSet
     problems: tuple[DamagedError, ...] = ()
-    """Seen without decoding; these images are not in the data set."""
+    """Found without decoding; these images are not in the data set."""
     stamp: Callable[[], str] = str
-    """Names the state of the files, so that what was found out about them holds until they change."""
+    """A key for the state of the files: cached results are valid until it changes."""
 
     def checked(self) -> DataSet:
-        """The data set, if nothing is wrong that can be seen without decoding."""
+        """The data set; raises an error for a problem that was found without decoding."""
         if self.problems:
             more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
             raise ValueError(f"{self.problems[0]}{more}; {DAMAGE_ADVICE}")
         return self.data
 
     def scans(self) -> dict[str, Scan]:
-        """For "train" and "test" what decoding all images shows."""
+        """What decoding all images shows, by "train" and "test"."""
         stamp, workers = self.stamp(), len(usable_cores())
         return {part: scan(source, f"{part}-{stamp}", workers) for part, source in self._parts().items()}
 
@@ -130,7 +134,7 @@ class Found:
 
 
 def find_data(path: Path, channels: int = 3) -> Found:
-    """Detect the data set at a path; the error for an unknown one lists the known formats."""
+    """Detect the format of the data at a path; the error for an unknown one lists the known formats."""
     if not path.exists():
         raise ValueError(
             f"data {str(path)!r}: no such file or directory; pass the path of your data set (conadv train: --data.path)"
@@ -161,7 +165,7 @@ def find_data(path: Path, channels: int = 3) -> Found:
 
 
 def _below(path: Path, suffix: str) -> list[Path]:
-    """Files with this suffix, in the folder or one below it; no deeper, as image folders have very many files."""
+    """Files with this suffix in the folder or its subfolders; not deeper, since image folders have very many files."""
     found = [*path.glob(f"*{suffix}"), *path.glob(f"*/*{suffix}")] if path.is_dir() else []
     return sorted(file for file in found if not file.is_dir())
 
@@ -186,13 +190,13 @@ def _encoded(
     test_source, test_problems = test.source(names, channels)
     for source, problems in ((train_source, train_problems), (test_source, test_problems)):
         if len(source) == 0 and problems:
-            raise ValueError(f"{path}: no image can be used, as with {problems[0]}; {DAMAGE_ADVICE}")
+            raise ValueError(f"{path}: no usable image ({problems[0]}); {DAMAGE_ADVICE}")
     data = DataSet(train_source, test_source, path.name)
     return Found(kind, data, train_problems + test_problems, lambda: stamp_of(map(Path, files)))
 
 
 def _part(data: DataSet, train_size: int) -> DataSet:
-    """The data set with as nearly as possible the same number of training images in every class."""
+    """The data set with fewer training images, as balanced over the classes as possible."""
     if not 1 <= train_size <= len(data.train):
         raise ValueError(f"train_size {train_size}: choose 1 to {len(data.train)}, as many as {data.name} has")
     chosen = stratified(data.train.labels, len(data.train.classes), train_size)

@@ -18,23 +18,23 @@ from conadv.task.data.encoded import Listing
 from conadv.task.data.regular import open_regular
 from conadv.task.data.source import DamagedError, one_line
 
-# A row cannot be read without the hundreds around it, so the encoded images of all files are kept in memory.
+# Rows cannot be read one by one, so the encoded images of all files are kept in memory.
 MAX_BYTES = 16 * 2**30
 _LABEL_NAMES = ("label", "labels", "fine_label", "cls", "class")
-_BATCH_BYTES = 2**26  # a batch of rows has at most about so many, even if each is as large as all of a row group
+_BATCH_BYTES = 2**26  # about the largest batch of rows, even if one row is as large as its row group
 _MAX_BATCH = 1024
 _FEW_ROWS = 10_000
-_MAX_RATIO = 100  # images hardly compress
-_BYTES_PER_ROW = 4  # of a file with many rows: no image is smaller, however well it is compressed
+_MAX_RATIO = 100  # of uncompressed to compressed size; encoded images hardly compress
+_BYTES_PER_ROW = 4  # in a file with many rows; no image is smaller, however well it is compressed
 
 
 class Tables:
-    """Reads encoded images by their index; those of all files are in memory.
+    """Encoded images by index; those of all files are in memory.
 
     Args:
         files: The paths of the files.
-        columns: The encoded images of each file, some rows at a time.
-        rows: The rows of the images, counted over all files; None: all of them.
+        columns: The encoded images of each file, in chunks of rows.
+        rows: The rows to use, counted over all files; None: all of them.
     """
 
     def __init__(self, files: Sequence[str], columns: Sequence[list[Any]], rows: NDArray[np.int64] | None = None):
@@ -46,7 +46,7 @@ class Tables:
 
     @classmethod
     def read_again(cls, files: Sequence[str], counts: Sequence[int], rows: NDArray[np.int64]) -> Tables:
-        """The images of files whose rows another process has counted; their labels are not read."""
+        """Read the images of files, but not their labels, and check the number of rows against rank 0's."""
         columns = [[chunk for chunk, _ in part] for part in _read_files(list(map(Path, files)), labelled=False)]
         tables = cls(files, columns, rows)
         for file, expected, found in zip(files, counts, tables.counts, strict=True):
@@ -61,13 +61,11 @@ class Tables:
         if buffer is None:
             raise DamagedError(self.name(index), "the row has no bytes")
         if buffer.size > MAX_ENCODED:
-            raise DamagedError(
-                self.name(index), f"{buffer.size:,} bytes are more than the {MAX_ENCODED:,} that are read"
-            )
+            raise DamagedError(self.name(index), f"{buffer.size:,} bytes are more than the limit of {MAX_ENCODED:,}")
         return bytes(buffer)
 
     def name(self, index: int) -> str:
-        """What an error message calls an image."""
+        """The name of an image in error messages."""
         ends = np.cumsum(self.counts)
         row = int(self.rows[index])
         file = int(np.searchsorted(ends, row, side="right"))
@@ -79,7 +77,7 @@ class Tables:
 
 
 def list_tables(files: Sequence[Path]) -> Listing:
-    """The rows of these files, in order."""
+    """List the rows of these files, in order."""
     parts = _read_files(files, labelled=True)
     labels = [np.zeros(0, np.int64), *(own for part in parts for _, own in part)]
     tables = Tables(list(map(str, files)), [[chunk for chunk, _ in part] for part in parts])
@@ -88,7 +86,7 @@ def list_tables(files: Sequence[Path]) -> Listing:
 
 
 def _read_files(files: Sequence[Path], labelled: bool) -> list[list[tuple[Any, NDArray[np.int64]]]]:
-    """The encoded images and labels of each file, some rows at a time."""
+    """The encoded images and labels of each file, in chunks of rows."""
     _check_size(sum(file.stat().st_size for file in files), files[0])
     parts: list[list[tuple[Any, NDArray[np.int64]]]] = []
     held = 0
@@ -102,7 +100,7 @@ def _read_files(files: Sequence[Path], labelled: bool) -> list[list[tuple[Any, N
 
 
 def table_classes(file: Path) -> tuple[str, ...] | None:
-    """The names that the hub's own note in the schema gives to the classes."""
+    """Class names from the hub's metadata in the schema, or None."""
     with _opened(file) as table:
         schema = table.schema_arrow
         label = _columns(schema, file)[1]
@@ -117,7 +115,7 @@ def _parsed(note: bytes) -> object:
     try:
         return json.loads(note)
     except (ValueError, RecursionError):
-        return None  # not the hub's
+        return None  # not written by the hub
 
 
 def _names_of(feature: object) -> tuple[str, ...] | None:
@@ -133,12 +131,12 @@ def _check_size(size: int, file: Path) -> None:
     if size > min(MAX_BYTES, free_memory()):
         raise ValueError(
             f"{file.parent}: {size / 2**30:.1f} GiB of Parquet would be held in memory, more than is free or than "
-            f"{MAX_BYTES >> 30} GiB: write its images to tar shards once (conadv.task.data.write_shards)"
+            f"{MAX_BYTES >> 30} GiB: convert it to tar shards or an image folder, which are read one image at a time"
         )
 
 
 def _read(file: Path, labelled: bool) -> Iterator[tuple[Any, NDArray[np.int64]]]:
-    """The encoded images and labels of a file, some rows at a time, -1 where a row has no label, or none is wanted."""
+    """Yield encoded images and labels in chunks of rows; the label is -1 if it is missing or not `labelled`."""
     with _opened(file) as table:
         image, label = _columns(table.schema_arrow, file)
         rows = _batch_rows(table.metadata, image, file)
@@ -156,7 +154,7 @@ def _read(file: Path, labelled: bool) -> Iterator[tuple[Any, NDArray[np.int64]]]
 
 
 def _batch_rows(metadata: Any, image: str, file: Path) -> int:
-    """How many rows to read at a time, once the sizes that the file says of itself are checked."""
+    """Check the sizes in the metadata, and return how many rows to read at a time."""
     length = file.stat().st_size
     if metadata.num_rows > max(_FEW_ROWS, length // _BYTES_PER_ROW) or metadata.num_rows < 0:
         raise ValueError(f"{metadata.num_rows:,} rows in {length:,} bytes")
@@ -171,7 +169,7 @@ def _batch_rows(metadata: Any, image: str, file: Path) -> int:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """The file, and whatever goes wrong inside pyarrow with the name of the file."""
+    """Open a file; errors of pyarrow become a ValueError that names the file."""
     parquet = _pyarrow().parquet
     try:
         with open_regular(file) as stored:
@@ -181,25 +179,25 @@ def _opened(file: Path) -> Iterator[Any]:
         raise
     except MemoryError:
         raise ValueError(
-            f"{file}: asks for more memory than there is; it is damaged, or close other programs"
+            f"{file}: not enough memory to read it; close other programs, or download it again if it is damaged"
         ) from None
     except Exception as error:
-        raise ValueError(f"{file}: no Parquet file, or a damaged one ({one_line(error)}); download it again") from error
+        raise ValueError(f"{file}: not a Parquet file, or damaged ({one_line(error)}); download it again") from error
 
 
 def _check_ends(stored: FileIO) -> None:
-    """The mark at both ends, and a description at the end that fits in between."""
+    """Check the magic bytes at both ends, and that the metadata fits between them."""
     length = os.fstat(stored.fileno()).st_size
     start = stored.read(4)
     stored.seek(max(0, length - 8))
     end = stored.read(8)
     if length < 12 or start != b"PAR1" or end[4:] != b"PAR1" or int.from_bytes(end[:4], "little") > length - 12:
-        raise ValueError("no mark at its start and end")
+        raise ValueError("no PAR1 at its start and end")
     stored.seek(0)
 
 
 class _ColumnsError(ValueError):
-    """A table of something else."""
+    """A table without images or labels."""
 
 
 def _pyarrow() -> Any:
@@ -212,14 +210,14 @@ def _pyarrow() -> Any:
 
 
 def _columns(schema: Any, file: Path) -> tuple[str, str]:
-    """The names of the image's and the label's column."""
+    """The names of the image column and the label column."""
     image = next((f.name for f in schema if _holds_bytes(f.type)), None)
     whole = [f.name for f in schema if _pyarrow().types.is_integer(f.type)]
     label = next((name for name in _LABEL_NAMES if name in whole), None)
     if image is None or label is None or schema.names.count(image) > 1 or schema.names.count(label) > 1:
         raise _ColumnsError(
-            f"{file}: columns {one_line(', '.join(schema.names))}; an image column with bytes and, in whole numbers, "
-            f"one of {', '.join(_LABEL_NAMES)} are needed"
+            f"{file}: columns {one_line(', '.join(schema.names))}; it needs an image column with bytes, and an integer "
+            f"column called {', '.join(_LABEL_NAMES[:-1])} or {_LABEL_NAMES[-1]}"
         )
     return image, label
 

@@ -1,7 +1,7 @@
-"""The tables of CIFAR's Python version, read without unpickling: a list of instructions of which a few are known.
+"""Read the pickled tables of CIFAR's Python version without unpickling them.
 
-Python's own list of instructions (pickletools) reads them and runs none. Here those that make numbers, strings, lists,
-dicts and an array of bytes are carried out; what would import or call anything else is an error.
+pickletools parses the instructions and executes none. We execute only those that make numbers, strings, lists, dicts
+and an array of bytes. An instruction that would import or call anything else is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class ByteTable:
-    """Stands for an array, which must be one of bytes."""
+    """Stands for a NumPy array, which must be of bytes."""
 
     array: NDArray[np.uint8]
 
@@ -29,7 +29,7 @@ class ByteTable:
 
 
 class ByteType:
-    """Stands for the type of an array's elements; only bytes are taken."""
+    """Stands for a NumPy dtype, which must be bytes."""
 
     def build(self, state: object) -> None:
         pass
@@ -41,7 +41,7 @@ _KNOWN = (*_ARRAYS, "numpy ndarray", "numpy dtype", "_codecs encode")
 
 @dataclass(frozen=True)
 class _Name:
-    """What a pickle would import."""
+    """A name that the pickle would import."""
 
     path: str
 
@@ -61,13 +61,13 @@ class _Name:
 
 
 def read_pickle(data: bytes) -> Any:
-    """Numbers, strings, lists, tuples, dicts and `ByteTable`s; a ValueError for a pickle of anything else."""
+    """Read numbers, strings, lists, tuples, dicts and `ByteTable`s; anything else raises a ValueError."""
     machine = _Machine()
     for instruction, argument, _ in pickletools.genops(data):
         if instruction.name == "STOP":
             return machine.pop()
         machine.run(instruction.name, argument)
-    raise ValueError("no end")
+    raise ValueError("it has no STOP instruction")
 
 
 _MARK = object()
@@ -109,7 +109,7 @@ class _Machine:
             self._combine(name, argument)
 
     def _combine(self, name: str, argument: Any) -> None:
-        """The instructions that take what is on the stack."""
+        """Execute an instruction that takes values from the stack."""
         match name:
             case "MEMOIZE":
                 self.memo[len(self.memo)] = self.stack[-1]
@@ -137,7 +137,7 @@ class _Machine:
             case "DICT" | "SETITEM" | "SETITEMS":
                 self._set_items(name)
             case _:
-                raise ValueError(f"the instruction {name}")
+                raise ValueError(f"it has the instruction {name}, which is not allowed")
 
     def _set_items(self, name: str) -> None:
         items = [self.stack.pop(-2), self.pop()] if name == "SETITEM" else self._marked()
@@ -146,7 +146,7 @@ class _Machine:
         self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
     def _marked(self) -> list[Any]:
-        """Everything above the last mark."""
+        """Pop everything above the last mark."""
         place = len(self.stack) - 1
         while self.stack[place] is not _MARK:
             place -= 1

@@ -1,4 +1,4 @@
-"""Every image decoded once, to know its size or why it has none."""
+"""Decode every image once, to find sizes and damage."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Scan:
     """What decoding all images of a source showed."""
 
     heights: NDArray[np.int64]
-    """One per image; 0 where it is damaged."""
+    """In pixels, one per image; 0 if it is damaged."""
     widths: NDArray[np.int64]
     damaged: dict[int, str]
-    """The reason by index."""
+    """Reasons by index."""
 
 
 def scan(source: Source, stamp: str, workers: int) -> Scan:
-    """The scan of this source; done once for the state of the files that `stamp` names."""
+    """Scan a source, or return the cached scan for this state of its files."""
     if isinstance(source, Arrays):
         height, width = source.images.shape[1:3]
         return Scan(np.full(len(source), height), np.full(len(source), width), {})

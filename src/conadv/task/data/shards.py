@@ -25,7 +25,7 @@ _LONGEST_END = 2**20  # bytes; archives are padded to whole records, usually of 
 
 
 def list_shards(shards: Sequence[Path]) -> Listing:
-    """The images of these tar files, in the order in which they are stored."""
+    """List the images of these tar files, in the order in which they are stored."""
     parts = [(shard, _index(shard)) for shard in shards]
     shard_of = np.concatenate([np.full(len(table["label"]), place) for place, (_, table) in enumerate(parts)])
     offsets, sizes, labels = (
@@ -41,7 +41,7 @@ def list_shards(shards: Sequence[Path]) -> Listing:
 
 @dataclass
 class _Found:
-    """A shard's samples as they are put together from their members."""
+    """The samples of a shard, collected from its members."""
 
     images: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     """By key: name, offset, size."""
@@ -53,16 +53,15 @@ class _Found:
         folder, slash, base = member.name.rpartition("/")
         stem, _, extension = base.partition(".")
         key, extension = folder + slash + stem, extension.lower()
-        if extension in EXTENSIONS:
-            if key in self.images:
-                self.problems[member.name] = f"the key {key} occurs twice in {shard.name}"
-            else:
-                self.images[key] = (member.name, member.offset, member.size)
-        elif extension == "cls":
-            if key in self.labels:
-                self.problems[member.name] = f"the key {key} occurs twice in {shard.name}"
-            else:
-                self._add_label(key, member, file)
+        is_image = extension in EXTENSIONS
+        if not is_image and extension != "cls":
+            return
+        if key in (self.images if is_image else self.labels):
+            self.problems[member.name] = f"the key {key} occurs twice in {shard.name}"
+        elif is_image:
+            self.images[key] = (member.name, member.offset, member.size)
+        else:
+            self._add_label(key, member, file)
 
     def _add_label(self, key: str, member: Member, file: FileIO) -> None:
         file.seek(member.offset)
@@ -104,12 +103,12 @@ def _scan(shard: Path) -> _Found:
                 found.add(member, shard, file)
             _check_end(file)
     except (OSError, TarError) as error:
-        found.problems[""] = f"the shard is cut or no tar file ({error})"
+        found.problems[""] = f"the shard is truncated or not a tar file ({error})"
     return found
 
 
 def _check_end(file: FileIO) -> None:
-    """After its end mark an archive has only zeros: anything else was lost by a damaged header."""
+    """Check that only zeros follow the end mark: anything else was lost because of a damaged header."""
     if file.read(_LONGEST_END).strip(b"\0"):
         raise TarError(f"no end mark at byte {file.tell()}")
 

@@ -1,4 +1,4 @@
-"""Where images come from: a source has labels, names of classes, and a picture for every index.
+"""Sources of images: labels, class names, and a picture for every index.
 
 folder, tar shards, Parquet ──> Encoded (bytes, decoded on demand) ─┐
 digits, synthetic, IDX, CIFAR, NumPy ──> Arrays (all in memory) ────┴─> Source ──> Stream
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from conadv.task.data.bounds import MAX_CLASSES, MAX_PIXELS
 
-# Bytes as files hold them: (H, W, C) for one image, (N, H, W, C) for several.
+# Bytes as stored in files: (H, W, C) for one image, (N, H, W, C) for several.
 Pixels = NDArray[np.uint8]
 # Bytes as models take them: (C, H, W), or (N, C, H, W).
 Planes = NDArray[np.uint8]
@@ -24,12 +24,12 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Picture:
-    """One image whose size is known and whose pixels are not decoded yet."""
+    """An image whose size is known, and whose pixels are decoded on demand."""
 
     height: int
     width: int
     decode: Callable[[int], Pixels]
-    """Takes a factor (1, 2, 4 or 8): the pixels at 1/factor of the size, or larger if that cannot be."""
+    """Takes a factor (1, 2, 4 or 8), and returns the pixels at 1/factor of the size, or larger if it cannot."""
 
     def pixels(self, shrink: int = 1) -> Pixels:
         """The image as (H, W, C) bytes."""
@@ -41,7 +41,7 @@ DAMAGE_ADVICE = "repair the data, or leave out what is damaged (data.damaged ski
 
 
 def one_line(text: object) -> str:
-    """A text, or what an exception says, as one line that a terminal can print, whatever a file put into it."""
+    """A text or the message of an exception as one printable line, whatever a file put into it."""
     words = " ".join(str(text).split()) or type(text).__name__
     printable = "".join(character if character.isprintable() else "?" for character in words)
     return printable if len(printable) <= _LINE else f"{printable[:_LINE]}…"
@@ -60,30 +60,30 @@ class Source(Protocol):
 
     @property
     def labels(self) -> Labels:
-        """One class number an image."""
+        """The class number of each image."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The name of each class; its place is its number."""
+        """Class names, in the order of their numbers."""
 
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """What an error message calls this image."""
+        """The name of this image in error messages."""
 
     def picture(self, index: int) -> Picture:
-        """The image, to be decoded in the size that is needed."""
+        """The image, not decoded yet."""
 
     def image(self, index: int) -> Pixels:
         """The whole image as (H, W, C) bytes."""
 
     def take(self, indices: Sequence[int]) -> Source:
-        """The source of these images alone."""
+        """A source of these images only."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """The images to learn from and those to be judged by."""
+    """Training and test images."""
 
     train: Source
     test: Source
@@ -91,13 +91,13 @@ class DataSet:
     skipped: tuple[DamagedError, ...] = ()
     """Images that were left out because they cannot be used."""
     notes: tuple[str, ...] = ()
-    """What a user should know about how the data is read, one line each."""
+    """Messages for the user about how the data is read, one line each."""
 
     def __post_init__(self) -> None:
         if self.train.classes != self.test.classes:
             raise ValueError(
                 f"{self.name}: training and test images have different classes "
-                f"({len(self.train.classes)} and {len(self.test.classes)}): name the same ones in both"
+                f"({len(self.train.classes)} and {len(self.test.classes)}): use the same ones in both"
             )
         for part, source in (("training", self.train), ("test", self.test)):
             if len(source) == 0:
@@ -109,10 +109,9 @@ class Arrays:
 
     Args:
         images: (N, H, W, C).
-        labels: The number of the class of each.
-        classes: Their names.
-        origin: The format of the files, and which of them, or of their arrays, the images were read from; None: none
-            that holds the images alone.
+        labels: The class number of each image.
+        classes: Class names.
+        origin: Format, and name of the file or array that holds the images and nothing else; None: there is none.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class Arrays:
 
 
 def checked_labels(labels: NDArray[np.integer], classes: tuple[str, ...]) -> Labels:
-    """Labels as int64, every one of them the number of a class."""
+    """Labels as int64, checked to be class numbers."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(f"labels are {labels.dtype} of shape {labels.shape}: give one whole number per image")
     outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
@@ -171,7 +170,7 @@ def checked_labels(labels: NDArray[np.integer], classes: tuple[str, ...]) -> Lab
 
 
 def number_names(largest: int) -> tuple[str, ...]:
-    """The names of classes that are known only by their numbers, 0 to `largest`."""
+    """Names for classes that are known by number only, 0 to `largest`."""
     if largest >= MAX_CLASSES:
         raise ValueError(f"label {largest}: more than {MAX_CLASSES:,} classes are not supported; number them from 0 on")
     return tuple(str(number) for number in range(largest + 1))

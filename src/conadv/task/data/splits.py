@@ -1,4 +1,4 @@
-"""Which files and which images are for training and which for the test."""
+"""Split files and images into training and test."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ _WORDS = {
     **dict.fromkeys(("val", "valid", "validation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-# Not a user's seed: a part of the data is the same in every run.
+# A constant, not a user's seed: the split is the same in every run.
 _SPLIT = 1797
 _MAX_NAMES = 2**24  # bytes of classes.txt
 
 
 def split_files(files: Iterable[Path], root: Path) -> tuple[list[Path], list[Path]]:
-    """The training files and the test files among these, by the words in their paths below `root`."""
+    """Split files into training and test files, by the words in their paths below `root`."""
     parts: dict[str, list[Path]] = {"train": [], "val": [], "test": []}
     for file in sorted(files):
         words = re.findall("[a-z]+", str(file.relative_to(root)).lower())
         kinds = sorted({_WORDS[word] for word in words if word in _WORDS})
         if len(kinds) != 1:
-            raise ValueError(f"{file}: its name says {' and '.join(kinds) or 'neither'}; say one of train, val, test")
+            found = " and ".join(kinds) or "none"
+            raise ValueError(
+                f"{file}: rename it, so that its path has one of the words train, val, test (now: {found})"
+            )
         parts[kinds[0]].append(file)
-    # Where there is a validation part, the test part has no public labels (ImageNet's on the hub).
+    # A data set with both usually has no public test labels (ImageNet on the hub).
     test = parts["val"] or parts["test"]
     for kind, chosen in (("train", parts["train"]), ("val or test", test)):
         if not chosen:
@@ -54,7 +57,7 @@ def class_names(root: Path) -> tuple[str, ...] | None:
 
 
 def stratified(labels: Labels, classes: int, size: int) -> NDArray[np.bool_]:
-    """A mask that takes `size` images, round and round the classes, until it has enough."""
+    """A mask of `size` images, taken from the classes in turn."""
     shuffled = permutation(len(labels), _SPLIT)
     turns = np.empty(len(labels), np.int64)
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]

@@ -1,4 +1,4 @@
-"""Where encoded images are stored: each a file of its own, or a part of a larger one, such as a tar shard."""
+"""Read encoded images: each is a file of its own, or a part of a larger one such as a tar shard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conadv.task.data.regular import open_regular, read_bounded, read_whole
 
 @dataclass(frozen=True)
 class Parts:
-    """One image per place: the number of its file, and where it is in it."""
+    """For each image the number of its file, and its position there."""
 
     file: NDArray[np.int64]
     offset: NDArray[np.int64]
@@ -29,7 +29,7 @@ class Stored:
 
     Args:
         files: The paths of the files.
-        parts: Which part of which file each image is; None: each file is one image.
+        parts: The file and position of each image; None: each file is one image.
     """
 
     def __init__(self, files: Sequence[str], parts: Parts | None = None) -> None:
@@ -42,7 +42,7 @@ class Stored:
         return read_part(Path(self.files[file]), offset, size)
 
     def take(self, indices: Sequence[int]) -> Stored:
-        """These images alone, in this order."""
+        """A reader of these images only, in this order."""
         if self.parts is None:
             return Stored([self.files[index] for index in indices])
         kept = np.asarray(indices, np.int64)
@@ -50,10 +50,10 @@ class Stored:
 
 
 def read_part(path: Path, offset: int, size: int) -> bytes:
-    """`size` bytes of a file; the file is not kept open, as there may be more shards than file handles."""
+    """`size` bytes of a file, which is not kept open: there may be more shards than file handles."""
     with open_regular(path) as file:
         file.seek(offset)
         data = read_bounded(file, size, MAX_ENCODED)
     if len(data) < size:
-        raise OSError(f"{path.name} ends in the middle of it")
+        raise OSError(f"{path.name} is truncated")
     return data

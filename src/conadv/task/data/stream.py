@@ -1,6 +1,6 @@
-"""Training batches without state: chunk c of step s depends only on the seed, not on the rank or on what ran before.
+"""Training batches without state: a chunk is a function of the seed, the step and its number, not of the rank.
 
-step ──> epoch, place in it ──> order of the epoch ──> indices of a chunk ──> decode, augment ──> batch
+step ──> epoch and position in it ──> order of the epoch ──> indices of a chunk ──> decode, augment ──> batch
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ from conadv.task.data.fit import Fit
 from conadv.task.data.kept import fitted
 from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Labels, Planes, Source
 
-# What a random number is for, so that two uses never share one.
+# Separate streams of random numbers.
 _ORDER, _AUGMENT, _MIX = 11, 12, 13
 
 
 class Augment(Protocol):
-    """What happens to images before they are learnt from; `conadv.task.augment` has the usual ones."""
+    """Augmentation of images, one by one; `conadv.task.augment` has the usual ones."""
 
     def __call__(self, source: Source, indices: NDArray[np.int64], seeds: Seeds) -> tuple[Planes, ...]:
-        """The views of these images, each (N, C, H, W), as a function of a seed an image."""
+        """The views of these images, each (N, C, H, W), as a function of one seed per image."""
 
 
 class Mix(Protocol):
-    """What happens to a chunk as a whole; `conadv.task.augment.mixup` has the usual ones."""
+    """Augmentation of a chunk as a whole, such as `conadv.task.augment.mixup`."""
 
     def __call__(
         self, views: tuple[Planes, ...], labels: Labels, classes: int, seed: Seeds
     ) -> tuple[tuple[Planes, ...], NDArray[np.float32]]:
-        """The views mixed alike, and the labels as shares of the classes, (N, classes)."""
+        """The views, all mixed in the same way, and the labels as shares of the classes, (N, classes)."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The batches of a training run; any part of any of them can be made at any time, in any process."""
+    """The batches of a training run. Any chunk of any batch can be made at any time, in any process."""
 
     source: Source
     batch_size: int
-    """Images a step, over all lanes."""
+    """Images per step, over all lanes."""
     chunk_size: int
-    """Images a chunk; chunks are numbered from 0 within a step."""
+    """Images per chunk; chunks are numbered from 0 within a step."""
     seed: int
     augment: Augment
     workers: int = 0
-    """Threads that prepare chunks ahead of their use; 0 prepares them when they are asked for."""
+    """Threads that prepare chunks in advance; 0: prepare each chunk when it is requested."""
     pin_memory: bool = False
-    """Page-locked tensors, which a CUDA device copies without waiting."""
+    """Return page-locked tensors, which are copied to a CUDA device asynchronously."""
     mix: Mix | None = None
-    """Labels are shares of the classes with it, (N, classes), and else class numbers."""
+    """If given, labels are shares of the classes, (N, classes), instead of class numbers."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_size <= len(self.source):
             raise ValueError(
                 f"batch_size {self.batch_size} does not fit {len(self.source)} training images: "
-                "choose a smaller batch or more data"
+                "choose a smaller batch size, or use more data"
             )
         if self.chunk_size < 1 or self.batch_size % self.chunk_size:
             raise ValueError(
@@ -85,7 +85,7 @@ class Stream:
 
     @property
     def remainder(self) -> int:
-        """Images left out of an epoch, others in every epoch."""
+        """Images left out of each epoch, different ones every time."""
         return len(self.source) % self.batch_size
 
     @property
@@ -93,13 +93,13 @@ class Stream:
         return self.batch_size // self.chunk_size
 
     def indices(self, step: int, chunk: int) -> NDArray[np.int64]:
-        """Which images form this chunk of this step."""
+        """The indices of the images of a chunk."""
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size + chunk * self.chunk_size
         return _order(len(self.source), self.seed, epoch)[first : first + self.chunk_size]
 
     def chunk(self, step: int, chunk: int) -> Chunk:
-        """This chunk of this step: (images, labels), or (images, labels, augmented)."""
+        """A chunk: (images, labels), or (images, labels, augmented)."""
         indices = self.indices(step, chunk)
         seeds = mix_all(self.seed, _AUGMENT, step // self.steps_per_epoch, indices)
         with _advice():
@@ -108,13 +108,12 @@ class Stream:
                 seed = mix_all(self.seed, _MIX, step, chunk)
                 views, labels = self.mix(views, labels, len(self.source.classes), seed)  # type: ignore[assignment]
         images, *further = (as_tensor(view) for view in views)
-        made = (images, torch.from_numpy(labels), *further)
-        return tuple(part.pin_memory() for part in made) if self.pin_memory else made
+        return _pinned((images, torch.from_numpy(labels), *further), self.pin_memory)
 
     def batches(self, start: int, stop: int | None, chunks: Sequence[int] | None = None) -> Generator[Chunked]:
-        """Steps start..stop-1 (without a stop, endless), of which these chunks (all by default), one at a time.
+        """Yield the batches of steps start to stop - 1 (endless without a stop), with these chunks (None: all) of each.
 
-        Each worker has at most two chunks in memory, one done and one in progress, however large a batch is.
+        Each worker has at most two chunks in memory, one done and one in progress, however large the batch is.
         """
         everything = range(self.chunks_per_step)
         chunks = everything if chunks is None else chunks
@@ -126,7 +125,7 @@ class Stream:
             for _ in steps:
                 batch = Chunked(len(chunks), islice(made, len(chunks)))
                 yield batch
-                deque(batch.chunks, maxlen=0)  # chunks that were not asked for
+                deque(batch.chunks, maxlen=0)  # drop chunks that the caller did not take
 
 
 def evaluation_batches(
@@ -137,18 +136,18 @@ def evaluation_batches(
     indices: Sequence[int] | None = None,
     pin_memory: bool = False,
 ) -> Iterator[Chunk]:
-    """Every image (or those of `indices`) once, in order, not augmented; the last batch may be smaller."""
+    """Yield every image (or those of `indices`) once, in order, without augmentation; the last batch may be smaller."""
     if batch_size < 1:
         raise ValueError(f"a batch of {batch_size} images: choose 1 or more")
     wanted = np.asarray(range(len(source)) if indices is None else indices, dtype=np.int64)
 
-    def made(first: int) -> Chunk:
+    def batch(first: int) -> Chunk:
         part = wanted[first : first + batch_size]
         with _advice():
-            made = as_tensor(fitted(source, part, fit)), torch.from_numpy(source.labels[part])
-        return tuple(tensor.pin_memory() for tensor in made) if pin_memory else made
+            images = as_tensor(fitted(source, part, fit))
+        return _pinned((images, torch.from_numpy(source.labels[part])), pin_memory)
 
-    return ordered_map(made, range(0, len(wanted), batch_size), workers, 2 * workers)
+    return ordered_map(batch, range(0, len(wanted), batch_size), workers, 2 * workers)
 
 
 def as_tensor(images: Planes) -> Tensor:
@@ -156,9 +155,13 @@ def as_tensor(images: Planes) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(images))
 
 
+def _pinned(tensors: Chunk, pin: bool) -> Chunk:
+    return tuple(tensor.pin_memory() for tensor in tensors) if pin else tensors
+
+
 @contextmanager
 def _advice() -> Iterator[None]:
-    """What can be done about a damaged image, or about memory that does not suffice."""
+    """Add what to do to errors about damaged images or too little memory."""
     try:
         yield
     except DamagedError as error:

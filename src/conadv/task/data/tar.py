@@ -1,7 +1,7 @@
-"""The members of a tar archive: names, places and sizes, with nothing unpacked and every number checked first.
+"""The members of a tar archive: names, offsets and sizes. Nothing is unpacked, and every number is checked first.
 
-Python's tarfile asks for as much memory as a header says and can be made to loop; here a header is 512 bytes, what
-extends it (long names) is bounded, and a member must end within the archive.
+Python's tarfile allocates as much memory as a header says, and can be made to loop. Here a header is 512 bytes,
+extended headers (long names) are bounded, and a member must end within the archive.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Protocol
 BLOCK = 512
 _MAX_EXTENSION = 2**20  # bytes of a long name or of a pax header
 _REGULAR = b"0\x007"
-_WITHOUT_DATA = b"123456"  # links, devices, folders, FIFOs: their size says nothing about what follows
+_WITHOUT_DATA = b"123456"  # links, devices, folders, FIFOs: no data follows, whatever their size field says
 _SPARSE = b"S"
 _ASCII = bytes(range(128))
 
 
 class Seekable(Protocol):
-    """The archive, unpacked if it was compressed."""
+    """An archive, decompressed if necessary."""
 
     def seek(self, offset: int, /) -> int: ...
 
@@ -37,15 +37,15 @@ class Member:
 
 
 class TarError(ValueError):
-    """An archive that is damaged, or no archive."""
+    """A damaged archive, or not an archive."""
 
 
 def tar_members(file: Seekable, length: int, first: bytes | None = None) -> Iterator[Member]:
-    """The regular files of an archive in order, up to the block of zeros that ends it.
+    """Yield the regular files of an archive in order, up to the block of zeros that ends it.
 
     Args:
-        file: The archive; it is sought forward alone, and a member may be read before the next one is asked for.
-        length: Bytes that the archive has, or that are read of it at most.
+        file: The archive. It is only sought forward, and a member may be read before the next one is requested.
+        length: Size of the archive in bytes, or the largest number of bytes to read.
         first: The first block, if it was read already.
     """
     place, extension = 0, _Extension()
@@ -59,7 +59,7 @@ def tar_members(file: Seekable, length: int, first: bytes | None = None) -> Iter
         size = extension.size if extension.size is not None else header.size
         size = 0 if header.kind in _WITHOUT_DATA else size
         if data + size > length:
-            raise TarError(f"{header.name[:100]} goes beyond its end")
+            raise TarError(f"{header.name[:100]} extends beyond the end of the archive")
         place = data + -(-size // BLOCK) * BLOCK
         if header.kind in b"xgLK":
             extension.read(file, header.kind, data, size)
@@ -71,7 +71,7 @@ def tar_members(file: Seekable, length: int, first: bytes | None = None) -> Iter
 
 
 def looks_like_tar(block: bytes) -> bool:
-    """Whether these bytes are a header, by its own checksum."""
+    """Whether these bytes are a header with a valid checksum."""
     try:
         return len(block) == BLOCK and _number(block[148:156]) in _checksums(block)
     except TarError:
@@ -100,7 +100,7 @@ class _Header:
 
 
 class _Extension:
-    """What the headers before a member say about it in place of its own."""
+    """Extended headers before a member, which override its own."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -109,7 +109,7 @@ class _Extension:
 
     def read(self, file: Seekable, kind: bytes, place: int, size: int) -> None:
         if size > _MAX_EXTENSION:
-            raise TarError(f"a name or a note of {size:,} bytes at byte {place}")
+            raise TarError(f"an extended header of {size:,} bytes at byte {place}")
         file.seek(place)
         content = file.read(size)
         if kind == b"L":
@@ -144,12 +144,12 @@ def _pax_records(content: bytes) -> dict[str, str]:
 
 
 def _after_sparse_map(file: Seekable, header: _Header, place: int) -> int:
-    """Where the data of a sparse member starts: after the blocks that continue its map."""
+    """Offset of a sparse member's data: after the blocks that continue its map."""
     more = header.block[482]
     while more:
         block = _block(file, place)
         if len(block) < BLOCK:
-            raise TarError("a sparse member goes beyond its end")
+            raise TarError("a sparse member extends beyond the end of the archive")
         more, place = block[504], place + BLOCK
     return place
 
@@ -160,14 +160,14 @@ def _block(file: Seekable, place: int) -> bytes:
 
 
 def _checksums(block: bytes) -> tuple[int, int]:
-    """The sum of a header's bytes with its own checksum as blanks, unsigned and signed."""
+    """Sum of a header's bytes, with blanks in place of the checksum, as unsigned and as signed bytes."""
     rest = block[:148] + b" " * 8 + block[156:]
     unsigned = sum(rest)
     return unsigned, unsigned - 256 * len(rest.translate(None, _ASCII))
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or for large numbers a marked big-endian one."""
+    """A number in octal digits, or, if it is large, as marked big-endian bytes."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.partition(b"\0")[0].strip()

@@ -17,7 +17,7 @@ _SUFFIX = {b"\xff\xd8\xff": "jpg", b"\x89PN": "png", b"RIF": "webp", b"GIF": "gi
 
 
 def write_shards(data: DataSet, folder: Path, images_per_shard: int = 5_000) -> list[Path]:
-    """The shards written, named by part and number. Encoded images keep their bytes, others become PNG."""
+    """Write tar shards, and return their paths. Encoded images keep their bytes, others become PNG."""
     if images_per_shard < 1:
         raise ValueError(f"{images_per_shard} images per shard: choose 1 or more")
     folder.mkdir(parents=True, exist_ok=True)
