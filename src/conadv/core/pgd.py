@@ -153,7 +153,7 @@ class PGD:
             )
 
     def check_range(self, images: Tensor) -> None:
-        """Raise a ValueError for images that cannot be pixels: the ball would have another size than epsilon says."""
+        """Raise a ValueError for images outside of the pixel range, for which epsilon would have another meaning."""
         if self.low is None or self.high is None:
             return
         low, high = (float(value) for value in images.aminmax())

@@ -1,4 +1,4 @@
-"""Recycled: the twins of a batch come with its own backward pass, and are learnt from together with the next batch."""
+"""Recycled: the backward pass of a batch also generates its twins, which the next step learns from."""
 
 from __future__ import annotations
 

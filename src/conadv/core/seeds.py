@@ -43,7 +43,7 @@ class Seeds:
         return mix(self.root, _ATTACK, batch, chunk)
 
     def of_pass(self, step: int, chunk: int, branch: str) -> int | None:
-        """The seed of the model's forward pass; None if the method has none."""
+        """The seed of a forward pass of the model; None if the method has no seed."""
         return None if self._seed is None else mix(self._seed, _FORWARD, step, chunk, _BRANCH_NUMBER[branch])
 
 
@@ -59,7 +59,7 @@ def mix(*parts: int) -> int:
 
 
 def random_bits(count: int, seed: int, device: torch.device) -> Tensor:
-    """16 random bits per number, as int16: the outputs of splitmix64 from `seed` on, each of which serves four.
+    """16 random bits per number, as int16: the outputs of splitmix64 from `seed` on, each of which gives four numbers.
 
     Integer arithmetic only, so that the numbers are the same on every device.
     """
@@ -90,7 +90,7 @@ def normal(shape: Sequence[int], seed: int, like: Tensor) -> Tensor:
 
 @contextmanager
 def untouched_randomness(device: torch.device, seed: int | None = None) -> Iterator[None]:
-    """Leave PyTorch's global generators as they were found; within, start them from `seed` if it is given."""
+    """Restore PyTorch's global generators after this context; within it they start from `seed`, if given."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         if seed is not None:
@@ -103,7 +103,7 @@ def untouched_randomness(device: torch.device, seed: int | None = None) -> Itera
 
 
 def _signed(number: int) -> int:
-    """The 64 bits of a number as PyTorch's int64 has them."""
+    """Reinterpret the 64 bits of a number as a signed int64."""
     number &= _MASK
     return number - (1 << 64) if number >= 1 << 63 else number
 

@@ -73,7 +73,7 @@ class TwinShare:
 
 
 def select(chunk: Batch, images: Tensor | None) -> Batch:
-    """Some images of a chunk, with what belongs to them."""
+    """Select some images of a chunk, with their labels and extra inputs."""
     if images is None:
         return chunk
     size = len(chunk.images)

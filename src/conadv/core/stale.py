@@ -107,7 +107,7 @@ def _follow(kept: dict[str, Tensor], own: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def _swap_storage(own: Tensor, old: Tensor) -> None:
-    """Exchange the contents of two tensors; a graph that was built with `own` stays valid when they are back."""
+    """Exchange the contents of two tensors; a graph built with `own` is valid again once they are exchanged back."""
     if type(own.data) is Tensor:
         own.data, old.data = old.data, own.data
         return

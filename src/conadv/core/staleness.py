@@ -43,7 +43,7 @@ class Sums:
     """How much this changes with stale twins."""
 
     def metrics(self, drift: float) -> dict[str, float]:
-        """The metrics of the batch, once everything is added up; those that are not defined are left out.
+        """The metrics of the batch, from complete sums; undefined ones are left out.
 
         Args:
             drift: ‖θ_t - θ_{t-τ}‖.

@@ -115,7 +115,7 @@ def _spread(rows: Tensor, sizes: Iterable[int]) -> Tensor:
 
 
 def _zeros_like_sums(pending: dict[nn.Module, Tensor]) -> dict[nn.Module, Tensor]:
-    """For each layer a view, without room for the number of passes, of one tensor per device and type."""
+    """Zeros for the sums of each layer, without the number of passes: views of one tensor per device and dtype."""
     groups: defaultdict[tuple[torch.device, torch.dtype], list[nn.Module]] = defaultdict(list)
     for layer, own in pending.items():
         groups[own.device, own.dtype].append(layer)

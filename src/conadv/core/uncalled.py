@@ -39,7 +39,7 @@ def expect_call(owner: Owner) -> None:
 
 
 def note_call(model: nn.Module) -> None:
-    """End the wait for a call of all methods of `model`, which may be in other wrappers there."""
+    """Stop waiting for a call of any method of `model`, also of one that was given it in another wrapper."""
     if _waiting:
         _forget(model)
         _remove_hook()
