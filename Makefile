@@ -10,7 +10,7 @@ demo: .venv/installed        ## train four ways on the embedded digits: a table 
 	$(BIN)/python examples/demo.py
 
 test: check                  ## format, lint, types, then every test that is not slow
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-cuda: .venv/installed   ## on a node with GPUs: NCCL, hidden waits, determinism, layouts
 	$(BIN)/pytest tests/cuda -rs

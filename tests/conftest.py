@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,17 @@ torch.set_num_threads(1)
 # A busy machine is no failure. Examples are other ones in each run, so that half of the usual number is enough.
 hypothesis.settings.register_profile("patient", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("patient")
+
+
+# Few tests that work or wait for long: a worker that came to one of these files last would end long after the other.
+LONG = ("test_examples.py", "test_watch.py", "test_memory.py", "test_compiling.py", "test_torchrun.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On several workers long files first, then those with the most tests (all of which pytest-xdist would sort so)."""
+    if hasattr(config, "workerinput"):
+        counts = Counter(item.path for item in items)
+        items.sort(key=lambda item: (item.path.name not in LONG, -counts[item.path]))
 
 
 def pytest_collection_finish() -> None:

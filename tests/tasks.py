@@ -8,10 +8,11 @@ import ipaddress
 import os
 import pickle
 import resource
+import runpy
 import signal
 import sys
 import time
-from contextlib import nullcontext, redirect_stderr
+from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
@@ -369,6 +370,13 @@ def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 
         except Interrupted as stop:
             return stop.exit_status
     return 0
+
+
+def run_script(path: str, folder: str) -> str:
+    """What a script prints in this process, with the folder as its working directory."""
+    with chdir(folder), redirect_stdout(io.StringIO()) as said:
+        runpy.run_path(path, run_name="__main__")
+    return said.getvalue()
 
 
 def train_late(

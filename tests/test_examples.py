@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+import tasks
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -25,16 +27,21 @@ def test_the_diff_is_short():
 
 @pytest.mark.parametrize("name", ["plain_loop.py", "conadv_loop.py"])
 def test_runs_and_learns(name, tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, str(EXAMPLES / name)]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[2]) > 85
+    said = tasks.run_script(str(EXAMPLES / name), str(tmp_path))
+    assert float(said.split()[2]) > 85
     assert (tmp_path / "model.pt").exists()
 
 
-@pytest.mark.parametrize("name", [pytest.param("ddp_loop.py", marks=pytest.mark.slow), "roles_loop.py"])
-def test_runs_and_learns_on_three_ranks(name, tmp_path):
+def test_runs_and_learns_on_three_ranks(pool, tmp_path):
+    said, *others = pool.run(3, tasks.run_script, str(EXAMPLES / "roles_loop.py"), str(tmp_path))
+    assert others == ["", ""]
+    assert float(said.split()[2]) > 80
+    assert (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp_loop.py", "roles_loop.py"])
+def test_runs_and_learns_under_torchrun(name, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     words = [
         sys.executable,

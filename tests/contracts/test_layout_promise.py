@@ -37,8 +37,6 @@ CASES = [
     *(("recycled", 1, *case) for case in RECYCLED),
     *(("sam", delay, *case) for delay in (0, 1) for case in TOGETHER),
 ]
-# Where there is little time: delay 1 in every layout, delays 0 and 2 in every other one.
-RARE = [("conadv", delay, *case) for delay, first in ((0, 1), (2, 0)) for case in ATTACKED[first::2]]
 
 State = dict[str, Tensor]
 
@@ -66,10 +64,7 @@ def fields(method: str, delay: int) -> dict[str, Any]:
     return {"method": method, "delay": delay} if method in ("conadv", "sam") else {"method": method}
 
 
-@pytest.mark.parametrize(
-    ("method", "delay", "size", "layout"),
-    [pytest.param(*case, marks=[pytest.mark.slow] if case in RARE else []) for case in CASES],
-)
+@pytest.mark.parametrize(("method", "delay", "size", "layout"), CASES)
 def test_every_layout_takes_the_steps_of_one_process(method, delay, size, layout, alone, pool, tmp_path):
     one = alone(**fields(method, delay))
     several = trained(pool, tmp_path, size, layout=layout or "none", **fields(method, delay))

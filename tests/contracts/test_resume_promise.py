@@ -65,16 +65,6 @@ UNEVEN = [
 ]
 RANKED = [(name, *layout) for name in SETTINGS for layout in LAYOUTS.get(name, [(2, "clean+adv+attack"), *SPLIT])]
 RANKED += UNEVEN
-# Where there is little time: every layout with conadv and recycled, the other methods in one, and uneven lanes.
-USUAL = [*((name, *LAYOUTS.get(name, SPLIT)[0]) for name in SETTINGS), *UNEVEN[1:4]]
-USUAL += [("conadv", 2, "clean+adv+attack"), *(("conadv", *layout) for layout in SPLIT)]
-USUAL += [("recycled", *layout) for layout in LAYOUTS["recycled"]]
-
-
-def _stops(name: str) -> list[Any]:
-    """Every step; for most methods the first, the end of an epoch and the last, and the others are slow ones."""
-    usual = range(1, STEPS) if name in ("conadv", "recycled") else (1, 2, STEPS - 1)
-    return [pytest.param(name, stop, marks=[] if stop in usual else [pytest.mark.slow]) for stop in range(1, STEPS)]
 
 
 class Trace(NamedTuple):
@@ -140,7 +130,8 @@ def assert_same(parts: Trace, whole: Trace) -> None:
         assert tiny.equal(state, whole.states[step]), f"step {step}"
 
 
-@pytest.mark.parametrize(("name", "stop"), [case for name in SETTINGS for case in _stops(name)])
+@pytest.mark.parametrize("stop", range(1, STEPS))
+@pytest.mark.parametrize("name", SETTINGS)
 def test_stopped_at_any_step_a_run_ends_as_if_it_had_not(name, stop, undisturbed, pool, tmp_path):
     parts = in_parts(pool, tmp_path / "run", [stop], **SETTINGS[name])
     assert_same(parts, undisturbed(1, **SETTINGS[name]))
@@ -152,10 +143,7 @@ def test_stopped_at_every_step_a_run_ends_as_if_it_had_not(name, undisturbed, po
     assert_same(parts, undisturbed(1, **SETTINGS[name]))
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "layout"),
-    [pytest.param(*case, marks=[] if case in USUAL else [pytest.mark.slow]) for case in RANKED],
-)
+@pytest.mark.parametrize(("name", "size", "layout"), RANKED)
 def test_stopped_in_any_layout_a_run_ends_as_if_it_had_not(name, size, layout, undisturbed, pool, tmp_path):
     parts = in_parts(pool, tmp_path / "run", [1, 4], size, layout, **SETTINGS[name])
     assert_same(parts, undisturbed(size, layout=layout, **SETTINGS[name]))
