@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from conadv.core.batchnorm.splitbn import pending_statistics
 from conadv.core.catalog import METHODS
 from conadv.core.parts import Losses
-from conadv.core.splitbn import pending_statistics
 from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange
 from conadv.parallel.layout import Layout

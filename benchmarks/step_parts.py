@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from conadv.core.batchnorm.splitbn import update_running_stats
 from conadv.core.catalog import METHODS
 from conadv.core.learner import Learner
-from conadv.core.splitbn import update_running_stats
 from conadv.optim.lars import Lars
 from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange

@@ -2,10 +2,10 @@
 
 OMP_NUM_THREADS=1 python benchmarks/uneven_weights.py --path ../shared/data/cifar10 --seeds 0 1 2 3 4
 
-Recycled with `twin_share = "1/4"` learns from all images and from twins of a quarter of them, half of the loss each, so
+Recycled with `twin_share = "1/4"` learns from all images and from twins of a quarter of them, half of the loss each. So
 a quarter of the images counts more in each step, which makes the gradient noisier. Here half of the loss is the mean
-over all chunks, and the other half the mean over a quarter of the same chunks, at the cost of vanilla. The other settings
-are those of docs/results/cifar10-cost. Prints one JSON object per seed.
+over all chunks, and the other half the mean over a quarter of the same chunks, at the cost of vanilla. Everything else
+is as in docs/results/cifar10-cost. Prints one JSON object per seed.
 """
 
 from __future__ import annotations

@@ -43,7 +43,11 @@ COSTLY = {
     "core/test_launches.py": [],
     "core/test_splitbn_checkpointing.py": [],
     "core/test_splitbn_compile.py": [],
-    "core/test_splitbn_kinds.py": ["core/branches.py", "core/splitbn.py", "core/tally.py"],
+    "core/test_splitbn_kinds.py": [
+        "core/batchnorm/branches.py",
+        "core/batchnorm/splitbn.py",
+        "core/batchnorm/tally.py",
+    ],
     "core/test_wrappers.py": ["core/wrappers.py"],
     "core/test_methods_ddp.py": ["core/ddp.py"],
     "parallel/test_rehearsal.py": [],

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import loops
 from conadv import PGD, split_batchnorm
-from conadv.core import peers
 from conadv.core.catalog import METHODS
+from conadv.core.checks.data import peers
 from settings import small_cnn
 
 Settings = dict[str, Any]

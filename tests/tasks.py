@@ -28,12 +28,12 @@ from torch.distributed import distributed_c10d
 import tiny
 from conadv import cli
 from conadv.config import recipe_of_run
+from conadv.core.batchnorm.splitbn import pending_statistics, split_batchnorm
 from conadv.core.conadv import ConAdv
 from conadv.core.handoff import Twin
 from conadv.core.parts import Losses
 from conadv.core.recycled import Recycled
 from conadv.core.roles import Place, Role
-from conadv.core.splitbn import pending_statistics, split_batchnorm
 from conadv.core.stale import StaleWeights
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.parallel.collectives import PeerError, joined, own_device

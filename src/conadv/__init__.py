@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .config import load_recipe
     from .core.attack import Attack
     from .core.batch import Batch
+    from .core.batchnorm.splitbn import plain_state_dict, route, split_batchnorm
     from .core.conadv import ConAdv
     from .core.feed import Feed
     from .core.handoff import Queue
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from .core.recycled import Recycled
     from .core.roles import Place, Role
     from .core.sam import Sam
-    from .core.splitbn import plain_state_dict, route, split_batchnorm
     from .core.stale import StaleWeights
     from .optim.groups import parameter_groups
     from .optim.lamb import Lamb
@@ -80,7 +80,7 @@ _HOMES = {
     "core.recycled": ("Recycled",),
     "core.roles": ("Place", "Role"),
     "core.sam": ("Sam",),
-    "core.splitbn": ("plain_state_dict", "route", "split_batchnorm"),
+    "core.batchnorm.splitbn": ("plain_state_dict", "route", "split_batchnorm"),
     "core.stale": ("StaleWeights",),
     "optim.groups": ("parameter_groups",),
     "optim.lamb": ("Lamb",),

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from conadv.core.batchnorm.splitbn import pending_statistics
 from conadv.core.parts import Losses
-from conadv.core.splitbn import pending_statistics
 from conadv.study.bench.alternate import silent
 from conadv.study.bench.workload import Workload
 from reduction import Averaged, SummedAfter, measure

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
-from conadv.core import mean_loss
+from conadv.core.checks.data import mean_loss
 from settings import CLASSES, small_batches, small_cnn
 
 WEIGHTS = torch.arange(1.0, CLASSES + 1, dtype=torch.float64)

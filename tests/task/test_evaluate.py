@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv.core.splitbn import split_batchnorm
+from conadv.core.batchnorm.splitbn import split_batchnorm
 from conadv.task.evaluate import Evaluation, evaluate
 
 Batches = list[tuple[Tensor, Tensor]]

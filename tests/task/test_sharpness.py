@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev
 
 from conadv import split_batchnorm
-from conadv.core.splitbn import routed
+from conadv.core.batchnorm.splitbn import routed
 from conadv.task.sharpness import Surface, largest_eigenvalues, random_start, trace, worst_value
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from conadv.core.splitbn import split_batchnorm
+from conadv.core.batchnorm.splitbn import split_batchnorm
 from conadv.core.stale import StaleWeights
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.trainer.ema import Ema

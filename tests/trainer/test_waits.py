@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import recorded
 from conadv import PGD, ConAdv, Recycled, Sam, Team, Vanilla, split_batchnorm
 from conadv.core import learner
+from conadv.core.batchnorm.splitbn import update_running_stats
 from conadv.core.catalog import METHODS
-from conadv.core.checks import Checks
+from conadv.core.checks.data import Checks
 from conadv.core.roles import Place
-from conadv.core.splitbn import update_running_stats
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.parallel.reading import Reading
 from conadv.parallel.team_method import TeamMethod

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .branches import split_layers
+from .batchnorm.branches import split_layers
+from .batchnorm.splitbn import Statistics, routed
+from .batchnorm.ways import Branch
 from .seeds import untouched_randomness
-from .splitbn import Statistics, routed
-from .ways import Branch
 
 # (outputs, labels) -> the mean over the images, as PyTorch's losses are by default.
 Loss = Callable[[Any, Any], Tensor]

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from .aging import Aging
 from .attack import Attack, Loss, check_attack
 from .batch import Batch, count_chunks
+from .checks.peers import described
 from .feed import Feed
 from .handoff import Handoff, Queue, Twin, empty, queue_of
 from .learner import Learner
 from .methods import Work, total_loss
 from .parts import Common, Losses
-from .peers import described
 from .roles import Role
 from .share import TwinShare
 from .spans import span

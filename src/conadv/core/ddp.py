@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .branches import split_layers
+from .batchnorm.branches import split_layers
 from .roles import ALONE, Place
 
 

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from .attack import Attack, Call, Loss, call_by_name, call_plainly, input_gradient, without_trace
 from .batch import Batch, Chunked, as_batch, cut, to_device, to_pixels
-from .buffers import no_mixed_statistics
-from .checks import Checks
+from .batchnorm.marks import marked
+from .batchnorm.splitbn import closed, routed, update_running_stats
+from .checks.buffers import no_mixed_statistics
+from .checks.data import Checks
+from .checks.loop import LoopChecks
 from .ddp import broadcast_early, place_of_rank, syncing, touch_other_branches
 from .feed import Feed
 from .handoff import Twin
-from .loop_checks import LoopChecks
-from .marks import marked
 from .parts import Common, Losses, Part, check_arguments
 from .roles import ALONE, Place
 from .seeds import Seeds, untouched_randomness
 from .share import TwinShare, select
 from .spans import span
-from .splitbn import closed, routed, update_running_stats
 from .together import branch_of, check_joint, joined, outputs_by_part
 from .wrappers import data_parallel, innermost, is_float16, precision, unwrap
 

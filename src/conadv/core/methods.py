@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from .attack import Loss
 from .batch import count_chunks
+from .checks.peers import described
 from .feed import Feed
 from .learner import Learner
 from .parts import Common, Losses, Part
-from .peers import described
 from .roles import Role
 from .state import State, pack, unpack
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from .attack import Call, Loss, call_plainly, input_gradient, without_trace
+from .batchnorm.splitbn import Statistics
 from .channels import channel_numbers, per_channel
 from .seeds import centered, mix, normal, uniform
-from .splitbn import Statistics
 from .wrappers import unwrap
 
 Norm = Literal["linf", "l2"]

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from .attack import Call, Loss, without_trace
 from .batch import Batch, Chunked, count_chunks
+from .checks.peers import described
 from .feed import Feed
 from .learner import Learner
 from .methods import Work
 from .parts import Common, Losses, Part
-from .peers import described
 from .roles import Role
 from .state import State, below, pack, unpack
 from .wrappers import unwrap

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .attack import without_trace
-from .mean_loss import close
+from .batchnorm.ways import Branch, Joint
+from .checks.mean_loss import close
 from .parts import Part
-from .ways import Branch, Joint
 
 
 def branch_of(parts: Sequence[Part]) -> Branch:

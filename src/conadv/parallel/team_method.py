@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from conadv.core.batchnorm.splitbn import update_running_stats
 from conadv.core.feed import Pair
 from conadv.core.parts import Losses
-from conadv.core.splitbn import update_running_stats
 from conadv.core.state import State, pack, unpack
 
 from .agreement import check_agreement

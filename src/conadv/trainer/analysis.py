@@ -17,9 +17,9 @@ import torch
 
 from conadv.core.attack import Attack
 from conadv.core.batch import to_pixels
-from conadv.core.branches import split_layers
+from conadv.core.batchnorm.branches import split_layers
+from conadv.core.batchnorm.splitbn import routed
 from conadv.core.seeds import mix
-from conadv.core.splitbn import routed
 from conadv.task.data import Source, evaluation_batches
 from conadv.task.evaluate import evaluate
 from conadv.task.models import evaluating

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from conadv.config import Recipe
 from conadv.core.attack import Loss
-from conadv.core.branches import split_layers
+from conadv.core.batchnorm.branches import split_layers
+from conadv.core.batchnorm.splitbn import split_batchnorm
 from conadv.core.catalog import METHODS, is_built_in
 from conadv.core.seeds import untouched_randomness
-from conadv.core.splitbn import split_batchnorm
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Share, keep, open_data

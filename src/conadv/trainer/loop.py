@@ -11,8 +11,8 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+from conadv.core.batchnorm.splitbn import update_running_stats
 from conadv.core.spans import span
-from conadv.core.splitbn import update_running_stats
 
 from .build import Job, Policy
 from .diagnosis import diagnose

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from conadv.config import Recipe, dump_recipe, flatten, sealed
+from conadv.core.batchnorm.splitbn import plain_state_dict
 from conadv.core.catalog import METHODS
-from conadv.core.splitbn import plain_state_dict
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.parallel.collectives import World, joined
 from conadv.parallel.launch import world_size

@@ -19,11 +19,11 @@ from typing import Literal
 import torch
 from torch import nn
 
+from conadv.core.batchnorm.splitbn import update_running_stats
 from conadv.core.catalog import METHODS
 from conadv.core.handoff import Handoff
 from conadv.core.roles import Place, Role
 from conadv.core.share import TwinShare
-from conadv.core.splitbn import update_running_stats
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
 from conadv.parallel.collectives import World

@@ -17,8 +17,8 @@ from torch.optim import SGD, Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from conadv.core.batch import Chunk
+from conadv.core.batchnorm.splitbn import update_running_stats
 from conadv.core.catalog import METHODS
-from conadv.core.splitbn import update_running_stats
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
 from conadv.parallel.collectives import World, own_device

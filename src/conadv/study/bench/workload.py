@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conadv.core.batchnorm.splitbn import split_batchnorm
 from conadv.core.catalog import METHODS, is_built_in
 from conadv.core.handoff import Handoff
 from conadv.core.methods import Method
 from conadv.core.pgd import PGD
 from conadv.core.roles import ALONE, Place
 from conadv.core.seeds import untouched_randomness
-from conadv.core.splitbn import split_batchnorm
 from conadv.parallel.collectives import own_device
 from conadv.setting import normalise, within
 from conadv.task.models import build_model, fastest_memory

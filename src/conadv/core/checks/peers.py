@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .pgd import PGD
-from .wrappers import data_parallel, unwrap
+from conadv.core.pgd import PGD
+from conadv.core.wrappers import data_parallel, unwrap
 
 # Seconds after which a rank names the ranks that it waits for; it waits until the timeout of the process group.
 _PATIENCE = 60.0

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .branches import split_layers
-from .splitbn import plain_layers
-from .wrappers import data_parallel
+from conadv.core.batchnorm.branches import split_layers
+from conadv.core.batchnorm.splitbn import plain_layers
+from conadv.core.wrappers import data_parallel
 
 # The first steps, in which updates of the branches are looked at.
 _UPDATES = 16

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn.modules.loss import _Loss, _WeightedLoss
 
-from .attack import Attack, Loss
+from conadv.core.attack import Attack, Loss
+
 from .mean_loss import MeanLoss
 
 

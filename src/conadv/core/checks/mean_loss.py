@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from .attack import Loss
+from conadv.core.attack import Loss
 
 # Chunks are compared in the first steps, then in steps 16, 32, 64 and so on: labels that a loss ignores may come
 # late, and each comparison waits for the device.

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attack import Loss
+from conadv.core.attack import Loss
+
 from .own_loss import OwnLoss, can_be_watched
 from .peers import check_ranks
 from .uncalled import expect_call, note_call
-from .update_checks import Accumulation, BranchUpdates, IdleWeights, check_branches, check_cleared
+from .updates import Accumulation, BranchUpdates, IdleWeights, check_branches, check_cleared
 
 # Batches of a feed without a call; frameworks and prefetchers take some of them ahead.
 _UNCALLED = 8

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .attack import Loss
-from .batch import Batch, to_device, to_pixels
+from conadv.core.attack import Loss
+from conadv.core.batch import Batch, to_device, to_pixels
+
 from .peers import is_sharded
 
 

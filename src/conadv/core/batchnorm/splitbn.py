@@ -17,12 +17,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
+from conadv.core.checks.buffers import allow_mixed
+from conadv.core.wrappers import innermost, is_exchanged, whole
+
 from .branches import SplitBatchNorm, SplitLayer, split_class, split_layers
-from .buffers import allow_mixed
 from .new_branch import new_branch
 from .tally import Tally, Tracked, move
 from .ways import Branch, Tracking, Way
-from .wrappers import innermost, is_exchanged, whole
 
 Statistics = Literal["batch", "running"]
 

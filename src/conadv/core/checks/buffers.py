@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from .branches import split_layers
+from conadv.core.batchnorm.branches import split_layers
 
 _MIXED = "shares_statistics"  # the attribute that marks a module
 
