@@ -68,6 +68,8 @@ class Csv:
         """The rows before `start` of the file, whose columns become ours; a row that was cut off is left out."""
         if not self._path.exists():
             return []
+        if not self._path.is_file():  # a pipe would keep us waiting
+            raise ValueError(f"{self._path} is not a regular file: remove it")
         with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
             reader = csv.DictReader(file)
             rows = [row for row in reader if _is_whole(row, start)]

@@ -17,7 +17,7 @@ from conadv.core.catalog import is_callable
 from conadv.parallel.launch import launcher_command
 
 from .checkpoint import checkpoints, set_aside_newer, sweep_partial
-from .files import write_atomically, writing
+from .files import read_text, write_atomically, writing
 from .lock import FolderLock
 
 _PARTIAL_CONFIG = ".config.toml.*partial"
@@ -149,6 +149,6 @@ def holds(folder: Path, config: str) -> bool:
 
 def _content(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, ValueError):
         return ""

@@ -41,6 +41,8 @@ class FolderLock:
 
     def acquire(self) -> None:
         """Take the lock; a ValueError names the process that has it. One left by a dead process is taken over."""
+        if self._path.is_symlink():  # what it points to would be written over
+            raise ValueError(f"{self._path} is a symbolic link: remove it")
         with writing(self._path):
             file, by_kernel = self._open()
             before = _holder(file)
