@@ -378,3 +378,9 @@ def test_a_quarter_of_the_range_may_be_overshot(low: float, high: float) -> None
     for images in ([low - 1.01 * room, high], [low, high + 1.01 * room]):
         with pytest.raises(ValueError, match="scale them to"):
             attack.check_range(torch.tensor(images))
+
+
+@pytest.mark.parametrize(("size", "exact"), [(4 / 255, True), (1.5 / 255, False)])
+def test_one_step_of_whole_255ths_is_exact_as_bytes(size: float, exact: bool) -> None:
+    """Such twins cross between ranks in a quarter of the bytes."""
+    assert PGD(size, random_start=0).exact_as_bytes(from_images=False) == exact
