@@ -30,7 +30,7 @@ def recording(test: str = "") -> Iterator[None]:
         yield
         return
     lines: dict[str, set[int]] = defaultdict(set)
-    began, began_wall = time.process_time(), time.monotonic()
+    process, began, began_wall = os.getpid(), time.process_time(), time.monotonic()
 
     def call(frame: FrameType, event: str, _: Any) -> Any:
         return line if _SOURCE in frame.f_code.co_filename else None
@@ -43,7 +43,8 @@ def recording(test: str = "") -> Iterator[None]:
         sys.settrace(None)
         name = test or os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         found = {path.rpartition(_SOURCE)[2]: sorted(numbers) for path, numbers in list(lines.items())}
-        seconds = {"seconds": time.process_time() - began, "wall": time.monotonic() - began_wall}
+        used = time.process_time() - (began if os.getpid() == process else 0)  # that of a fork begins at 0
+        seconds = {"seconds": used, "wall": time.monotonic() - began_wall}
         with (Path(os.environ["CONADV_COVERING"]) / f"{os.getpid()}.jsonl").open("a") as file:
             file.write(json.dumps({"test": name, **seconds, "lines": found}) + "\n")
 

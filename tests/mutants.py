@@ -1,13 +1,15 @@
 """Mutation testing: change one operator or number of the source at a time; a test must fail.
 
-    python tests/mutants.py --state FOLDER [--seed 0] [--count 40] [--part core] [--minutes 4] [--survivors TEST ...]
+    python tests/mutants.py --state FOLDER [--seed 0] [--count 40] [--part core] [--minutes 4]
+    python tests/mutants.py --state FOLDER --part core --only pgd.py:94 --tests tests/core/test_pgd.py
 
 tests of a part, traced once ──► lines that each test executes, its cost ──► for each mutant: tests of its line, those
                                                                             of many functions first, until one fails
 
-A mutant that all of them pass is a survivor, to be killed by a test or argued to be equivalent; `--survivors` runs
-other tests against those that are known. Tests run in a forked process that has imported PyTorch already, against a
-copy of the source with the one change. FOLDER keeps what is known from call to call: take another after a change.
+A mutant that all of them pass is a survivor, to be killed by a test or argued to be equivalent. `--tests` traces
+nothing and runs the tests that it names, against mutants of the sample that no test has killed so far. Tests run in a
+forked process that has imported PyTorch already, against a copy of the source with the one change. FOLDER keeps what
+is known from call to call: take another after a change.
 """
 
 from __future__ import annotations
@@ -324,22 +326,24 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=40, help="mutants of each part")
     parser.add_argument("--part", choices=TESTS, action="append", help="only this part; may be repeated")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after this time")
-    parser.add_argument("--survivors", nargs="+", help="run these tests against the known survivors")
+    parser.add_argument("--only", default="", help="only mutants whose name has this text, such as pgd.py:94")
+    parser.add_argument("--tests", nargs="+", help="run these, not those that execute the line")
     options = parser.parse_args()
     for name in IMPORTS:
         import_module(name)
     known = Known(options.state)
     end = time.monotonic() + 60 * options.minutes
     for part in options.part or TESTS:
-        covering = None if options.survivors else Covering(part, options.state)
+        covering = None if options.tests else Covering(part, options.state)
         for place in places(part, options.seed)[: options.count]:
-            if time.monotonic() > end:
-                break
             mutant = Mutant(*place)
-            if covering is not None and mutant.name not in known.killers:
+            killed = known.killers.get(mutant.name, "")
+            if time.monotonic() > end or options.only not in mutant.name or killed:
+                continue
+            if covering is None:
+                known.add(mutant, killer(mutant, options.tests))
+            elif mutant.name not in known.killers:
                 known.add(mutant, killer(mutant, covering.choose(mutant)))
-            elif covering is None and known.killers.get(mutant.name) == "":
-                known.add(mutant, killer(mutant, options.survivors))
     known.show()
     return 0
 

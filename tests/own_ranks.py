@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import time
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import loops
 from conadv import PGD, split_batchnorm
 from conadv.core.catalog import METHODS
-from conadv.core.checks.data import peers
+from conadv.core.checks import peers
 from settings import small_cnn
 
 Settings = dict[str, Any]
@@ -65,6 +66,17 @@ def _answers(work: Callable[[], None]) -> list[str]:
         except ValueError as error:
             return [*(str(one.message) for one in heard), f"error: {error}"]
     return [str(one.message) for one in heard]
+
+
+def warned_lines(*settings: Settings) -> list[str]:
+    """The lines of the loop that warnings about methods that differ name."""
+    own = settings[loops.place()[0] % len(settings)]
+    model = _model(own)
+    with loops.process_group(), warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", UserWarning)
+        _train(_make(model, own), model)
+    found = [one for one in heard if "the methods of the ranks differ" in str(one.message)]
+    return [linecache.getline(one.filename, one.lineno).strip() for one in found]
 
 
 def train(wrapper: str, *settings: Settings) -> list[str]:

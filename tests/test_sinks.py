@@ -66,6 +66,13 @@ def test_csv_keeps_its_rows_when_a_metric_is_new(tmp_path):
     ]
 
 
+def test_csv_refuses_what_is_no_file(tmp_path):
+    """A device here; a pipe would keep the run waiting forever."""
+    (tmp_path / "metrics.csv").symlink_to("/dev/null")
+    with pytest.raises(ValueError, match="is not a regular file: remove it"):
+        Csv(tmp_path, 0, {})
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of protobuf
 def test_tensorboard_has_the_numbers_of_metrics_jsonl(tmp_path):
     pytest.importorskip("tensorboardX")

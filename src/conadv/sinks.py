@@ -68,6 +68,8 @@ class Csv:
         """The rows of the file before step `start`, without a truncated one. Takes over the columns of the file."""
         if not self._path.exists():
             return []
+        if not self._path.is_file():  # a pipe would keep us waiting
+            raise ValueError(f"{self._path} is not a regular file: remove it")
         with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
             reader = csv.DictReader(file)
             rows = [row for row in reader if _is_whole(row, start)]

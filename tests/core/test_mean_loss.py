@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
-from conadv.core.checks.data import mean_loss
+from conadv.core.checks import mean_loss
+from conadv.core.checks.mean_loss import close
 from settings import CLASSES, small_batches, small_cnn
 
 WEIGHTS = torch.arange(1.0, CLASSES + 1, dtype=torch.float64)
@@ -154,3 +155,12 @@ def test_outputs_whose_number_differs_from_chunk_to_chunk_are_not_compared(count
         outputs = [torch.full((4,), 1.0 + number + place) for place in range(count)]
         labels = torch.full((4,), number)
         check.look(loss(outputs, labels), outputs, labels, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_losses_are_the_same_up_to_16_times_the_rounding_of_the_outputs(dtype: torch.dtype) -> None:
+    """To the power of 3/4, relative and absolute: twice as much around 1."""
+    outputs, one = torch.ones(2, dtype=dtype), torch.tensor(1.0, dtype=torch.float64)
+    most = 2 * 16 * torch.finfo(dtype).eps ** 0.75
+    assert close(one + 0.99 * most, one, outputs)
+    assert not close(one + 1.01 * most, one, outputs)

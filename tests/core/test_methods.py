@@ -162,6 +162,16 @@ def test_what_was_loaded_is_for_the_first_feed_only(setting: Setting) -> None:
     assert same_weights(model, other)
 
 
+def test_twins_that_were_primed_for_another_batch_are_not_taken() -> None:
+    """As after a trial by hand: the first feed makes the twins of its own batches."""
+    model, other = make_model(), make_model()
+    methods = [ConAdv(net, F.cross_entropy, ATTACK, handoff=Queue(), seed=1) for net in (model, other)]
+    methods[0].prime(small_batches(1, seed=7)[0], 0)
+    for method, net in zip(methods, (model, other), strict=True):
+        train(method, net, small_batches(2))
+    assert same_weights(model, other)
+
+
 @every_method
 def test_a_method_can_start_again(setting: Setting) -> None:
     """In the same process, with twins of the first start still in flight."""

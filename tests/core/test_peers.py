@@ -44,6 +44,10 @@ def test_ranks_that_may_train_models_of_their_own_are_warned(pool: Pool) -> None
     assert all(DIFFER.format("adv_weight is 0.5 on rank 0 and 0.4 on rank 1") in answer for answer in answers)
 
 
+def test_the_warning_names_the_line_of_the_loop(pool: Pool) -> None:
+    assert pool.run(2, own_ranks.warned_lines, {"adv_weight": 0.5}, {"adv_weight": 0.4}) == [["method(batch)"]] * 2
+
+
 @pytest.mark.parametrize(("wrapper", "size"), [("ddp", 4), ("fsdp", 8)])  # FSDP needs as many passes on each rank
 def test_seeds_and_chunks_may_differ(pool: Pool, wrapper: str, size: int) -> None:
     answers = pool.run(2, own_ranks.train, wrapper, {"seed": 1, "chunk_size": size}, {"seed": 2, "chunk_size": 8})

@@ -367,3 +367,20 @@ def test_mixed_labels_are_refused_only_where_a_wrong_label_is_needed() -> None:
     assert not torch.equal(attack(small_cnn(), F.cross_entropy, images, mixed), images)
     with pytest.raises(ValueError, match="targeted needs whole labels"):
         replace(attack, targeted=True)(small_cnn(), F.cross_entropy, images, mixed)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.0, 1.0), (-1.0, 3.0)])
+def test_a_quarter_of_the_range_may_be_overshot(low: float, high: float) -> None:
+    """As resampling does."""
+    attack = PGD(epsilon=0.1, low=low, high=high)
+    room = (high - low) / 4
+    attack.check_range(torch.tensor([low - 0.99 * room, high + 0.99 * room]))
+    for images in ([low - 1.01 * room, high], [low, high + 1.01 * room]):
+        with pytest.raises(ValueError, match="scale them to"):
+            attack.check_range(torch.tensor(images))
+
+
+@pytest.mark.parametrize(("size", "exact"), [(4 / 255, True), (1.5 / 255, False)])
+def test_one_step_of_whole_255ths_is_exact_as_bytes(size: float, exact: bool) -> None:
+    """Such twins cross between ranks in a quarter of the bytes."""
+    assert PGD(size, random_start=0).exact_as_bytes(from_images=False) == exact

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import ranks
 import tasks
@@ -66,6 +67,14 @@ def test_where_a_wait_does_not_block_it_is_polled_for():
     work = AsyncWork(polls_until_done=5)
     world.wait(work)
     assert (work.left, work.waits) == (-1, 1)
+
+
+def test_so_it_is_for_tensors_of_a_rank_0_that_does_not_send_them(monkeypatch):
+    """A broadcast that blocks would wait for as long as NCCL does."""
+    never = AsyncWork(polls_until_done=float("inf"))
+    monkeypatch.setattr(dist, "broadcast", lambda message, source, async_op=False: never if async_op else None)
+    with pytest.raises(PeerError, match=r"no answer within 0\.2 seconds"):
+        World(1, 2, torch.device("cpu"), timeout=0.2, polls=True).broadcast_tensors([torch.ones(2)])
 
 
 def test_ranks_that_do_not_come_together_are_an_error_after_the_timeout(monkeypatch):

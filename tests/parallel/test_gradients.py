@@ -52,6 +52,14 @@ def test_gradients_have_the_layout_in_memory_of_their_parameters():
     assert torch.equal(model.weight.grad, expected)
 
 
+def test_gradients_are_in_the_order_in_which_a_backward_pass_leaves_them():
+    """So that the first sums start while it continues."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    exchange = Exchange(model, World(0, 2, torch.device("cpu")), share=0.5)
+    exchange.zero_grad()
+    assert [parameter.grad.storage_offset() for parameter in model.parameters()] == [7, 4, 1, 0]
+
+
 def test_alone_a_model_may_use_other_parameters_in_each_step():
     model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
     exchange = Exchange(model, ALONE, share=1.0)

@@ -100,6 +100,20 @@ def test_a_damaged_file_gives_a_report_or_one_line(
     check(tmp_path, seed, capsys)
 
 
+@pytest.mark.parametrize("name", ["results.jsonl", "origin.json", "metrics.jsonl"])
+def test_what_is_no_file_is_refused_before_it_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A device here; a pipe would keep the report waiting forever."""
+    make_study(tmp_path, STUDY, steps=4)
+    for path in (*tmp_path.glob(name), *tmp_path.glob(f"runs/*/{name}")):
+        path.unlink()
+        path.symlink_to("/dev/null")
+    assert cli.main(["report", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert f"{name} is not a regular file" in message and message.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_many_damaged_files_give_a_report_or_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(48, 348):

@@ -21,6 +21,7 @@ from conadv import cli, study_commands
 from conadv.config import dump_recipe, load_recipe
 from conadv.study import sweep as sweeping
 from conadv.study.origin import read_origins
+from conadv.study.pool import Pool
 from conadv.study.results import read_results
 from conadv.study.study_file import Cell, read_study
 
@@ -378,3 +379,16 @@ def test_checkpoints_are_written_by_the_clock_unless_the_study_says_otherwise(tm
     assert words("checkpoint.every = 5").count("--checkpoint.every") == 1
     chosen = words("checkpoint.every = 5")
     assert chosen[chosen.index("--checkpoint.every") + 1] == "5"
+
+
+def test_a_log_that_points_elsewhere_is_replaced(tmp_path: Path) -> None:
+    """As in a study of someone else's: the output would be written over a file of the user's."""
+    notes, log = tmp_path / "notes", tmp_path / "logs" / "cell.txt"
+    notes.write_text("mine", encoding="utf-8")
+    log.parent.mkdir()
+    log.symlink_to(notes)
+    pool = Pool(1, 1, 0)
+    with (tmp_path / "lock").open("w") as lock:
+        pool.start("cell", ["echo", "output"], log, lock.fileno(), 1)
+    until(lambda: bool(pool.wait()))
+    assert (notes.read_text(encoding="utf-8"), log.read_text(encoding="utf-8")) == ("mine", "output\n")

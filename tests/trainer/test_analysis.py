@@ -122,3 +122,7 @@ def test_a_damaged_file_is_named(runs, capsys):
 def test_a_folder_that_is_no_run_gets_one_line(tmp_path, capsys):
     assert analyze(tmp_path) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_one_of_each_is_enough():
+    assert analysis.Analysis(images=1, eigenvalues=1, iterations=1, probes=1, steps=1).images == 1

@@ -25,6 +25,7 @@ def test_a_model_that_its_author_split_is_trained_and_exported(tmp_path: Path) -
     [
         ("tiny:tracking", "conadv", "0 (InstanceNorm2d) tracks statistics of images"),
         ("tiny:split_by_its_author", "vanilla", "this run needs ('main',)"),
+        ("tiny:one_layer_split", "vanilla", "this run needs ('main',)"),
     ],
 )
 def test_other_statistics_are_refused(

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import tiny
 from conadv import cli
 from conadv.config import Data, Recipe, load_recipe
+from conadv.core.batchnorm.branches import split_layers
+from conadv.core.roles import Role
 from conadv.task.data import open_data
-from conadv.trainer.build import check_fit
+from conadv.trainer import build_task
+from conadv.trainer.build import Job, build_policy, check_fit
 from conadv.trainer.build_task import resolved
 
 
@@ -77,3 +84,32 @@ def test_together_is_refused_where_no_rank_learns_from_two_kinds_of_images(metho
     assert check_fit(load_recipe("digits", three), ranks)
     if method != "vanilla":
         assert check_fit(load_recipe("digits", {**changes, "layout": "none"}), 1)
+
+
+def test_a_rank_that_only_learns_from_twins_takes_the_steps_that_are_left() -> None:
+    job: Any = SimpleNamespace(place=SimpleNamespace(role=Role.ADV), stop=7)
+    assert list(Job.batches(job, 3)) == [None] * 4
+
+
+@pytest.mark.parametrize(("trains", "images"), [(True, 4), (False, 2)])
+def test_memory_is_compared_with_a_chunk_only_where_it_is_learnt_from(
+    monkeypatch: pytest.MonkeyPatch, trains: bool, images: int
+) -> None:
+    """A run that was trained elsewhere can be evaluated on a small machine."""
+    compared: list[int] = []
+    monkeypatch.setattr(build_task, "check_model", lambda build, shape, images, size: compared.append(images))
+    build_task.build_task(tiny.recipe(model="resnet8", chunk_size=4), torch.device("cpu"), trains)
+    assert compared == [images]
+
+
+@pytest.mark.parametrize(("views", "branches"), [("one", ("main", "adv")), ("three", ("main", "aug", "adv"))])
+def test_only_a_third_view_has_a_branch_of_its_own(views: str, branches: tuple[str, ...]) -> None:
+    recipe = tiny.recipe(method="conadv", data__views=views, data__augment="autoaugment-cifar10")
+    layer, *_ = split_layers(build_task.build_task(recipe, torch.device("cpu")).model)
+    assert layer.branches == branches
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, 7), (3, 3)])
+def test_a_checkpoint_is_saved_after_so_many_steps_or_after_each_epoch(every: int, steps: int) -> None:
+    stream: Any = SimpleNamespace(steps_per_epoch=7)
+    assert build_policy(tiny.recipe(checkpoint__every=every), stream, torch.device("cpu")).save_steps == steps

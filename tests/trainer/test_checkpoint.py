@@ -323,6 +323,14 @@ def test_a_description_of_any_types_is_refused_or_sound(sound, changes, missing)
     assert 0 <= found["position"]["seconds"] < float("inf")
 
 
+@pytest.mark.parametrize("skipped", [-1, 2**63, True])
+def test_a_count_that_cannot_be_is_refused(two, skipped):
+    path = two / "step-00000006"
+    about = json.loads((path / FILES[1]).read_bytes().partition(b"\n")[2])
+    reseal(path, json.dumps({**about, "position": {**about["position"], "skipped": skipped}}).encode())
+    assert newest(two)[0] == 4
+
+
 @pytest.mark.parametrize(
     "about",
     [

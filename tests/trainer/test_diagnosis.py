@@ -63,11 +63,13 @@ def test_a_resumed_run_logs_what_one_that_never_stopped_does(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("method", "size", "layout"),
-    [("conadv", 3, "clean | adv | attack"), ("recycled", 2, "adv | clean"), ("share", 2, None)],
+    ("method", "size", "layout", "every"),
+    [("conadv", 3, "clean | adv | attack", 1), ("recycled", 2, "adv | clean", 3), ("share", 2, None, 3)],
 )
-def test_every_layout_measures_the_same(method: str, size: int, layout: str | None, pool: Pool, tmp_path: Path) -> None:
-    fields = {**METHODS[method], "diagnose": 3, "epochs": 2, "checkpoint__every": 10}
+def test_every_layout_measures_the_same(
+    method: str, size: int, layout: str | None, every: int, pool: Pool, tmp_path: Path
+) -> None:
+    fields = {**METHODS[method], "diagnose": every, "epochs": 2, "checkpoint__every": 10}
     alone = lines(train(tmp_path / "alone", **fields))
     several = tmp_path / "several"
     assert set(pool.run(size, tasks.train, str(several), False, {**fields, "layout": layout or "none"})) == {0}

@@ -188,6 +188,16 @@ def test_a_lock_of_another_machine_with_a_heartbeat_is_refused(tmp_path, monkeyp
         FolderLock(tmp_path).acquire()
 
 
+def test_a_lock_that_points_elsewhere_is_refused_and_left_alone(tmp_path):
+    """As in a run of someone else's: the lock would be written over a file of the user's."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / "run" / "run.lock").symlink_to(tmp_path / "notes")
+    with pytest.raises(ValueError, match="is a symbolic link: remove it"):
+        FolderLock(tmp_path / "run").acquire()
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
 def test_without_the_kernels_lock_the_heartbeat_decides(tmp_path, monkeypatch):
     def unsupported(*_: object) -> None:
         raise OSError(95, "Operation not supported")

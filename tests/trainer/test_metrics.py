@@ -123,6 +123,8 @@ def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(ValueError, match="is not a regular file"):
         Metrics(tmp_path / "metrics.jsonl", 0)
+    with pytest.raises(ValueError, match="is not a regular file"):
+        read_metrics(tmp_path / "metrics.jsonl")
 
 
 def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.machinery
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -63,3 +64,10 @@ def test_plain_lines_without_widgets(monkeypatch: pytest.MonkeyPatch, capsys: py
     take_steps()
     assert shown == []
     assert capsys.readouterr().err == "step 2/2  loss 1.2500  lr 0.1\n"
+
+
+def test_a_line_is_in_the_file_at_once(tmp_path: Path) -> None:
+    """As in the log of a batch job, which is read while the job runs."""
+    with (tmp_path / "log").open("w") as stream:
+        ProgressBar(0, 2, quiet=False, stream=stream).say("a line")
+        assert (tmp_path / "log").read_text() == "a line\n"

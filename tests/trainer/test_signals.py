@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import time
 
 import pytest
@@ -37,6 +38,25 @@ def test_a_signal_is_noted(number):
         os.kill(os.getpid(), number)  # as `timeout` does, at once after the first
         time.sleep(0.05)
     assert Interrupted(number).exit_status == 128 + number
+
+
+def test_a_signal_behind_another_that_is_not_for_us_is_noted():
+    """As Python passes them on: one byte each, of every signal that has a handler."""
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.send(bytes([signal.SIGCHLD, TERM]))
+        writer.shutdown(socket.SHUT_WR)
+        request = StopRequest()
+        signals._listen(reader, request)
+    assert request.signal == TERM
+
+
+def test_before_the_ranks_have_met_a_signal_ends_the_process_with_its_own_status(monkeypatch, capfd):
+    ended = []
+    monkeypatch.setattr(signals, "end_process", ended.append)
+    StopRequest(signals._leave).take(TERM)
+    assert ended == [143]
+    assert "before the first step" in capfd.readouterr().err
 
 
 def test_afterwards_signals_do_what_they_did_before():

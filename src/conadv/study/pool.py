@@ -60,6 +60,7 @@ class Pool:
         slot = self._free.pop(0)
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        log.unlink(missing_ok=True)  # what a link points to would be written over
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,

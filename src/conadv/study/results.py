@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
-from conadv.trainer.files import write_atomically
+from conadv.trainer.files import read_text, write_atomically
 
 from .study_file import Cell, flags
 
@@ -65,7 +65,7 @@ def read_results(folder: Path) -> list[Result]:
     """Read and check results.jsonl; anything wrong with it is a ValueError of one line."""
     path = folder / FILE
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except FileNotFoundError:
         raise ValueError(f"{str(folder)!r} is not a study (no {FILE}): pass a folder written by conadv sweep") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -91,7 +91,7 @@ def read_saved(path: Path, check: Callable[[Any], Known], missing: Known, advice
     Any error of `check` means that the file is damaged, which is a ValueError that ends in `advice`.
     """
     try:
-        return check(parse_json(path.read_text(encoding="utf-8")))
+        return check(parse_json(read_text(path)))
     except FileNotFoundError:
         return missing
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
@@ -179,13 +179,13 @@ def read_summary(run: Path) -> dict[str, Any] | None:
     """The summary of a run; None if the run has not ended."""
     path = run / "summary.json"
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = json.loads(read_text(path))
         # JSON has no infinity and no NaN.
         odd = {key for key, value in summary.items() if isinstance(value, float) and not math.isfinite(value)}
         return {key: None if key in odd else value for key, value in summary.items()}
     except FileNotFoundError:
         return None
-    except (ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         raise ValueError(
             f"{str(path)!r} is damaged: remove the folder {run.name!r}, and its line in {FILE}, to run it again"
         ) from None

@@ -27,7 +27,7 @@ from conadv.task.sharpness import Surface, largest_eigenvalues, random_start, tr
 
 from .build_task import Task
 from .evaluation import robust_attack
-from .files import write_atomically
+from .files import read_text, write_atomically
 from .progress import ProgressBar
 
 FILE = "analysis.json"
@@ -118,7 +118,7 @@ def analyze(
 def _read(path: Path, about: Part) -> dict[str, Part]:
     """Read the results in a file; empty if they are of other weights."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
         parts = content["parts"] if content["about"] == about else {}
         return {str(name): dict(part) for name, part in parts.items()}
     except FileNotFoundError:

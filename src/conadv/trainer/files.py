@@ -48,11 +48,15 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def read_text(path: Path) -> str:
+    """The text of a regular file. A missing one is a FileNotFoundError, anything else that is no file an OSError."""
+    _check_regular(path)
+    return path.read_text(encoding="utf-8")
+
+
 def read_bounded(path: Path, largest: int) -> bytes:
     """Read a file of at most `largest` bytes; an OSError names the file and says what is wrong with it."""
-    # Reading from a pipe or a device might never end.
-    if path.exists() and not path.is_file():
-        raise OSError(f"{path} is not a regular file")
+    _check_regular(path)
     try:
         with path.open("rb") as file:
             data = file.read(largest + 1)
@@ -63,3 +67,9 @@ def read_bounded(path: Path, largest: int) -> bytes:
     if len(data) > largest:
         raise OSError(f"{path} has more than {largest} bytes, so it was not written by this run")
     return data
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse a pipe or a device: it would keep us waiting, or never end."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is not a regular file")

@@ -17,7 +17,7 @@ from conadv.core.catalog import is_callable
 from conadv.parallel.launch import launcher_command
 
 from .checkpoint import checkpoints, set_aside_newer, sweep_partial
-from .files import write_atomically, writing
+from .files import read_text, write_atomically, writing
 from .lock import FolderLock
 
 _PARTIAL_CONFIG = ".config.toml.*partial"
@@ -145,6 +145,6 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
 def holds(folder: Path, config: str) -> bool:
     """Whether a folder contains the run with this config.toml."""
     try:
-        return (folder / "config.toml").read_text(encoding="utf-8") == config
+        return read_text(folder / "config.toml") == config
     except (OSError, ValueError):
         return False

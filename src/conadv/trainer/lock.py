@@ -40,6 +40,8 @@ class FolderLock:
 
     def acquire(self) -> None:
         """Take the lock, also one that a dead process left; a ValueError names a process that holds it."""
+        if self._path.is_symlink():  # what it points to would be written over
+            raise ValueError(f"{self._path} is a symbolic link: remove it")
         with writing(self._path):
             file, by_kernel = self._open()
             before = _holder(file)

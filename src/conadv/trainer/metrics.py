@@ -67,7 +67,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         One dictionary per line, without the checksum. Lines of older versions, which have none, are read too.
     """
     lines: list[dict[str, Any]] = []
-    if path.exists():
+    if _is_there(path):
         for data in path.read_bytes().splitlines(keepends=True):
             line = _unsealed(data)
             if line is None:
@@ -83,10 +83,8 @@ def _or_null(value: Any) -> Any:
 
 def _kept_lines(path: Path, start: int) -> Iterator[str]:
     """Yield the lines of the steps before `start`, each once and in order."""
-    if not path.exists():
+    if not _is_there(path):
         return
-    if not path.is_file():
-        raise ValueError(f"{path} is not a regular file: remove it")
     last = -1
     with path.open("rb") as file:
         while line := file.readline(_LONGEST_LINE):
@@ -94,6 +92,13 @@ def _kept_lines(path: Path, start: int) -> Iterator[str]:
             if fields is not None and last < fields["step"] < start:
                 last = fields["step"]
                 yield line.decode()
+
+
+def _is_there(path: Path) -> bool:
+    """Whether the file exists; a ValueError for a pipe or a device, which would keep us waiting, or never end."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file: remove it")
+    return path.exists()
 
 
 def _sealed(line: dict[str, Any]) -> bytes:

@@ -145,6 +145,27 @@ def test_a_pickle_that_would_call_something_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+# 60 tuples, each of the one before and once more of it: 480 bytes, which a hash or a text would go through 2**60 times.
+NESTED = b")q\x00" + b"".join(b"h%ch%c\x86q%c" % (level, level, level + 1) for level in range(60))
+
+
+@pytest.mark.parametrize(
+    "use", [b"}h<Ns.", b"(h<Nd.", b"}(h<Nu.", b"h<h<\x93."], ids=["key", "table", "keys", "import"]
+)
+def test_a_pickle_that_would_keep_python_busy_for_ever_is_refused(use: bytes) -> None:
+    with pytest.raises(ValueError, match=r"neither text nor a number|an import without a name"):
+        read_pickle(b"\x80\x04" + NESTED + use)
+
+
+def test_a_pickle_that_would_make_more_bytes_than_it_has_is_refused() -> None:
+    """One text of 1,000 letters, encoded 9 times."""
+    text = b"X\xe8\x03\x00\x00" + b"a" * 1000 + b"q\x00"
+    again = b"c_codecs\nencode\nh\x00U\x06latin1\x86R"
+    assert read_pickle(text + again + b".") == b"a" * 1000
+    with pytest.raises(ValueError, match="more bytes than the file has"):
+        read_pickle(text + again * 9 + b".")
+
+
 def test_what_is_not_called_is_read() -> None:
     value = {b"a": [1, 2.5, None, b"x"], b"c": {b"d": (True, "text")}}
     assert read_pickle(pickled(value)) == value

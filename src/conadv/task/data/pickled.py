@@ -62,7 +62,7 @@ class _Name:
 
 def read_pickle(data: bytes) -> Any:
     """Read numbers, strings, lists, tuples, dicts and `ByteTable`s; anything else raises a ValueError."""
-    machine = _Machine()
+    machine = _Machine(len(data))
     for instruction, argument, _ in pickletools.genops(data):
         if instruction.name == "STOP":
             return machine.pop()
@@ -89,6 +89,8 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 @dataclass
 class _Machine:
+    room: int
+    """Bytes that may still be made of text, which has as many itself: the same text again and again has more."""
     stack: list[Any] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
 
@@ -117,10 +119,16 @@ class _Machine:
                 self.stack.append(_Name(argument))
             case "STACK_GLOBAL":
                 last, first = self.pop(), self.pop()
+                if not (isinstance(first, str) and isinstance(last, str)):  # as text, nested tuples may be endless
+                    raise ValueError("an import without a name")
                 self.stack.append(_Name(f"{first} {last}"))
             case "REDUCE":
                 arguments, called = self.pop(), self.pop()
-                self.stack.append(called.call(arguments))
+                made = called.call(arguments)
+                self.room -= len(made) if isinstance(made, bytes) else 0
+                if self.room < 0:
+                    raise ValueError("more bytes than the file has")
+                self.stack.append(made)
             case "BUILD":
                 state = self.pop()
                 self.stack[-1].build(state)
@@ -141,6 +149,8 @@ class _Machine:
 
     def _set_items(self, name: str) -> None:
         items = [self.stack.pop(-2), self.pop()] if name == "SETITEM" else self._marked()
+        if not all(isinstance(key, str | bytes | int) for key in items[::2]):  # nested tuples may take forever to hash
+            raise ValueError("a key that is neither text nor a number")
         if name == "DICT":
             self.stack.append({})
         self.stack[-1].update(zip(items[::2], items[1::2], strict=True))

@@ -1,0 +1,22 @@
+"""A profile has the steps that were asked for, behind the first ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conadv.core.spans import PREFIX, STEP
+from conadv.trainer.profiling import Profile
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_it_has_as_many_steps_as_were_asked_for(tmp_path: Path, steps: int) -> None:
+    profile = Profile(steps, tmp_path, rank=3)
+    for number in range(3 + steps):
+        assert not list(tmp_path.iterdir()), number
+        profile.begin_step()
+        profile.end_step()
+    events = json.loads((tmp_path / "rank-3.json").read_text())["traceEvents"]
+    assert [event["name"] for event in events].count(f"{PREFIX}{STEP}") == steps
