@@ -7,27 +7,37 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from conadv.core.batch import Batch
+from conadv.core.roles import Role
 from conadv.parallel.team_epochs import TeamEpochs
+
+
+def epochs_of(asked: list[bool], size: int = 1, handoff: object = None) -> TeamEpochs:
+    """Those of a rank that learns from one chunk of 2 images; `asked`: whether for the state of all ranks."""
+    method = SimpleNamespace(step=1, state_dict=lambda all_ranks: asked.append(all_ranks) or {})
+    member: Any = SimpleNamespace(
+        method=method,
+        world=SimpleNamespace(size=size),
+        layout=SimpleNamespace(duties=Role.CLEAN),
+        place=SimpleNamespace(chunks=1),
+        handoff=handoff,
+    )
+    return TeamEpochs(member, nn.Linear(1, 1), 2, None, lambda batch, first, number: False)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_several_ranks_save_what_all_of_them_have(size: int) -> None:
     asked: list[bool] = []
-    method = SimpleNamespace(state_dict=lambda all_ranks: asked.append(all_ranks) or {})
-    member = SimpleNamespace(method=method, world=SimpleNamespace(size=size))
-    state = {"_step": 1, "_begin": 0, "_end": 2, "_is_attacked": False, "_is_recycled": False}
-    epochs: Any = SimpleNamespace(_member=member, **state)
-    assert TeamEpochs.save(epochs) == ({"step": 1, "done": 1, "open": True}, {})
+    position, tensors = epochs_of(asked, size).save()
+    assert position["step"] == 1
+    assert tensors == {}
     assert asked == [size > 1]
 
 
 def test_extra_inputs_are_refused_where_twins_travel() -> None:
     batch = Batch(torch.zeros(2, 1, 4, 4), torch.zeros(2), extra={"mask": torch.ones(2)})
-    member = SimpleNamespace(place=SimpleNamespace(chunks=1), handoff=None)
-    epochs: Any = SimpleNamespace(_as_batch=None, _chunk_size=2, _member=member)
-    assert TeamEpochs._checked(epochs, batch) is batch
-    member.handoff = object()
+    assert epochs_of([])._checked(batch) is batch
     with pytest.raises(ValueError, match="extra inputs do not travel with twins"):
-        TeamEpochs._checked(epochs, batch)
+        epochs_of([], handoff=object())._checked(batch)
