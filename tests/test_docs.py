@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from cyclopts import MissingArgumentError
 from torch import nn
 
-from conadv.cli import _app, main
+from conadv.cli import main, parse
 from conadv.study.study_file import read_study
 from conadv.study_commands import resolve
 
@@ -83,7 +83,7 @@ def test_a_command_parses(words):
         words.remove("--help")
     named_only = len(words) <= 2 and all(word.isalpha() for word in words)  # prose that names a command
     try:
-        _app().parse_args(words, print_error=False, exit_on_error=False)
+        parse(words)
     except MissingArgumentError:
         assert named_only
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from inspect import BoundArguments
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
@@ -44,9 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if arguments is None else arguments
         adopt_slurm()
-        app = _app()
-        words = spell_out(app, words, lambda word: config.find_recipe(word).exists())
-        command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+        command, bound = parse(words)
         command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
     except CycloptsError as error:
@@ -204,6 +203,14 @@ def inspect_data(
 def recipes(*, json: Json = False) -> None:
     """List the built-in recipes."""
     report_result(lambda: {name: _title(config.find_recipe(name)) for name in config.recipe_names()}, json)
+
+
+def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
+    """Return the function of a command line, and its arguments."""
+    app = _app()
+    words = spell_out(app, words, lambda word: config.find_recipe(word).exists())
+    command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+    return command, bound
 
 
 def _app() -> App:

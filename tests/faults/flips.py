@@ -15,7 +15,6 @@ import tempfile
 from functools import cache, partial
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -86,8 +85,7 @@ def exercise(seed: int, run: Path) -> str:
 def _resume(run: Path) -> tuple[int, str]:
     """`conadv train --resume RUN --model tiny:net --max-steps none`, as if these flags were parsed already."""
     resume = partial(cli.train, resume=run, quiet=True, model="tiny:net", max_steps="none")
-    parsed = SimpleNamespace(parse_args=lambda *_, **__: (resume, inspect.signature(resume).bind(), {}))
-    with mock.patch.object(cli, "_app", return_value=parsed):
+    with mock.patch.object(cli, "parse", return_value=(resume, inspect.signature(resume).bind())):
         return _main([])
 
 

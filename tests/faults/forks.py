@@ -155,7 +155,7 @@ _parsed: dict[tuple[str, ...], tuple[Any, Any]] = {}
 
 
 def _fork(asked: dict[str, Any]) -> int:
-    parser = _parser(tuple(asked["words"]), Path(asked["folder"]))
+    parsed = _parse(tuple(asked["words"]), Path(asked["folder"]))
     pid = os.fork()
     if pid:
         return pid
@@ -167,8 +167,8 @@ def _fork(asked: dict[str, Any]) -> int:
         from conadv import cli
         from faults import inject
 
-        if parser is not None:
-            cli._app = lambda: parser  # type: ignore[assignment,return-value]
+        if parsed is not None:
+            cli.parse = lambda words: parsed  # type: ignore[assignment]
         words = [asked["folder"] if word == FOLDER else word for word in asked["words"]]
         fault = asked["fault"] and Fault(**{**asked["fault"], "victims": tuple(asked["fault"]["victims"])})
         inject.command(words, asked["settings"], asked["output"], fault)
@@ -181,18 +181,18 @@ def _fork(asked: dict[str, Any]) -> int:
         os._exit(1)
 
 
-def _parser(words: tuple[str, ...], folder: Path) -> Any:
-    """What stands in for the parser of flags where these flags were parsed before; None: they are refused."""
+def _parse(words: tuple[str, ...], folder: Path) -> Any:
+    """What `cli.parse` returns for these words, which are parsed once; None: they are refused."""
     from conadv import cli
 
     if words not in _parsed:
         try:
-            _parsed[words] = cli._app().parse_args(words, print_error=False, exit_on_error=False)[:2]
+            _parsed[words] = cli.parse(words)
         except Exception:  # the rank itself will say so
             return None
     command, bound = _parsed[words]
     kwargs = {name: folder if value == Path(FOLDER) else value for name, value in bound.kwargs.items()}
-    return SimpleNamespace(parse_args=lambda *_, **__: (command, SimpleNamespace(args=bound.args, kwargs=kwargs), {}))
+    return command, SimpleNamespace(args=bound.args, kwargs=kwargs)
 
 
 if __name__ == "__main__":
