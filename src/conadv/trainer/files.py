@@ -49,7 +49,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file. A missing one is a FileNotFoundError, anything else that is no file an OSError."""
+    """Read the text of a regular file; a missing one is a FileNotFoundError, a pipe or a device an OSError."""
     _check_regular(path)
     return path.read_text(encoding="utf-8")
 
