@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from conadv.task.augment import autoaugment
 from conadv.task.augment.autoaugment import AutoAugment
@@ -193,6 +194,27 @@ def test_stretching(name: str, oracle, seed: int, level: int, sign: int) -> None
 
 def test_inverting() -> None:
     np.testing.assert_array_equal(ours(random_image(0), "Invert", 5, 1), 255 - random_image(0))
+
+
+PILLOWS = {
+    "AutoContrast": lambda image, level: ImageOps.autocontrast(image),
+    "Equalize": lambda image, level: ImageOps.equalize(image),
+    "Invert": lambda image, level: ImageOps.invert(image),
+    "Posterize": lambda image, level: ImageOps.posterize(image, 8 - round(4 * level / 9)),
+    "Solarize": lambda image, level: ImageOps.solarize(image, math.ceil(256 - 256 * level / 9)),
+}
+
+
+@pytest.mark.parametrize("name", PILLOWS)
+@pytest.mark.parametrize("size", [(1, 1), (12, 12), (15, 17), (16, 16), (23, 40)])  # 255 pixels, and 256
+@pytest.mark.parametrize("channels", [(), (3,)])
+def test_values_change_as_pillow_changes_them(name: str, size: tuple[int, int], channels: tuple[int, ...]) -> None:
+    random = np.random.default_rng(0)
+    for level in range(10):
+        for low, high in [(0, 256), (7, 8), (100, 102), (200, 256), (0, 3)]:
+            image = Image.fromarray(random.integers(low, high, (*size, *channels), dtype=np.uint8))
+            ours, pillows = operate(image, name, level / 9, 1, FILL), PILLOWS[name](image, level)
+            assert np.array_equal(np.asarray(ours), np.asarray(pillows))
 
 
 @pytest.mark.parametrize("name", ["ShearX", "TranslateY", "Rotate", "Color", "Sharpness", "Posterize", "Solarize"])

@@ -1,4 +1,8 @@
-"""The operations of AutoAugment and RandAugment on a grey or RGB image; strength is a fraction of the maximum."""
+"""The operations of AutoAugment and RandAugment on a grey or RGB image; strength is a fraction of the maximum.
+
+Those that map each value to another are written in NumPy, with Pillow's results to the bit: Pillow builds its tables of
+256 values in Python, which takes longer than the rest for small images.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
 from conadv.task.data.source import Planes
@@ -16,11 +21,8 @@ _ENHANCERS = {
     "Brightness": ImageEnhance.Brightness,
     "Sharpness": ImageEnhance.Sharpness,
 }
-_WITHOUT_STRENGTH: dict[str, Callable[[Image.Image], Image.Image]] = {
-    "AutoContrast": ImageOps.autocontrast,
-    "Equalize": ImageOps.equalize,
-    "Invert": ImageOps.invert,
-}
+# The values of an image, (H, W) or (H, W, 3).
+Pixels = NDArray[np.uint8]
 
 
 def on_planes(planes: Planes, change: Callable[[Image.Image], Image.Image]) -> Planes:
@@ -48,11 +50,15 @@ def operate(image: Image.Image, name: str, share: float, sign: int, fill: int) -
         sign: Direction, 1 or -1; ignored if the operation has only one.
         fill: Grey level of uncovered areas.
     """
-    if name in _WITHOUT_STRENGTH:
-        return _WITHOUT_STRENGTH[name](image)
     if name in _ENHANCERS:
         return _ENHANCERS[name](image).enhance(1 + sign * 0.9 * share)
     match name:
+        case "AutoContrast":
+            return _on_pixels(image, _stretch)
+        case "Equalize":  # by histogram steps of a 255th of the pixels: nothing to do if there are fewer
+            return ImageOps.equalize(image) if image.width * image.height > 255 else image
+        case "Invert":
+            return _on_pixels(image, np.invert)
         case "ShearX":
             return _affine(image, (1, sign * 0.3 * share, 0, 0, 1, 0), fill)
         case "ShearY":
@@ -64,10 +70,24 @@ def operate(image: Image.Image, name: str, share: float, sign: int, fill: int) -
         case "Rotate":
             return image.rotate(sign * 30 * share, fillcolor=_colour(image, fill))
         case "Posterize":
-            return ImageOps.posterize(image, 8 - round(4 * share))
+            kept = np.uint8(256 - 2 ** round(4 * share))
+            return _on_pixels(image, lambda pixels: pixels & kept)
         case "Solarize":
-            return ImageOps.solarize(image, math.ceil(256 - 256 * share))
+            threshold = math.ceil(256 - 256 * share)
+            return _on_pixels(image, lambda pixels: np.where(pixels < threshold, pixels, 255 - pixels))
     raise AssertionError(name)
+
+
+def _on_pixels(image: Image.Image, change: Callable[[Pixels], Pixels]) -> Image.Image:
+    return Image.fromarray(change(np.asarray(image)))
+
+
+def _stretch(pixels: Pixels) -> Pixels:
+    """Stretch the values of each channel to 0 to 255, except for a channel with a single value."""
+    low, high = pixels.min((0, 1)), pixels.max((0, 1))
+    scale = 255.0 / np.maximum(high - low, 1)
+    stretched = pixels * scale - low * scale
+    return np.where(low == high, pixels, stretched.clip(0, 255)).astype(np.uint8)
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...], fill: int) -> Image.Image:
