@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
@@ -152,6 +153,20 @@ def test_the_sections_remain_without_the_folders_of_the_runs(page, study, tmp_pa
     again = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert again.table("Sharpness of the adv branch").rows == page.table("Sharpness of the adv branch").rows
     assert again.table("Stale twins").rows == page.table("Stale twins").rows
+
+
+def test_a_report_keeps_what_it_saved_of_runs_that_are_gone(page, study, tmp_path):
+    folder = tmp_path / "study"
+    shutil.copytree(study, folder)
+    last = read_results(folder)[-1].cell  # as after a sweep that added one cell to stored results
+    for run in (folder / "runs").iterdir():
+        if run.name != last:
+            shutil.rmtree(run)
+    write_report(folder)
+    again = Page((folder / "report.html").read_text(encoding="utf-8"))
+    assert again.table("Sharpness of the main branch").rows == page.table("Sharpness of the main branch").rows
+    assert again.table("Stale twins").rows == page.table("Stale twins").rows
+    assert json.loads((folder / "sharpness.json").read_text()) == json.loads((study / "sharpness.json").read_text())
 
 
 def test_without_data_there_are_no_such_sections(tmp_path):

@@ -21,6 +21,7 @@ GALLERY = "gallery.json"
 _LARGEST_NUMBER = 1e18
 _NOT_NEEDED = "remove it; a report works without it"
 Known = TypeVar("Known")
+Nested = dict[str, dict[str, Known]]
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,14 @@ def read_saved(path: Path, check: Callable[[Any], Known], missing: Known, advice
         raise ValueError(f"{str(path)!r} is damaged ({error}): {advice}") from None
 
 
-def keep(path: Path, found: Known, check: Callable[[Any], Known]) -> Known:
-    """Save what was found in the folders of the runs; if that is nothing, read what an earlier report saved."""
-    if not found:
-        return read_saved(path, check, found)
-    with suppress(OSError):
-        write_atomically(path, json.dumps(found) + "\n")
-    return found
+def keep(path: Path, found: Nested[Known], check: Callable[[Any], Nested[Known]]) -> Nested[Known]:
+    """Save what was found in the folders of the runs, and what an earlier report saved from folders that are gone."""
+    saved: Nested[Known] = read_saved(path, check, {})
+    known = {key: {**saved.get(key, {}), **found.get(key, {})} for key in {**saved, **found}}
+    if found:
+        with suppress(OSError):
+            write_atomically(path, json.dumps(known) + "\n")
+    return known
 
 
 def last_error(text: str, otherwise: str = "") -> str:

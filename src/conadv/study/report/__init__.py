@@ -34,7 +34,9 @@ def write_report(folder: Path, out: Path | None = None) -> dict[str, Any]:
     found = training.find_curves(evidence)
     if found:
         found |= theory.staleness_curves(evidence)
-    curves = keep(folder / training.CURVES, found, training.check_curves)
+    kept = keep(folder / training.CURVES, found, training.check_curves)
+    names = [evidence.name(one) for one in evidence.shown]  # an arm that was renamed or removed is not shown
+    curves = {kind: {name: of[name] for name in names if name in of} for kind, of in kept.items()}
     document = build_document(evidence, curves)
     figures = page.with_name(f"{page.stem}-figures")
     try:
