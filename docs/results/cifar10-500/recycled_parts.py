@@ -4,9 +4,10 @@ OMP_NUM_THREADS=1 python docs/results/cifar10-500/recycled_parts.py --path ../sh
 
 ConAdv attacks the images of its own batch from a random start, through the adversarial BatchNorm branch. Recycled
 differs in three ways: its attack starts at the image, goes through the main branch, and its twins are those of the
-batch before. Each variant below changes one of them; the last one gives recycled's twins a random start, which costs no
-pass. Everything else is as in study.toml. Appends one JSON object per run to FILE and skips those that it has; ours are
-in recycled_parts.jsonl.
+batch before. The first variants change one of them each. The others try to mend recycled at no cost: a random start of
+its twins, and learning from them through the main branch, which made them (with the statistics of the twins' own
+batch; the running ones are those of the images). Everything else is as in study.toml. Appends one JSON object per run
+to FILE and skips those that it has; ours are in recycled_parts.jsonl.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ from unittest.mock import patch
 from torch import Tensor
 
 import conadv
+from conadv.core.handoff import Twin
+from conadv.core.learner import Learner
+from conadv.core.parts import Part
 
 SETTINGS = {
     "data.train_size": 500,
@@ -52,7 +57,13 @@ class RandomStart(conadv.PGD):
         return self._step(images, self._start(images, seed), gradient)
 
 
+def main_part(learner: Learner, twin: Twin, weight: float, share: float = 1.0) -> Part:
+    """The part with the twins of a chunk, as `Learner.adv_part` builds it, but through the main branch."""
+    return Part("main", twin.images, twin.labels, weight / share, twin.call, share, tracked=False, adversarial=True)
+
+
 FROM_IMAGE = {"attack.random_start": 0}
+ONE_BRANCH = "with one branch"
 VARIANTS: dict[str, tuple[type[conadv.PGD], dict[str, Any]]] = {
     "ConAdv": (conadv.PGD, {"method": "conadv"}),
     "ConAdv from the image": (conadv.PGD, {"method": "conadv", **FROM_IMAGE}),
@@ -60,6 +71,8 @@ VARIANTS: dict[str, tuple[type[conadv.PGD], dict[str, Any]]] = {
     "ConAdv from the image through main": (ThroughMain, {"method": "conadv", **FROM_IMAGE}),
     "recycled": (conadv.PGD, {"method": "recycled"}),
     "recycled with a random start": (RandomStart, {"method": "recycled"}),
+    f"recycled {ONE_BRANCH}": (conadv.PGD, {"method": "recycled"}),
+    f"ConAdv {ONE_BRANCH}": (ThroughMain, {"method": "conadv"}),
 }
 
 
@@ -76,7 +89,8 @@ def main() -> None:
             if (variant, seed) in done:
                 continue
             chosen = {**SETTINGS, **settings, "seed": seed, "data.path": arguments.path}
-            with patch("conadv.core.pgd.PGD", attack), tempfile.TemporaryDirectory() as folder:
+            learnt = patch.object(Learner, "adv_part", main_part) if ONE_BRANCH in variant else nullcontext()
+            with patch("conadv.core.pgd.PGD", attack), learnt, tempfile.TemporaryDirectory() as folder:
                 summary = conadv.train(conadv.load_recipe("digits", chosen), Path(folder) / "run")
             kept = {key: summary[key] for key in ("test_top1", "train_top1", "gap", "steps")}
             with arguments.out.open("a") as file:
