@@ -226,6 +226,26 @@ def test_the_chosen_rate_is_that_of_its_batch_size_though_tuned_on_other_images(
     assert chosen == {25: ["rate 5"], 50: ["rate 20"], 100: []}  # nothing else on the page has a batch of 100
 
 
+BY_BATCH = """
+base = {chunk_size = 25}
+arm = [
+    {name = "plain", method = "vanilla", batch_size = 50, optimizer.lr = 5},
+    {name = "plain", method = "vanilla", batch_size = 25, optimizer.lr = 10},
+    {name = "plain + AA", method = "vanilla", batch_size = 50, optimizer.lr = 5, data.augment = "autoaugment-cifar10"},
+    {name = "plain + AA", method = "vanilla", batch_size = 25, optimizer.lr = 20, data.augment = "autoaugment-cifar10"},
+    {name = "ConAdv + AA", method = "conadv", batch_size = 50, data.augment = "autoaugment-cifar10"},
+    {name = "ConAdv + AA", method = "conadv", batch_size = 25, data.augment = "autoaugment-cifar10"},
+]
+grid = {seed = [0, 1]}
+"""
+
+
+def test_rows_by_setting_name_their_baseline_and_leave_out_tuned_rates(tmp_path: Path) -> None:
+    page = page_of(make_study(tmp_path, BY_BATCH))
+    assert page.table("as differences, by batch").column("arm") == ["ConAdv + AA minus plain + AA"]
+    assert page.table("in percent by augmentation").column("arm") == ["plain, batch 25", "plain, batch 50"]
+
+
 def test_a_study_that_is_not_timed_shows_no_times(tmp_path: Path, page: Page) -> None:
     names = ("Time of training, one process", "the paper's table 3")
     assert [sum(name in table.caption for table in page.tables) for name in names] == [1, 1]

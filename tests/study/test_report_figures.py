@@ -92,6 +92,19 @@ def test_bars_are_one_deviation_long() -> None:
     assert abs(bar[0][1] - bar[1][1]) == pytest.approx(abs(line[0][1] - line[1][1]), rel=1e-3)  # 0.5 each way, and 1
 
 
+@pytest.mark.parametrize("last", [3.0, 8.0])  # a linear axis, and a logarithmic one
+def test_error_bars_of_one_place_are_side_by_side(last: float) -> None:
+    ticks = {1.0: "1", 2.0: "2", last: "last"}
+    lines = [Line(f"arm {number}", list(ticks), [1.0, 2.0, 3.0], [0.5, 0.5, 0.5]) for number in range(3)]
+    root = parsed(line_chart("test", "title", lines, "across", "up", ticks))
+    bars = [[line for line in paths(root, f"s{number}") if len({x for x, _ in line}) == 1] for number in range(3)]
+    places = [sorted({x for line in of for x, _ in line})[-3:] for of in bars]  # the legend has one more
+    labels = texts(root)
+    for tick, (first, middle, third) in zip(ticks.values(), zip(*places, strict=True), strict=True):
+        assert first < middle < third < first + 20
+        assert middle == pytest.approx(labels[tick][0], abs=0.5)
+
+
 def test_lines_differ_in_dash_and_marker_and_are_named() -> None:
     root = chart(8)
     lines = [

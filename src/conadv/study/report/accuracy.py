@@ -9,7 +9,18 @@ from typing import Any
 from conadv.study import paper
 from conadv.study.study_file import slugged
 
-from .conditions import RATE, TOP1, Condition, Spread, compared_settings, described, show, varying_within_arms, word
+from .conditions import (
+    RATE,
+    TOP1,
+    TUNED,
+    Condition,
+    Spread,
+    compared_settings,
+    described,
+    show,
+    varying_within_arms,
+    word,
+)
 from .document import Block, Figure, Items, Paragraph, Section, Table
 from .evidence import Evidence
 from .figures import Line, dot_plot, line_chart
@@ -117,7 +128,12 @@ def by_setting(evidence: Evidence) -> list[Section]:
     """One section per setting that the study varies: first those of the paper, then the others."""
     found = compared_settings(evidence.main)
     keys = [*(key for key in _TITLES if key in found), *(key for key in found if key not in _TITLES)]
-    return [_section(evidence, key, found[key]) for key in keys]
+    arms = list(dict.fromkeys(one.arm for one in evidence.main))
+
+    def order(row: Family) -> tuple[int, int]:
+        return min(arms.index(one.arm) for one in row), row[0].settings["batch_size"]
+
+    return [_section(evidence, key, sorted(found[key], key=order)) for key in keys]
 
 
 def _section(evidence: Evidence, key: str, rows: Sequence[Family]) -> Section:
@@ -138,7 +154,7 @@ def _family_names(rows: Sequence[Family], key: str) -> list[str]:
     names = []
     for head in heads:
         alike = [other.settings for other in heads if other.arm == head.arm]
-        keys = [other for other in head.settings if other not in (key, "chunk_size")]
+        keys = [other for other in head.settings if other not in (key, "chunk_size", *TUNED)]
         names.append(described(head, [other for other in keys if len({one.get(other) for one in alike}) > 1]))
     return names
 
@@ -154,7 +170,9 @@ def _tables(evidence: Evidence, slug: str, key: str, rows: Sequence[Family], nam
         accuracies.append([name, *(of.text_n() if of else "–" for of in top1)])
         gain = [evidence.gain(one) if one else None for one in found]
         if any(gain):
-            title = f"{name} minus vanilla" if len(rows) > 1 else "minus vanilla"
+            baselines = {base.arm for one in row if (base := evidence.baseline(one)) and base is not one}
+            minus = f"minus {baselines.pop() if len(baselines) == 1 else 'vanilla'}"
+            title = f"{name} {minus}" if len(rows) > 1 else minus
             gains.append([title, *(_marked(evidence, one, of) for one, of in zip(found, gain, strict=True))])
     shown = ["no augmentation" if (key, value) == ("data.augment", "none") else show(key, value) for value in values]
     caption = f"Test accuracy in percent by {word(key)}, everything else equal; mean ± sample standard deviation (n)."

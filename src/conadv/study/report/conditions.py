@@ -20,9 +20,9 @@ Setting = tuple[tuple[str, Any], ...]
 
 _WORDS = {"attack.epsilon": "ε", RATE: "learning rate", "batch_size": "batch", "data.augment": "augmentation"}
 # Tuned for each condition, so they may differ between conditions that are compared.
-_TUNED = frozenset({RATE, "schedule.warmup_epochs"})
+TUNED = frozenset({RATE, "schedule.warmup_epochs"})
 # These get no section of their own: arms compare the methods, and the others depend on other settings.
-_ASIDE = frozenset({*_TUNED, "method", "chunk_size", "max_steps"})
+_ASIDE = frozenset({*TUNED, "method", "chunk_size", "max_steps"})
 # These get a section if they vary within or between arms; other settings only if they vary within an arm.
 _ALWAYS = frozenset({"attack.epsilon", "delay", "batch_size", "epochs", "data.augment"})
 # Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, that of the normal distribution.
@@ -199,7 +199,7 @@ def _families(several: Sequence[Condition], key: str) -> list[list[Condition]]:
         if settings["method"] == "disadv":
             settings["method"] = "conadv"  # disadv is conadv with delay 0
         if key in settings and condition.runs:
-            rest = _without(settings, {key, "chunk_size", *_TUNED})
+            rest = _without(settings, {key, "chunk_size", *TUNED})
             found.setdefault(rest, {}).setdefault(settings[key], condition)
     return [
         sorted(family.values(), key=lambda condition: _order(condition.settings[key]))

@@ -48,12 +48,16 @@ class Evidence:
         """The name of a condition, unique among `shown`."""
         return self._names[condition]
 
+    def baseline(self, condition: Condition) -> Condition | None:
+        """The vanilla condition to compare with."""
+        return baseline(self.main, condition)
+
     def is_baseline(self, condition: Condition) -> bool:
-        return baseline(self.main, condition) is condition
+        return self.baseline(condition) is condition
 
     def gain(self, condition: Condition) -> Spread | None:
         """Test accuracy minus vanilla's, in points; None for vanilla itself, or without vanilla."""
-        vanilla = baseline(self.main, condition)
+        vanilla = self.baseline(condition)
         return None if vanilla is None or vanilla is condition else condition.minus(vanilla, TOP1)
 
     @cached_property
@@ -73,7 +77,7 @@ class Evidence:
 
     def step_ratio(self, condition: Condition) -> Spread | None:
         """Time per step relative to vanilla's."""
-        vanilla = baseline(self.main, condition)
+        vanilla = self.baseline(condition)
         return None if vanilla is None else vanilla.over(condition, "images_per_second")
 
     def metrics(self, run: Result) -> list[dict[str, Any]]:

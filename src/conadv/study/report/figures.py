@@ -17,7 +17,7 @@ import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from math import isclose
 from typing import Any
@@ -36,6 +36,7 @@ _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5))
 _MARKERS = ("o", "s", "^", "D", "x", "o", "s", "^")
 _HOLLOW = 5  # markers from here on are hollow
 _WIDTH = 480  # of a figure, in pixels
+_BESIDE = 0.008  # between error bars of the same position, as a share of the axis
 _FONT = "system-ui, Segoe UI, Helvetica, Arial, sans-serif"
 _STYLE: dict[Any, Any] = {
     "font.size": 13,
@@ -77,14 +78,18 @@ def line_chart(
 ) -> str:
     """Draw at most 8 lines over a common axis, each with its own marker and dashes.
 
-    `ticks` are labels by position on the horizontal axis; if they span a factor of 4 or more, it is logarithmic.
+    `ticks` are labels by position on the horizontal axis; if they span a factor of 4 or more, it is logarithmic. Error
+    bars at the same position are drawn side by side.
     """
+    logarithmic = bool(ticks and min(ticks) > 0 and max(ticks) >= 4 * min(ticks))
+    if ticks and any(any(line.deviation) for line in lines):
+        lines = _side_by_side(lines, min(ticks), max(ticks), logarithmic)
     with _figure(300 + 19 * len(lines)) as figure:
         axes = figure.subplots()
         for number, line in enumerate(lines):
             _draw_line(axes, number, line)
         if ticks:
-            if min(ticks) > 0 and max(ticks) >= 4 * min(ticks):
+            if logarithmic:
                 axes.set_xscale("log")
             axes.set_xticks(list(ticks), [_cut(label, 12) for label in ticks.values()])
             axes.set_xticks([], minor=True)
@@ -171,6 +176,16 @@ def standalone(svg: str) -> str:
     paper = '<rect width="100%" height="100%" fill="var(--paper)"/>'
     style = (files(__package__) / "templates" / "figure.css").read_text(encoding="utf-8")
     return f"{opening}><style>{style}</style>{paper}{rest}\n"
+
+
+def _side_by_side(lines: Sequence[Line], low: float, high: float, logarithmic: bool) -> list[Line]:
+    """Move each line a little along a horizontal axis from `low` to `high`."""
+
+    def moved(line: Line, share: float) -> Line:
+        far = (high / low) ** share if logarithmic else share * (high - low)
+        return replace(line, x=[x * far if logarithmic else x + far for x in line.x])
+
+    return [moved(line, _BESIDE * (number - (len(lines) - 1) / 2)) for number, line in enumerate(lines)]
 
 
 def _draw_line(axes: Any, number: int, line: Line) -> None:
