@@ -197,6 +197,9 @@ class Recipe:
     twin_share: PositiveShare = 1.0
     """Share of a batch's chunks that get twins, such as 1/4, different ones in each step. Relative to vanilla, a step
     of recycled costs 1 + share, one of conadv or disadv 1 + 5/3 share."""
+    twin_branch: Annotated[str, OneOf(("adv", "main"))] = "adv"
+    """BatchNorm branch that twins go through: adv, with its own statistics and affine parameters (as in the paper), or
+    main, with the affine parameters of the images and statistics of the twins' own batch."""
     batch_size: Count = 256
     """Images per step, over all ranks."""
     chunk_size: Count = 64

@@ -49,7 +49,7 @@ class MethodInfo:
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """The branches of BatchNorm that it learns through."""
+        """The branches of BatchNorm that it learns through, unless its twins go through main."""
         return ("main", "adv") if Role.ADV in self.passes else ("main",)
 
     def build(self, model: Any, loss: Any, options: Mapping[str, Any], **common: Any) -> Any:
@@ -68,7 +68,7 @@ class MethodInfo:
 
 _LEARN, _ATTACK = 3, 2
 _ATTACKED = {Role.CLEAN: _LEARN, Role.ADV: _LEARN, Role.ATTACK: _ATTACK}
-_ATTACKED_OPTIONS = ("attack", "delay", "adv_weight", "twin_share", "handoff", "stale_weights")
+_ATTACKED_OPTIONS = ("attack", "delay", "adv_weight", "twin_share", "twin_branch", "handoff", "stale_weights")
 _ATTACKED_LAYOUTS = ("clean+adv+attack", "clean | adv+attack", "clean+adv | attack", "clean | adv | attack")
 
 _ROWS = (
@@ -108,7 +108,7 @@ _ROWS = (
     MethodInfo(
         name="recycled",
         target="core.recycled:Recycled",
-        options=("attack", "adv_weight", "twin_share", "handoff"),
+        options=("attack", "adv_weight", "twin_share", "twin_branch", "handoff"),
         delay=1,
         default_delay=1,
         passes={Role.CLEAN: _LEARN, Role.ADV: _LEARN},

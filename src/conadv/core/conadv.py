@@ -45,6 +45,10 @@ class ConAdv:
         adv_weight: share of the twins in the loss; the clean images have the rest.
         twin_share: the part of a batch's chunks that gets twins, such as "1/4"; other chunks in each step. Without
             chunks: the part of its images. The loss takes the mean over the twins.
+        twin_branch: the BatchNorm branch that twins go through. "adv", as in the paper: they have their own statistics
+            and affine parameters. "main": the affine parameters are those of the images; twins are normalized with
+            the statistics of their batch, and the running statistics remain those of the images. The attack then
+            goes through main, too: `PGD(4/255, branch="main")`.
         handoff: where twins wait between generating and learning; None: no twin waits.
         stale_weights: a context in which the model has the weights of `delay` steps ago, kept by the caller.
             None: the method keeps them.
@@ -77,6 +81,7 @@ class ConAdv:
         delay: int = 1,
         adv_weight: float = 0.5,
         twin_share: float | str = 1,
+        twin_branch: str = "adv",
         handoff: Handoff | None = None,
         stale_weights: Callable[[], AbstractContextManager[None]] | None = None,
         **common: Unpack[Common],
@@ -89,8 +94,10 @@ class ConAdv:
         self.adv_weight = adv_weight
         self._delay = delay
         self._share = TwinShare.from_number(twin_share)
-        self._learner = Learner(model, loss, common, ("main", "adv"))
+        self._learner = Learner(model, loss, common, twin_branch)
         check_attack(attack)
+        if twin_branch == "main" and getattr(attack, "branch", "main") != "main":
+            raise ValueError('twin_branch="main" needs an attack through that branch: PGD(..., branch="main")')
         keeps = handoff is None and stale_weights is None
         self._stale = Aging(model, delay if keeps else 0)
         self._ahead = 0 if keeps or stale_weights is not None else delay  # batches in flight between steps
@@ -177,13 +184,14 @@ class ConAdv:
 
     def _identity(self) -> dict[str, Any]:
         own = {"method": "ConAdv", "delay": self.delay, "ahead": self._ahead, "twin_share": float(self._share)}
+        own["twin_branch"] = self._learner.twin_branch
         return {**own, "chunk_size": self._learner.chunk_size, "seed": self._learner.seed}
 
     def _work(self, now: Any, ahead: Any) -> Iterator[Work]:
         """Yield the parts to learn from, chunk by chunk; before each, attack a chunk of the batch ahead."""
         now, ahead = self._seen(now, ahead)
-        weights = {"adv_weight": self.adv_weight, "twin_share": float(self._share)}
-        same = described("ConAdv", self.attack, delay=self.delay, **weights)
+        twins = {"twin_share": float(self._share), "twin_branch": self._learner.twin_branch}
+        same = described("ConAdv", self.attack, delay=self.delay, adv_weight=self.adv_weight, **twins)
         self._learner.begin_step(now, same, delayed=self.delay > 0, queued=self._ahead > 0)
         self._stale.begin()
         if self._ahead == 0:

@@ -36,11 +36,14 @@ class Learner:
         model: the network, which may be wrapped (DistributedDataParallel, torch.compile).
         loss: from outputs and labels to the mean over the images.
         common: see `Common`.
-        branches: of BatchNorm, that the method trains. ("main",) asks for split layers only if there are chunks.
+        twin_branch: the BatchNorm branch that twins go through, "adv" or "main". None: there are no twins, so that the
+            layers need to be split only if there are chunks.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, common: Common, branches: tuple[str, ...] = ("main",)) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None) -> None:
         check_arguments(model, loss, common)
+        if twin_branch not in (None, "adv", "main"):
+            raise ValueError(f'twin_branch {twin_branch!r}: take "adv", or "main"')
         self.model = model
         self.loss = loss
         self.chunk_size = common.get("chunk_size")
@@ -51,15 +54,19 @@ class Learner:
         self._as_batch = common.get("batch") or as_batch
         self._input_name = common.get("input_name")
         self.together = common.get("together", False)
+        self.twin_branch = twin_branch
+        if self.together and twin_branch == "main":
+            raise ValueError('together=True needs twin_branch="adv": images and twins have their own statistics')
         self._place = common.get("place", ALONE)
         self._clean: list[Tensor] = []
         self._adv: list[Tensor] = []
         self.losses = Losses(torch.zeros(()), torch.zeros(()))  # of the last step
         self._parallel = data_parallel(model)
-        self._watched = branches == ("main",)  # whether no layer was seen to mix the statistics of several branches
+        self._watched = twin_branch is None  # whether no layer was seen to mix the statistics of several branches
         self._joint_modes: set[bool] = set()  # model.training of the joint passes that were compared with separate ones
         alone = self._place is ALONE
-        needed = () if branches == ("main",) and self.chunk_size is None else branches
+        branches = ("main", "adv") if twin_branch == "adv" else ("main",)
+        needed = () if twin_branch is None and self.chunk_size is None else branches
         self.checks = Checks(loss, self.chunk_size, alone)
         self.loop_checks = LoopChecks(model, loss, self.chunk_size, needed, alone)
 
@@ -111,7 +118,9 @@ class Learner:
     def adv_part(self, twin: Twin, weight: float, share: float = 1.0) -> Part:
         """The part with the twins of a chunk, such that the mean over all twins of a step has `weight`."""
         part = 1.0 if self.chunk_size is None else share
-        return Part("adv", twin.images, twin.labels, weight / part, twin.call, part, adversarial=True)
+        branch = self.twin_branch or "adv"
+        tracked = branch == "adv"  # the running statistics of the main branch are those of the images
+        return Part(branch, twin.images, twin.labels, weight / part, twin.call, part, tracked, adversarial=True)
 
     def scale(self, part: Part, count: int) -> float:
         """The factor of the mean loss of a part, in a step with `count` chunks on this process."""

@@ -41,6 +41,9 @@ class Recycled:
         adv_weight: share of the twins in the loss, below 1; the clean images have the rest.
         twin_share: the part of a batch's chunks that gets twins, such as "1/4"; other chunks in each step. Without
             chunks: the part of its images. The loss takes the mean over the twins.
+        twin_branch: the BatchNorm branch that twins go through. "adv", as in the paper: they have their own statistics
+            and affine parameters. "main": the affine parameters are those of the images; twins are normalized with
+            the statistics of their batch, and the running statistics remain those of the images.
         handoff: where twins wait for the next step; None: in memory.
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name, together,
             place.
@@ -68,6 +71,7 @@ class Recycled:
         *,
         adv_weight: float = 0.5,
         twin_share: float | str = 1,
+        twin_branch: str = "adv",
         handoff: Handoff | None = None,
         **common: Unpack[Common],
     ) -> None:
@@ -80,7 +84,7 @@ class Recycled:
         self._primed = False
         self._made: int | None = None  # the batch whose twins are in flight; None: that of the step before
         self._awaited: dict[int, Twin | None] = {}  # twins of a loss that the caller backpropagates, by chunk
-        self._learner = Learner(model, loss, common, ("main", "adv"))
+        self._learner = Learner(model, loss, common, twin_branch)
         check_attack(attack)
         attack.check_reusable()
 
@@ -176,13 +180,14 @@ class Recycled:
         self._primed, self._made = len(twins) > 0, None
 
     def _identity(self) -> dict[str, Any]:
-        own = {"method": "Recycled", "twin_share": float(self._share)}
+        own = {"method": "Recycled", "twin_share": float(self._share), "twin_branch": self._learner.twin_branch}
         return {**own, "chunk_size": self._learner.chunk_size, "seed": self._learner.seed}
 
     def _work(self, now: Any) -> Iterator[Work]:
         now = None if now is None else self._learner.batch(now)
-        weights = {"adv_weight": self.adv_weight, "twin_share": float(self._share)}
-        self._learner.begin_step(now, described("Recycled", self.attack, **weights), delayed=True)
+        twins = {"twin_share": float(self._share), "twin_branch": self._learner.twin_branch}
+        same = described("Recycled", self.attack, adv_weight=self.adv_weight, **twins)
+        self._learner.begin_step(now, same, delayed=True)
         self.hand_over()
         batch = None if now is None else self._primed_batch(now)
         count = self._count(batch)

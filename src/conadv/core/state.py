@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 _ABOUT = "about"
+# Settings added later, with what states from before were trained with.
+_ADDED = {"twin_branch": "adv"}
 _RANKS = "ranks."
 
 State = dict[str, Tensor]
@@ -46,7 +48,7 @@ def unpack(state: Mapping[str, Any], about: Mapping[str, Any], own: bool) -> tup
         own: the tensors belong to this rank alone.
     """
     try:
-        found = json.loads(bytes(state[_ABOUT].tolist()))
+        found = {**_ADDED, **json.loads(bytes(state[_ABOUT].tolist()))}
         names = ["method"] if found["method"] != about["method"] else list(about)
         other = [name for name in names if found[name] != about[name]]
     except (KeyError, AttributeError, ValueError, TypeError):

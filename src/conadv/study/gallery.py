@@ -85,7 +85,7 @@ def generate_twins(task: Task, values: Mapping[str, Any], images: Tensor, labels
     """Twins as the run generates them; those of recycled are one step along the gradient through the main branch."""
     model = task.model
     settings = {key.removeprefix("attack."): value for key, value in values.items() if key.startswith("attack.")}
-    attack: Attack = ATTACKS[settings.get("name", "pgd")].build(settings)
+    attack: Attack = ATTACKS[settings.get("name", "pgd")].build(settings, branch=values.get("twin_branch", "adv"))
     if values["method"] != "recycled":
         return attack(model, task.loss, images, labels)
 

@@ -182,7 +182,7 @@ def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy
 
 
 def _attack(recipe: Recipe) -> Attack:
-    attack: Attack = ATTACKS[recipe.attack.name].build(asdict(recipe.attack))
+    attack: Attack = ATTACKS[recipe.attack.name].build(asdict(recipe.attack), branch=recipe.twin_branch)
     return attack
 
 
@@ -194,6 +194,7 @@ def _method(
         "delay": recipe.delay,
         "adv_weight": recipe.adv_weight,
         "twin_share": recipe.twin_share,
+        "twin_branch": recipe.twin_branch,
         "rho": recipe.rho,
         "handoff": handoff,
         "stale_weights": None if stale is None else stale.swapped_in,

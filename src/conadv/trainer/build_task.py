@@ -131,7 +131,7 @@ def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int, de
         check_model(build, shape, images, _BYTES[recipe.precision])
     model = build()
     check_output(model, shape, classes)
-    main, *adv = METHODS[recipe.method].branches
+    main, *adv = METHODS[recipe.method].branches if recipe.twin_branch == "adv" else ("main",)
     views = (main, "aug") if recipe.data.views == "three" else (main,)
     model = _with_branches(model, (*views, *adv))
     model.to(DTYPES[recipe.precision])
