@@ -91,6 +91,23 @@ def test_images_and_twins_in_one_pass_take_the_steps_of_one_process(method, layo
     assert tiny.distance(alone(**changes), several) <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("method", "layout"),
+    [
+        ("conadv", "none"),
+        ("conadv", "clean | adv | attack"),
+        ("disadv", "clean | adv+attack"),
+        ("recycled", "clean | adv"),
+    ],
+)
+def test_twins_through_main_take_the_steps_of_one_process(method, layout, alone, pool, tmp_path):
+    changes = {"method": method, "twin_branch": "main"}
+    one = alone(**changes)
+    assert not any(".adv." in name for name in one)
+    several = trained(pool, tmp_path, max(2, len(layout.split("|"))), layout=layout, **changes)
+    assert tiny.distance(one, several) <= 1e-12
+
+
 @pytest.mark.parametrize("chunk", [2, 12, 24])
 @pytest.mark.parametrize(("method", "layout"), [("conadv", "clean | adv | attack"), ("recycled", "clean | adv")])
 def test_chunks_of_any_size_take_the_steps_of_one_process(method, layout, chunk, alone, pool, tmp_path):

@@ -29,6 +29,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mixed": {"method": "conadv", "delay": 1, "data__mixup": 0.4, "data__cutmix": 1.0},
     "conadv-share": {"method": "conadv", "twin_share": 0.5, "chunk_size": 2},
     "recycled-share": {"method": "recycled", "twin_share": 0.5, "chunk_size": 2},
+    "conadv-main": {"method": "conadv", "twin_branch": "main"},
+    "recycled-main": {"method": "recycled", "twin_branch": "main"},
     "conadv-together": {"method": "conadv", "together": True, **JOINT},
     "recycled-together": {"method": "recycled", "together": True, "chunk_size": 2, "twin_share": 0.5, **JOINT},
     "sam": {"method": "sam"},
@@ -41,6 +43,8 @@ OPTIMIZER_SETTINGS = {
 }
 LAYOUTS = {
     "vanilla": [(2, "clean")],
+    "conadv-main": [(3, "clean | adv | attack")],
+    "recycled-main": [(2, "clean | adv")],
     "conadv-together": [(2, "clean+adv | attack")],
     "recycled-together": [(3, "clean+adv")],
     "recycled-share": [(2, "clean | adv"), (4, "clean | adv"), (5, "4 clean | adv")],
