@@ -233,6 +233,7 @@ arm = [
     {name = "plain", method = "vanilla", batch_size = 25, optimizer.lr = 10},
     {name = "plain + AA", method = "vanilla", batch_size = 50, optimizer.lr = 5, data.augment = "autoaugment-cifar10"},
     {name = "plain + AA", method = "vanilla", batch_size = 25, optimizer.lr = 20, data.augment = "autoaugment-cifar10"},
+    {name = "rate 2", method = "conadv", batch_size = 50, optimizer.lr = 2, data.augment = "autoaugment-cifar10"},
     {name = "ConAdv + AA", method = "conadv", batch_size = 50, data.augment = "autoaugment-cifar10"},
     {name = "ConAdv + AA", method = "conadv", batch_size = 25, data.augment = "autoaugment-cifar10"},
 ]
@@ -241,7 +242,9 @@ grid = {seed = [0, 1]}
 
 
 def test_rows_by_setting_name_their_baseline_and_leave_out_tuned_rates(tmp_path: Path) -> None:
-    page = page_of(make_study(tmp_path, BY_BATCH))
+    page = page_of(make_study(tmp_path, BY_BATCH, lambda values: 40.0 + values["optimizer.lr"]))
+    rates = [page.table("in percent by batch").row("ConAdv + AA")[f"batch {batch}"] for batch in (25, 50)]
+    assert rates == ["50.0 ± 0.0 (2)"] * 2  # the default, 10, at both: not the arm with another rate
     assert page.table("as differences, by batch").column("arm") == ["ConAdv + AA minus plain + AA"]
     assert page.table("in percent by augmentation").column("arm") == ["plain, batch 25", "plain, batch 50"]
 

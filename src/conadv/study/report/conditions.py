@@ -6,6 +6,7 @@ results ──► conditions ──► the best learning rate of each ──► 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -193,19 +194,22 @@ def compared_settings(several: Sequence[Condition]) -> dict[str, list[list[Condi
 
 def _families(several: Sequence[Condition], key: str) -> list[list[Condition]]:
     """Groups of two or more conditions that differ only in `key`, and in tuned and dependent settings."""
-    found: dict[Setting, dict[Any, Condition]] = {}
+    found: dict[Setting, dict[Any, list[Condition]]] = {}
     for condition in several:
         settings = dict(condition.settings)
         if settings["method"] == "disadv":
             settings["method"] = "conadv"  # disadv is conadv with delay 0
         if key in settings and condition.runs:
             rest = _without(settings, {key, "chunk_size", *TUNED})
-            found.setdefault(rest, {}).setdefault(settings[key], condition)
-    return [
-        sorted(family.values(), key=lambda condition: _order(condition.settings[key]))
-        for family in found.values()
-        if len(family) > 1
-    ]
+            found.setdefault(rest, {}).setdefault(settings[key], []).append(condition)
+    families = [_one_each(family) for family in found.values() if len(family) > 1]
+    return [sorted(family, key=lambda condition: _order(condition.settings[key])) for family in families]
+
+
+def _one_each(family: Mapping[Any, Sequence[Condition]]) -> list[Condition]:
+    """One condition per value: of several that differ in tuned settings, that of the arm with the most values."""
+    counts = Counter(condition.arm for several in family.values() for condition in several)
+    return [max(several, key=lambda condition: counts[condition.arm]) for several in family.values()]
 
 
 def representatives(several: Sequence[Condition]) -> list[Condition]:
