@@ -41,9 +41,7 @@ class Learner:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None) -> None:
-        check_arguments(model, loss, common)
-        if twin_branch not in (None, "adv", "main"):
-            raise ValueError(f'twin_branch {twin_branch!r}: take "adv", or "main"')
+        check_arguments(model, loss, common, twin_branch)
         self.model = model
         self.loss = loss
         self.chunk_size = common.get("chunk_size")
@@ -55,8 +53,6 @@ class Learner:
         self._input_name = common.get("input_name")
         self.together = common.get("together", False)
         self.twin_branch = twin_branch
-        if self.together and twin_branch == "main":
-            raise ValueError('together=True needs twin_branch="adv": images and twins have their own statistics')
         self._place = common.get("place", ALONE)
         self._clean: list[Tensor] = []
         self._adv: list[Tensor] = []
@@ -118,9 +114,9 @@ class Learner:
     def adv_part(self, twin: Twin, weight: float, share: float = 1.0) -> Part:
         """The part with the twins of a chunk, such that the mean over all twins of a step has `weight`."""
         part = 1.0 if self.chunk_size is None else share
-        branch = self.twin_branch or "adv"
-        tracked = branch == "adv"  # the running statistics of the main branch are those of the images
-        return Part(branch, twin.images, twin.labels, weight / part, twin.call, part, tracked, adversarial=True)
+        assert self.twin_branch is not None
+        tracked = self.twin_branch == "adv"  # the running statistics of the main branch are those of the images
+        return Part(self.twin_branch, twin.images, twin.labels, weight / part, twin.call, part, tracked, True)
 
     def scale(self, part: Part, count: int) -> float:
         """The factor of the mean loss of a part, in a step with `count` chunks on this process."""

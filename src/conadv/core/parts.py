@@ -34,7 +34,7 @@ class Common(TypedDict, total=False):
     """The place of this process among the ranks; by default it is alone, or a rank of a data-parallel loop."""
 
 
-def check_arguments(model: Any, loss: Any, common: Common) -> None:
+def check_arguments(model: Any, loss: Any, common: Common, twin_branch: str | None) -> None:
     """Refuse arguments of a method that cannot be what they are passed for."""
     chunk_size = common.get("chunk_size")
     if chunk_size is not None and chunk_size < 1:
@@ -48,6 +48,10 @@ def check_arguments(model: Any, loss: Any, common: Common) -> None:
         raise ValueError("a model without parameters has nothing to learn")
     if common.get("together") and common.get("input_name") is not None:
         raise ValueError("together=True joins images only, not what input_name= is passed for: drop one of them")
+    if twin_branch not in (None, "adv", "main"):
+        raise ValueError(f'twin_branch {twin_branch!r}: take "adv" or "main"')
+    if common.get("together") and twin_branch == "main":
+        raise ValueError('together=True needs twin_branch="adv": drop one of them')
 
 
 class Part(NamedTuple):
