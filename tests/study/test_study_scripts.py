@@ -1,9 +1,12 @@
-"""The scripts beside the studies: what each computes, against the same computed apart."""
+"""The scripts beside the studies: what each computes, against the same computed apart. And the studies' own rules."""
 
 from __future__ import annotations
 
+import json
 import runpy
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
@@ -71,6 +74,23 @@ def test_the_reference_crops_and_flips() -> None:
         seen += [(at, flip) for at, crop in crops.items() for flip in (0, 1) if _equal(crop, result, flip)]
     assert len(seen) == 64  # each is one crop
     assert len({at for at, _ in seen}) > 15 and {flip for _, flip in seen} == {0, 1}
+
+
+def test_the_rates_of_the_study_by_batch_size_are_the_best_ones_and_inside_their_grids() -> None:
+    tuned: dict[tuple[str, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    final = defaultdict(set)
+    for line in (RESULTS / "cifar10-batch" / "results.jsonl").read_text().splitlines():
+        result = json.loads(line)
+        values, arm = result["values"], (result["arm"], result["values"]["batch_size"])
+        if values["data.path"] == "runs/cifar10-tuning":
+            tuned[arm][values["optimizer.lr"]].append(result["summary"]["test_top1"])
+        else:
+            final[arm].add(values["optimizer.lr"])
+    assert len(tuned) == 26  # six methods at four batch sizes, and DisAdv at two
+    for arm, accuracies in tuned.items():
+        best = max(accuracies, key=lambda rate: fmean(accuracies[rate]))
+        assert final[arm] == {best}, arm
+        assert min(accuracies) < best < max(accuracies), arm
 
 
 def _equal(crop: torch.Tensor, result: torch.Tensor, flip: int) -> bool:

@@ -26,7 +26,7 @@ from conadv.task.models import build_model
 
 SIZE, PADDING = 12, 2
 BATCH, DECAY = 64, 5e-4
-RATES = [0.1, 0.2, 0.4, 0.8]
+RATES = [0.1, 0.2, 0.4, 0.8, 1.6]
 
 
 def load(path: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
