@@ -110,7 +110,7 @@ def test_every_section_and_figure_of_a_whole_study_is_there(page: Page) -> None:
         "Conclusions",
         "Accuracy by method",
         "Accuracy by batch size",
-        "With and without AutoAugment",
+        "Accuracy by augmentation",
         "Accuracy by ε",
         "Accuracy by delay",
         "Accuracy by epochs",
@@ -247,6 +247,50 @@ def test_rows_by_setting_name_their_baseline_and_leave_out_tuned_rates(tmp_path:
     assert rates == ["50.0 ± 0.0 (2)"] * 2  # the default, 10, at both: not the arm with another rate
     assert page.table("as differences, by batch").column("arm") == ["ConAdv + AA minus plain + AA"]
     assert page.table("in percent by augmentation").column("arm") == ["plain, batch 25", "plain, batch 50"]
+
+
+BY_EPSILON = """
+base = {chunk_size = 25, batch_size = 50, method = "conadv"}
+arm = [
+    {name = "plain", method = "vanilla", grids = ["two"]},
+    {name = "one branch", twin_branch = "main"},
+    {name = "tuned", optimizer.lr = 1},
+    {name = "rate 8", optimizer.lr = 8},
+    {name = "rate 8, nothing", optimizer.lr = 8, attack.epsilon = 0},
+    {name = "small batch", batch_size = 25},
+    {name = "small batch, nothing", batch_size = 25, attack.epsilon = 0},
+]
+grid = [{name = "two", seed = [0, 1]}, {name = "three", seed = [0, 1, 2]}]
+"""
+
+
+def test_rows_by_setting_take_one_rate_and_name_their_batch(tmp_path: Path) -> None:
+    page = page_of(make_study(tmp_path, BY_EPSILON, lambda values: 40.0 + values["optimizer.lr"]))
+    table = page.table("by ε, everything else equal")
+    assert table.head[:3] == ["arm", "ε 0", "ε 24/255"]
+    assert table.column("arm") == ["rate 8, batch 50", "small batch, batch 25"]
+    assert table.row("rate 8, batch 50")["ε 24/255"] == "48.0 ± 0.0 (3)"  # not the arm with rate 1
+    assert page.table("by batch, everything else but the learning rate equal").column("arm")[0] == "tuned"
+
+
+def test_a_difference_on_fewer_seeds_says_on_how_many(tmp_path: Path) -> None:
+    page = page_of(make_study(tmp_path, BY_EPSILON, lambda values: 40.0 + values["optimizer.lr"]))
+    row = page.table("The difference is taken").row("rate 8")
+    assert (row["n"], row["minus vanilla, points"]) == ("3", "−2.0 ± 0.0 (2)")
+
+
+def test_only_conditions_that_the_paper_has_stand_beside_its_figures(tmp_path: Path) -> None:
+    def outcome(values: dict[str, Any]) -> float:
+        return 40.0 if values["method"] == "vanilla" else 60.0 if values["twin_branch"] == "main" else 45.0
+
+    page = page_of(make_study(tmp_path, BY_EPSILON, outcome))
+    assert page.table("What each method adds").row("ConAdv minus vanilla")["ours"] == "+5.0 ± 0.0"
+
+
+def test_arms_that_differ_in_a_number_alone_do_not_name_their_row(tmp_path: Path) -> None:
+    arms = ", ".join(f'{{name = "delay {delay}", method = "conadv", delay = {delay}}}' for delay in (1, 2, 4))
+    page = page_of(make_study(tmp_path, f"arm = [{arms}]\n[grid]\nseed = [0, 1]\n"))
+    assert page.table("in percent by delay").head == ["delay", "conadv"]
 
 
 def test_a_study_that_is_not_timed_shows_no_times(tmp_path: Path, page: Page) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from conadv.study import paper
@@ -34,7 +36,7 @@ _VERDICTS = (
 
 _TITLES = {
     "batch_size": ("batch-size", "Accuracy by batch size"),
-    "data.augment": ("augmentation", "With and without AutoAugment"),
+    "data.augment": ("augmentation", "Accuracy by augmentation"),
     "attack.epsilon": ("epsilon", "Accuracy by ε"),
     "delay": ("delay", "Accuracy by delay"),
 }
@@ -59,7 +61,8 @@ def by_method(evidence: Evidence) -> Section:
     caption = (
         "Test accuracy (top-1): mean ± sample standard deviation over n seeds. The difference is taken seed by seed "
         "from the vanilla runs with the same data, model and batch, with its 95 % interval by Student's t, and the "
-        f"p-value of no difference, corrected by Holm's method (comparisons on this page: {evidence.comparisons})."
+        f"p-value of no difference, corrected by Holm's method (comparisons on this page: {evidence.comparisons}). A "
+        "difference is over n seeds, unless it gives its own number in brackets."
     )
     if any(len(condition.runs) == 1 for condition in shown):
         caption += " Where n is 1 there is no spread to give, and nothing can be concluded."
@@ -77,7 +80,9 @@ def _row(evidence: Evidence, condition: Condition, columns: Sequence[str]) -> li
     settings = [show(key, condition.settings[key]) if key in condition.settings else "–" for key in columns]
     p_value = evidence.p_value(condition)
     corrected = "–" if p_value is None else f"{p_value:.2g}" if p_value >= 0.001 else "< 0.001"
-    difference = [gain.text(signed=True), gain.interval_text(), corrected] if gain else ["–", "–", "–"]
+    fewer = gain is not None and gain.n < len(condition.runs)  # seeds that vanilla does not have
+    points = "–" if gain is None else gain.text_n(signed=True) if fewer else gain.text(signed=True)
+    difference = [points, gain.interval_text() if gain else "–", corrected]
     if evidence.is_baseline(condition):
         difference = ["baseline", "", ""]
     return [condition.arm, *settings, _n(condition), top1.text() if top1 else "–", *difference]
@@ -106,8 +111,9 @@ def _verdicts(evidence: Evidence) -> list[Items | Paragraph]:
         blocks.append(
             Paragraph(
                 "By whether the corrected p-value is below 0.05: without any effect, that happens for one or more of "
-                f"the {evidence.comparisons} comparisons with a probability of 5 % at the most. Each interval is for "
-                "one comparison alone."
+                f"the {evidence.comparisons} comparisons with a probability of 5 % at the most. With few seeds only a "
+                "large difference passes: not distinguishable does not mean equal. Each interval is for one comparison "
+                "alone."
             )
         )
     return blocks
@@ -146,16 +152,25 @@ def _section(evidence: Evidence, key: str, rows: Sequence[Family]) -> Section:
 
 
 def _family_names(rows: Sequence[Family], key: str) -> list[str]:
-    """A name for each row: its most frequent arm, and the settings that distinguish it from other rows of that arm."""
+    """A name for each row: its most frequent arm, and what distinguishes it from other rows of that arm.
+
+    If rows differ in the batch, each name has it.
+    """
     heads = []
     for row in rows:
         counts = Counter(one.arm for one in row)  # in a tie, the arm with the shorter name; of that, the last
-        heads.append(max(reversed(row), key=lambda one: (counts[one.arm], -len(one.arm))))
+        head = max(reversed(row), key=lambda one: (counts[one.arm], -len(one.arm)))
+        # Arms that differ in a number alone, such as "delay 1" and "delay 2", name no row: the method does.
+        numbered = len(counts) > 1 and len({re.sub(r"[\d./]+", "", arm) for arm in counts}) == 1
+        heads.append(replace(head, arm=head.settings["method"]) if numbered else head)
+    batches = {head.settings["batch_size"] for head in heads}
     names = []
     for head in heads:
         alike = [other.settings for other in heads if other.arm == head.arm]
         keys = [other for other in head.settings if other not in (key, "chunk_size", *TUNED)]
-        names.append(described(head, [other for other in keys if len({one.get(other) for one in alike}) > 1]))
+        varied = {other for other in keys if len({one.get(other) for one in alike}) > 1}
+        varied |= {"batch_size"} if key != "batch_size" and len(batches) > 1 else set()
+        names.append(described(head, [other for other in keys if other in varied]))
     return names
 
 
@@ -175,7 +190,9 @@ def _tables(evidence: Evidence, slug: str, key: str, rows: Sequence[Family], nam
             title = f"{name} {minus}" if len(rows) > 1 else minus
             gains.append([title, *(_marked(evidence, one, of) for one, of in zip(found, gain, strict=True))])
     shown = ["no augmentation" if (key, value) == ("data.augment", "none") else show(key, value) for value in values]
-    caption = f"Test accuracy in percent by {word(key)}, everything else equal; mean ± sample standard deviation (n)."
+    rates = any(len({one.settings[RATE] for one in row}) > 1 for row in rows)
+    equal = "everything else but the learning rate equal" if rates else "everything else equal"
+    caption = f"Test accuracy in percent by {word(key)}, {equal}; mean ± sample standard deviation (n)."
     if len(values) > len(rows) and len(rows) <= _FEW:  # one row per value: long rather than wide
         head, *body = zip([word(key), *shown], *accuracies, *gains, strict=True)
         return [Table(f"table-{slug}", f"{caption} {_GAIN}" if gains else caption, head, body)]

@@ -12,6 +12,8 @@ from .document import Paragraph, Section, Table
 from .evidence import Evidence
 
 _BATCHES = (32, 64, 96)
+# With other values a condition is none of the paper's methods.
+_AS_PUBLISHED = {"twin_branch": "adv", "twin_share": 1, "adv_weight": 0.5}
 _NO_ADVERSARY = {paper.CONADV: "ConAdv, ε = 0", paper.CONADV_AUTOAUGMENT: "ConAdv + AutoAugment, ε = 0"}
 # A method and its baseline.
 _GAINS = (
@@ -49,7 +51,7 @@ def section(evidence: Evidence) -> Section | None:
 def _at_one_batch(conditions: list[Condition]) -> tuple[int, dict[str, Condition]]:
     """The batch size with the most conditions that the paper has too (the largest, in a tie), and these conditions."""
     by_batch: dict[int, dict[str, Condition]] = {}
-    for condition in conditions:
+    for condition in sorted(conditions, key=lambda one: -len(one.runs)):  # of several, that with the most seeds
         at = by_batch.setdefault(condition.settings["batch_size"], {})
         at.setdefault(_paper_name(condition.settings), condition)
     return max(by_batch.items(), key=lambda item: (len(item[1].keys() - {""}), item[0]), default=(0, {}))
@@ -59,6 +61,8 @@ def _paper_name(settings: Mapping[str, Any]) -> str:
     """The paper's name for a condition, from its settings, because an arm may have any name; empty: none."""
     augmented = str(settings.get("data.augment", "")).startswith("autoaugment")
     method, epsilon = settings["method"], settings.get("attack.epsilon")
+    if any(settings.get(key, usual) != usual for key, usual in _AS_PUBLISHED.items()):
+        return ""
     if method == "vanilla":
         return paper.AUTOAUGMENT if augmented else paper.VANILLA
     if method == "conadv" and not epsilon:

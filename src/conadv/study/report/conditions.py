@@ -207,9 +207,12 @@ def _families(several: Sequence[Condition], key: str) -> list[list[Condition]]:
 
 
 def _one_each(family: Mapping[Any, Sequence[Condition]]) -> list[Condition]:
-    """One condition per value: of several that differ in tuned settings, that of the arm with the most values."""
-    counts = Counter(condition.arm for several in family.values() for condition in several)
-    return [max(several, key=lambda condition: counts[condition.arm]) for several in family.values()]
+    """One condition per value. Of several that differ in tuned settings: that of the arm with the most values, in a tie
+    that with the most frequent learning rate.
+    """
+    arms = Counter(one.arm for several in family.values() for one in several)
+    rates = Counter(one.settings[RATE] for several in family.values() for one in several)
+    return [max(several, key=lambda one: (arms[one.arm], rates[one.settings[RATE]])) for several in family.values()]
 
 
 def representatives(several: Sequence[Condition]) -> list[Condition]:
