@@ -1,4 +1,4 @@
-"""Concurrent adversarial learning: large-batch training that keeps its accuracy.
+"""Concurrent adversarial learning for large-batch training.
 
 These are the public names; everything else may move. They are loaded when they are first used, so that
 `conadv --help` does not wait for PyTorch.

@@ -217,7 +217,7 @@ def _app() -> App:
     """All commands; those that take fields of a recipe get one flag per field."""
     app = App(
         name="conadv",
-        help="Concurrent adversarial learning: large-batch training that keeps its accuracy.",
+        help="Concurrent adversarial learning for large-batch training.",
         help_format="plaintext",
         version=lambda: version("conadv"),
         version_flags=["--version"],

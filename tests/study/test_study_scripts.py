@@ -1,4 +1,5 @@
-"""The scripts beside the studies: what each computes, against the same computed apart. And the studies' own rules."""
+"""The scripts beside the studies: what each computes, against the same computed apart. And the studies' own rules, and
+the table that the guide quotes."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 import runpy
 from collections import defaultdict
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +92,22 @@ def test_the_rates_of_the_study_by_batch_size_are_the_best_ones_and_inside_their
         best = max(accuracies, key=lambda rate: fmean(accuracies[rate]))
         assert final[arm] == {best}, arm
         assert min(accuracies) < best < max(accuracies), arm
+
+
+def test_the_guide_quotes_the_accuracies_by_batch_size() -> None:
+    found = defaultdict(list)
+    for line in (RESULTS / "cifar10-batch" / "results.jsonl").read_text().splitlines():
+        result = json.loads(line)
+        if result["values"]["data.path"] != "runs/cifar10-tuning":
+            found[result["arm"], result["values"]["batch_size"]].append(result["summary"]["test_top1"])
+    page = (RESULTS.parent / "measured.md").read_text()
+    head, _, *rows = page[page.index("| batch | 125 |") :].split("\n\n")[0].splitlines()
+    batches = [int(cell.replace(",", "")) for cell in head.strip("| ").split(" | ")[1:]]
+    assert len(rows) == 7
+    for row in rows:
+        arm, *quoted = row.strip("| ").split(" | ")
+        several = [found[arm, batch] for batch in batches]
+        assert quoted == [f"{fmean(one):.1f} ± {stdev(one):.1f}" if one else "–" for one in several], arm
 
 
 def _equal(crop: torch.Tensor, result: torch.Tensor, flip: int) -> bool:

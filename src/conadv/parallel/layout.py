@@ -122,8 +122,8 @@ class Layout:
         fitting = self.smallest(of)
         if lane % fitting:
             raise ValueError(
-                f"layout {str(self)!r} with twins of a part of every {of} chunks cannot share {lane} chunks per lane: "
-                f"take a multiple of {fitting} chunks per lane (change the batch, the chunk size or the lanes)"
+                f"twin_share picks some of every {of} chunks, but a lane of layout {str(self)!r} has {lane}: "
+                f"take a multiple of {fitting} chunks per lane (lower the chunk size, or change the batch or the lanes)"
             )
 
     def smallest(self, of: int = 1) -> int:
