@@ -46,7 +46,7 @@ def report(
     *,
     out: Annotated[
         Path | None,
-        option("The page to write; Markdown and figures go next to it.", "FILE.html", "DIR/report.html", _OUT),
+        option("The page to write; Markdown and figures go next to it.", "FILE.html", "FOLDER/report.html", _OUT),
     ] = None,
     json: Json = False,
 ) -> None:

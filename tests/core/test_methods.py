@@ -781,3 +781,15 @@ def test_only_the_first_images_are_looked_at(setting: Setting, monkeypatch: pyte
     model = make_model()
     train(setting.make(model), model, small_batches(3))
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize("kind", [ConAdv, Recycled])
+def test_what_is_changed_between_steps_is_checked_as_when_it_was_created(kind: type[ConAdv | Recycled]) -> None:
+    method = kind(split_batchnorm(small_cnn()), F.cross_entropy, PGD(0.1, branch="main"), twin_branch="main")
+    method.adv_weight, method.attack = 0.25, PGD(0.2, branch="main")
+    with pytest.raises(ValueError, match="adv_weight 3"):
+        method.adv_weight = 3
+    refused = PGD(0.2) if kind is ConAdv else PGD(0.2, 0.1, 10)  # through another branch; of several steps
+    with pytest.raises(ValueError, match="branch|step"):
+        method.attack = refused
+    assert method.adv_weight == 0.25

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from conadv import PGD, ConAdv, Queue, Recycled, Vanilla, split_batchnorm
+from conadv import PGD, Batch, ConAdv, Queue, Recycled, Vanilla, split_batchnorm
 from conadv.core.share import TwinShare
 from settings import small_batches, small_cnn
 
@@ -44,8 +44,8 @@ def test_shares_are_read_as_fractions(given: float, expected: tuple[int, int]) -
     assert (share.some, share.of) == expected
 
 
-@pytest.mark.parametrize("share", [0, -1, 1.5])
-def test_shares_outside_of_the_batch_are_refused(share: float) -> None:
+@pytest.mark.parametrize("share", [0, -1, 1.5, "1/0", "inf", float("inf"), float("nan"), "a half"])
+def test_shares_outside_of_the_batch_are_refused(share: float | str) -> None:
     with pytest.raises(ValueError, match=r"twin_share .*: a share of the batch"):
         TwinShare.from_number(share)
 
@@ -138,6 +138,41 @@ def test_recycled_costs_one_plus_the_share(share: str) -> None:
     )
     fraction = float(Fraction(share))
     assert 1 + fraction - 1e-9 <= ratio / vanilla <= 1 + fraction + 0.25 * fraction
+
+
+@pytest.mark.parametrize(("images", "twins"), [(1, 1), (2, 2), (5, 2), (16, 4)])
+def test_a_small_last_batch_has_two_twins_for_batchnorm(images: int, twins: int) -> None:
+    chosen = TwinShare.from_number("1/4").images_of(Batch(torch.zeros(images, 3), None), seed=1)
+    assert chosen is not None and len(chosen) == twins
+
+
+class TwoInputs(nn.Module):
+    """A network that takes one more number for each image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 3)
+
+    def forward(self, image: Tensor, age: Tensor) -> Tensor:
+        return self.layer(image.flatten(1)) * age[:, None]
+
+
+@pytest.mark.parametrize("kind", [ConAdv, Recycled])
+def test_twins_keep_the_further_inputs_of_their_images(kind) -> None:
+    torch.manual_seed(0)
+    model = TwoInputs().double()
+    method = kind(model, F.cross_entropy, PGD(0), twin_share=0.5, input_name="image", batch=_with_age, seed=1)
+    images, labels, ages = torch.rand(8, 3, 2, 2).double(), torch.arange(8) % 3, torch.rand(8).double()
+    own = method._learner
+    chosen = own.twin_images(TwinShare(1, 2), Batch(images, labels), 0, 0)
+    assert chosen is not None and len(chosen) == 4
+    losses = method((images, labels, ages))
+    expected = F.cross_entropy(model(images[chosen], ages[chosen]), labels[chosen])
+    torch.testing.assert_close(losses.adv, expected.detach(), rtol=1e-12, atol=1e-12)
+
+
+def _with_age(item: tuple[Tensor, Tensor, Tensor]) -> Batch:
+    return Batch(item[0], item[1], extra={"age": item[2]})
 
 
 def operations(make, share: str) -> int:

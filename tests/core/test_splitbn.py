@@ -522,3 +522,14 @@ def test_a_model_without_batchnorm_stays_as_it_is() -> None:
     assert split_batchnorm(model) is model and list(plain_state_dict(model)) == keys
     with route(model, "adv"):
         model(torch.zeros(2, 3))
+
+
+def test_a_plain_state_that_is_assigned_leaves_the_branches_apart() -> None:
+    split = split_batchnorm(small_cnn())
+    split.load_state_dict(small_cnn(seed=1).state_dict(), assign=True)
+    main, adv = split[1], split[1].adv
+    assert torch.equal(main.weight, adv.weight) and torch.equal(main.running_mean, adv.running_mean)
+    with torch.no_grad():
+        main.weight += 1
+        main.running_mean += 1
+    assert not torch.equal(main.weight, adv.weight) and not torch.equal(main.running_mean, adv.running_mean)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from conadv import PGD, ConAdv, split_batchnorm
 from conadv.core.stale import StaleWeights
+from settings import small_batches, small_cnn
 
 
 def test_a_graph_of_the_newest_weights_stays_valid() -> None:
@@ -21,3 +27,40 @@ def test_a_graph_of_the_newest_weights_stays_valid() -> None:
         assert not torch.equal(model(images).sum(), loss)
     for found, gradient in zip(torch.autograd.grad(loss, list(model.parameters())), expected, strict=True):
         assert torch.equal(found, gradient)
+
+
+def test_a_state_loads_under_another_wrapper() -> None:
+    """A model may be compiled, or distributed, only after it is resumed, or only before."""
+    plain = split_batchnorm(small_cnn())
+    first = small_batches(1)[0]
+    methods = [ConAdv(model, F.cross_entropy, PGD(0.1)) for model in (plain, nn.DataParallel(plain))]
+    methods[0](first)
+    stored = [method.state_dict() for method in methods]
+    assert stored[0].keys() == stored[1].keys()
+    for method, state in zip(methods, reversed(stored), strict=True):
+        method.load_state_dict(state)
+    older = {name.replace("stale.0.", "stale.0.module."): tensor for name, tensor in stored[0].items()}
+    methods[1].load_state_dict(older)  # as states were saved once
+    assert methods[1].step == 1
+
+
+def test_stale_weights_of_another_model_are_refused_before_anything_is_loaded() -> None:
+    stale, other = StaleWeights(nn.Linear(3, 3), 1), StaleWeights(nn.Sequential(nn.Linear(3, 3)), 1)
+    with pytest.raises(ValueError, match="lack 'bias': load a state of the same model"):
+        stale.load(other.versions())
+
+
+class Counting(nn.Linear):
+    """A layer whose state is not only of tensors."""
+
+    def get_extra_state(self) -> Any:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"calls": 3}
+
+
+def test_the_extra_state_of_a_module_is_no_weight() -> None:
+    stale = StaleWeights(Counting(2, 2), 1)
+    assert list(stale.versions()[0]) == ["weight", "bias"]
+    stale.keep()

@@ -115,10 +115,9 @@ def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
 def without_trace(model: nn.Module, branch: Branch, statistics: Statistics | None, seed: int | None) -> Iterator[None]:
     """Route images through `branch` with `statistics`; restore buffers, flags and generators afterwards."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    split = {owner for layer in split_layers(model) for owner in layer.owners().values()}
-    plain = [module for module in model.modules() if module not in split]
+    plain = unsplit_modules(model)
     with (
-        _copied_buffers(plain),
+        copied_buffers(plain),
         _statistics_of(plain, statistics, model.training),
         untouched_randomness(device, seed),
         routed(model, branch, statistics=statistics, tracking="off"),
@@ -126,8 +125,14 @@ def without_trace(model: nn.Module, branch: Branch, statistics: Statistics | Non
         yield
 
 
+def unsplit_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model that hold no BatchNorm branch."""
+    split = {owner for layer in split_layers(model) for owner in layer.owners().values()}
+    return [module for module in model.modules() if module not in split]
+
+
 @contextmanager
-def _copied_buffers(modules: list[nn.Module]) -> Iterator[None]:
+def copied_buffers(modules: list[nn.Module]) -> Iterator[None]:
     """Let modules work on copies of their buffers, which a later backward pass may still need."""
     before = [(module, dict(module._buffers)) for module in modules]
     copies: dict[Tensor, Tensor] = {}  # a buffer of two modules stays one buffer

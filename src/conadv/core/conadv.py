@@ -57,7 +57,9 @@ class ConAdv:
     """
 
     __slots__ = (
+        "_adv_weight",
         "_ahead",
+        "_attack_used",
         "_attacked",
         "_delay",
         "_learner",
@@ -65,8 +67,6 @@ class ConAdv:
         "_share",
         "_stale",
         "_weights",
-        "adv_weight",
-        "attack",
         "handoff",
     )  # setting any other attribute is an error
 
@@ -88,16 +88,11 @@ class ConAdv:
     ) -> None:
         if delay < 0:
             raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
-        if not 0 <= adv_weight <= 1:
-            raise ValueError(f"adv_weight {adv_weight}: a part of the loss, from 0 to 1")
-        self.attack = attack
         self.adv_weight = adv_weight
         self._delay = delay
         self._share = TwinShare.from_number(twin_share)
         self._learner = Learner(model, loss, common, twin_branch)
-        check_attack(attack)
-        if twin_branch == "main" and getattr(attack, "branch", "main") != "main":
-            raise ValueError('twin_branch="main" needs an attack through that branch: PGD(..., branch="main")')
+        self.attack = attack
         keeps = handoff is None and stale_weights is None
         self._stale = Aging(model, delay if keeps else 0)
         self._ahead = 0 if keeps or stale_weights is not None else delay  # batches in flight between steps
@@ -105,6 +100,29 @@ class ConAdv:
         self.handoff: Handoff = Queue() if handoff is None else handoff
         self._attacked = 0  # the number of the next batch to attack
         self._loaded = False
+
+    @property
+    def attack(self) -> Attack:
+        """What generates the twins; it may be replaced between steps."""
+        return self._attack_used
+
+    @attack.setter
+    def attack(self, attack: Attack) -> None:
+        check_attack(attack)
+        if self._learner.twin_branch == "main" and getattr(attack, "branch", "main") != "main":
+            raise ValueError('twin_branch="main" needs an attack through that branch: PGD(..., branch="main")')
+        self._attack_used = attack
+
+    @property
+    def adv_weight(self) -> float:
+        """The share of the twins in the loss; it may be changed between steps."""
+        return self._adv_weight
+
+    @adv_weight.setter
+    def adv_weight(self, adv_weight: float) -> None:
+        if not 0 <= adv_weight <= 1:
+            raise ValueError(f"adv_weight {adv_weight}: a part of the loss, from 0 to 1")
+        self._adv_weight = adv_weight
 
     @property
     def delay(self) -> int:
@@ -192,6 +210,10 @@ class ConAdv:
         now, ahead = self._seen(now, ahead)
         twins = {"twin_share": float(self._share), "twin_branch": self._learner.twin_branch}
         same = described("ConAdv", self.attack, delay=self.delay, adv_weight=self.adv_weight, **twins)
+        if self._ahead and self._learner.unfinished:
+            raise ValueError(
+                "the step before failed, with twins in flight: take the batches from a new `method.feed(loader)`"
+            )
         self._learner.begin_step(now, same, delayed=self.delay > 0, queued=self._ahead > 0)
         self._stale.begin()
         if self._ahead == 0:
@@ -264,7 +286,10 @@ class ConAdv:
 
     def _begin_epoch(self) -> None:
         """Drop the twins of an unfinished feed: their batches do not come again."""
+        self._learner.drop_unfinished()
         if self._attacked > self.step and not self._loaded:
             self.handoff.clear()
             self._attacked = self.step
+        elif not self._loaded:
+            empty(self.handoff)  # generating the first twins may have failed in the middle
         self._loaded = False

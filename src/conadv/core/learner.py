@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from .attack import Attack, Call, Loss, call_by_name, call_plainly, input_gradient, without_trace
 from .batch import Batch, Chunked, as_batch, cut, to_device, to_pixels
 from .batchnorm.marks import marked
-from .batchnorm.splitbn import closed, routed, update_running_stats
+from .batchnorm.splitbn import closed, pending_statistics, routed, update_running_stats
 from .checks.buffers import no_mixed_statistics
 from .checks.data import Checks
 from .checks.loop import LoopChecks
 from .ddp import broadcast_early, place_of_rank, syncing, touch_other_branches
 from .feed import Feed
 from .handoff import Twin
-from .parts import Common, Losses, Part, check_arguments
+from .parts import Common, Losses, LossSums, Part, check_arguments
 from .roles import ALONE, Place
 from .seeds import Seeds, untouched_randomness
 from .share import TwinShare, select
@@ -54,8 +54,8 @@ class Learner:
         self.together = common.get("together", False)
         self.twin_branch = twin_branch
         self._place = common.get("place", ALONE)
-        self._clean: list[Tensor] = []
-        self._adv: list[Tensor] = []
+        self._sums = LossSums()
+        self.unfinished = False  # whether a step has begun to learn, and not ended: it may have failed
         self.losses = Losses(torch.zeros(()), torch.zeros(()))  # of the last step
         self._parallel = data_parallel(model)
         self._watched = twin_branch is None  # whether no layer was seen to mix the statistics of several branches
@@ -108,8 +108,11 @@ class Learner:
     def clean_parts(self, chunk: Batch, weight: float) -> list[Part]:
         """The images and, where the batch has one, their augmented view, with equal parts of the weight."""
         views = [("main", chunk.images)] + ([] if chunk.augmented is None else [("aug", chunk.augmented)])
-        call = self._call(chunk)
-        return [Part(name, images, chunk.labels, weight / len(views), call, len(views)) for name, images in views]
+        call, extra = self.call_of(chunk), chunk.extra
+        return [
+            Part(name, images, chunk.labels, weight / len(views), call, len(views), extra=extra)
+            for name, images in views
+        ]
 
     def adv_part(self, twin: Twin, weight: float, share: float = 1.0) -> Part:
         """The part with the twins of a chunk, such that the mean over all twins of a step has `weight`."""
@@ -157,8 +160,7 @@ class Learner:
         for some in self._passes(parts):
             losses = self._forward(some, number, self.step if step is None else step)
             for part, loss in zip(some, losses, strict=True):
-                if part.tracked or part.adversarial:
-                    (self._adv if part.adversarial else self._clean).append(loss.detach() / (count * part.per_chunk))
+                self._sums.add(part, loss, count)
                 own = marked(loss, self.model, branch_of(some)) if mark else loss
                 scaled.append(own * self.scale(part, count))
         return scaled[0] if len(scaled) == 1 else sum(scaled[1:], scaled[0])
@@ -169,9 +171,9 @@ class Learner:
         if place.updates_stats:
             update_running_stats(self.model)
         self.loop_checks.end_step()
+        self.unfinished = False
         self.step += 1
-        self.losses = Losses(self._total(self._clean), self._total(self._adv))
-        self._clean, self._adv = [], []
+        self.losses, self._sums = self._sums.total(self.device, self.dtype), LossSums()
         return self.losses
 
     def has_twins(self, share: TwinShare, batch_number: int, chunk_number: int) -> bool:
@@ -188,8 +190,8 @@ class Learner:
         """Generate the twins of a chunk."""
         chunk = select(chunk, self.twin_images(share, chunk, batch_number, chunk_number))
         self.checks.look_at_images(attack, chunk.images)
-        call = self._call(chunk)
-        with span("attack"), precision(self.model), self._precision():
+        call = self.call_of(chunk)
+        with span("attack"), precision(self.model), self.autocasting():
             seed = self.attack_seed(batch_number, chunk_number)
             return Twin(attack(self.model, self.loss, chunk.images, chunk.labels, seed, call), chunk.labels, call)
 
@@ -200,43 +202,46 @@ class Learner:
         these images.
         """
         model, some = unwrap(self.model), self._passes(parts)[0]
-        seed = self._seed(step, number, some[0].branch)
+        seed = self.pass_seed(step, number, some[0].branch)
 
         def total(images: Tensor) -> Tensor:
             passed = [some[0]._replace(images=images), *some[1:]]
-            with precision(self.model), self._precision():
+            with precision(self.model), self.autocasting():
                 losses = self._losses(model, passed)
                 scaled = [loss * self.scale(part, count) for part, loss in zip(passed, losses, strict=True)]
                 return sum(scaled[1:], scaled[0])
 
         return input_gradient(model, total, some[0].images, partial(without_trace, model, branch_of(some), None, seed))
 
-    def weight_gradients(self, part: Part, step: int, number: int) -> tuple[Tensor, list[Tensor]]:
-        """The mean loss of a part and its gradient by each trainable weight, as in `step`. It leaves no trace."""
-        model = unwrap(self.model)
-        seed = self._seed(step, number, part.branch)
-        weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        with torch.enable_grad(), without_trace(model, part.branch, None, seed):
-            with self._precision():
-                loss = self.loss(part.call(model, part.images.detach().clone()), part.labels)
-            found = torch.autograd.grad(loss, weights, allow_unused=True)
-        known = zip(found, weights, strict=True)
-        return loss.detach(), [torch.zeros_like(own) if gradient is None else gradient for gradient, own in known]
-
     def feed(self, loader: Iterable[Any], *ahead: Any) -> Feed:
         """A loader of the pairs that the method is called with; `ahead`: arguments of `Feed` for reading ahead."""
         return Feed(loader, self.chunk_size, lambda: self.loop_checks.look_at_feed(self.step), *ahead)
 
-    def begin_step(self, batch: Any, same: Mapping[str, Any], delayed: bool, queued: bool = False) -> None:
-        """Check the loop for mistakes; for the arguments see `LoopChecks.begin_step`."""
+    def begin_step(self, batch: Any, same: Mapping[str, Any], delayed: bool, queued: bool = False) -> bool:
+        """Check the loop for mistakes; for the arguments see `LoopChecks.begin_step`.
+
+        Returns:
+            Whether the step before failed, so that what it left behind has to be dropped.
+        """
         self.loop_checks.begin_step(batch, self.step, delayed, queued, same)
         self.checks.begin_step()
+        return self.drop_unfinished()
+
+    def drop_unfinished(self) -> bool:
+        """Drop the losses and statistics of a step that failed, and return whether there was one."""
+        failed, self.unfinished = self.unfinished, False
+        if failed:
+            self._sums = LossSums()
+            for statistics in pending_statistics(self.model):
+                statistics.zero_()
+        return failed
 
     def attack_seed(self, batch_number: int, chunk_number: int) -> int:
         """The seed of the attack on a chunk of this process."""
         return self._seeds.of_attack(batch_number, self.place.first_chunk + chunk_number)
 
-    def _seed(self, step: int, number: int, branch: str) -> int | None:
+    def pass_seed(self, step: int, number: int, branch: str) -> int | None:
+        """The seed of a forward pass; None: the model's randomness is left alone."""
         return self._seeds.of_pass(step, self.place.first_chunk + number, branch)
 
     def _passes(self, parts: Sequence[Part]) -> Sequence[Sequence[Part]]:
@@ -246,10 +251,11 @@ class Learner:
     def _forward(self, parts: Sequence[Part], number: int, step: int) -> list[Tensor]:
         """The mean loss of each part, computed in one pass."""
         self._check_joint(parts)
+        self.unfinished |= any(part.is_learnt for part in parts)
         with (
             self._randomness(step, number, parts[0].branch),
             routed(self.model, branch_of(parts), tracking="step" if parts[0].tracked else "off"),
-            self._precision(),
+            self.autocasting(),
             self._watching(),
         ):
             return self._losses(self.model, parts, look=True)
@@ -269,13 +275,9 @@ class Learner:
             check_joint(model, parts, partial(self._losses, model))
             self._joint_modes.add(model.training)
 
-    def _call(self, chunk: Batch) -> Call:
+    def call_of(self, chunk: Batch) -> Call:
+        """How to call the model with the images of a chunk."""
         return call_plainly if self._input_name is None else call_by_name(self._input_name, chunk.extra)
-
-    def _total(self, losses: list[Tensor]) -> Tensor:
-        if not losses:
-            return torch.zeros((), device=self.device, dtype=torch.promote_types(self.dtype, torch.float32))
-        return losses[0].clone() if len(losses) == 1 else torch.stack(losses).sum()
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -297,8 +299,9 @@ class Learner:
 
     def _randomness(self, step: int, number: int, branch: str) -> AbstractContextManager[None]:
         """A context for forward passes: with a seed, dropout does not depend on what ran before."""
-        seed = self._seed(step, number, branch)
+        seed = self.pass_seed(step, number, branch)
         return nullcontext() if seed is None else untouched_randomness(self.device, seed)
 
-    def _precision(self) -> AbstractContextManager[None]:
+    def autocasting(self) -> AbstractContextManager[None]:
+        """A context with the precision that the method was given."""
         return nullcontext() if self._autocast is None else torch.autocast(self.device.type, self._autocast)

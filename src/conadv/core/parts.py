@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypedDict
 
 import torch
@@ -68,6 +69,13 @@ class Part(NamedTuple):
     """Whether its pass updates the running statistics."""
     adversarial: bool = False
     """Whether its loss is adversarial: of changed images, or at changed weights."""
+    extra: Mapping[str, Any] = MappingProxyType({})
+    """Further inputs of the model, which `call` passes."""
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether a step learns from it; otherwise only a direction is computed with it."""
+        return self.tracked or self.adversarial
 
 
 class Losses(NamedTuple):
@@ -75,3 +83,22 @@ class Losses(NamedTuple):
 
     clean: Tensor
     adv: Tensor
+
+
+class LossSums:
+    """The losses of a step so far."""
+
+    def __init__(self) -> None:
+        self._clean: list[Tensor] = []
+        self._adv: list[Tensor] = []
+
+    def add(self, part: Part, loss: Tensor, count: int) -> None:
+        """Add the mean loss of a part, in a step with `count` chunks."""
+        if part.is_learnt:
+            (self._adv if part.adversarial else self._clean).append(loss.detach() / (count * part.per_chunk))
+
+    def total(self, device: torch.device, dtype: torch.dtype) -> Losses:
+        """The mean losses of the step."""
+        none = torch.zeros((), device=device, dtype=torch.promote_types(dtype, torch.float32))
+        clean, adv = (torch.stack(losses).sum() if losses else none.clone() for losses in (self._clean, self._adv))
+        return Losses(clean, adv)

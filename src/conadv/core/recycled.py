@@ -50,13 +50,13 @@ class Recycled:
     """
 
     __slots__ = (
+        "_adv_weight",
+        "_attack_used",
         "_awaited",
         "_learner",
         "_made",
         "_primed",
         "_share",
-        "adv_weight",
-        "attack",
         "handoff",
     )  # setting any other attribute is an error
 
@@ -75,9 +75,6 @@ class Recycled:
         handoff: Handoff | None = None,
         **common: Unpack[Common],
     ) -> None:
-        if not 0 <= adv_weight < 1:
-            raise ValueError(f"adv_weight {adv_weight}: from 0 to below 1, since the clean loss brings the gradient")
-        self.attack = attack
         self.adv_weight = adv_weight
         self.handoff: Handoff = Queue() if handoff is None else handoff
         self._share = TwinShare.from_number(twin_share)
@@ -85,8 +82,29 @@ class Recycled:
         self._made: int | None = None  # the batch whose twins are in flight; None: that of the step before
         self._awaited: dict[int, Twin | None] = {}  # twins of a loss that the caller backpropagates, by chunk
         self._learner = Learner(model, loss, common, twin_branch)
+        self.attack = attack
+
+    @property
+    def attack(self) -> Attack:
+        """Whose step is taken along the gradient; it may be replaced between steps."""
+        return self._attack_used
+
+    @attack.setter
+    def attack(self, attack: Attack) -> None:
         check_attack(attack)
         attack.check_reusable()
+        self._attack_used = attack
+
+    @property
+    def adv_weight(self) -> float:
+        """The share of the twins in the loss; it may be changed between steps."""
+        return self._adv_weight
+
+    @adv_weight.setter
+    def adv_weight(self, adv_weight: float) -> None:
+        if not 0 <= adv_weight < 1:
+            raise ValueError(f"adv_weight {adv_weight}: from 0 to below 1, since the clean loss brings the gradient")
+        self._adv_weight = adv_weight
 
     @property
     def step(self) -> int:
@@ -129,9 +147,11 @@ class Recycled:
         """Queue the twins that the backward pass of the last loss generated, in the order of their chunks."""
         twins = [self._awaited[number] for number in sorted(self._awaited)]
         self._awaited = {}
+        if None in twins:
+            self._drop_twins()
+            raise ValueError("backpropagate the loss of each step: recycled takes the twins from there")
         for twin in twins:
-            if twin is None:
-                raise ValueError("backpropagate the loss of each step: recycled takes the twins from there")
+            assert twin is not None
             self.handoff.put(twin)
 
     def in_flight(self, step: int) -> range:
@@ -187,7 +207,8 @@ class Recycled:
         now = None if now is None else self._learner.batch(now)
         twins = {"twin_share": float(self._share), "twin_branch": self._learner.twin_branch}
         same = described("Recycled", self.attack, adv_weight=self.adv_weight, **twins)
-        self._learner.begin_step(now, same, delayed=True)
+        if self._learner.begin_step(now, same, delayed=True):
+            self._drop_twins()
         self.hand_over()
         batch = None if now is None else self._primed_batch(now)
         count = self._count(batch)
@@ -206,11 +227,17 @@ class Recycled:
                 parts.append(self._learner.adv_part(twin, self.adv_weight, float(self._share)))
             yield parts, number, count
 
+    def _drop_twins(self) -> None:
+        """Drop the twins in flight, of a step that failed: the next step takes those of its own batch, as the first."""
+        empty(self.handoff)
+        self._awaited, self._primed, self._made = {}, False, None
+
     def _primed_batch(self, batch: Batch | Chunked) -> Batch | Chunked:
         """Generate the twins of the first batch, which its own step learns from, and return the batch."""
         if not self._primed:
             if isinstance(batch, Chunked):  # it is iterated twice
                 batch = Chunked(batch.count, list(batch.chunks))
+            empty(self.handoff)  # a call that failed may have left some
             self.prime(batch, self.step)
         return batch
 
@@ -233,12 +260,12 @@ class Recycled:
         images = part.images.detach()
         # The loss was a scaled mean; the loss of an attack is a sum over images.
         gradient = gradient / (self._learner.scale(part, count) / len(images))
-        whole = Batch(images, part.labels)
+        whole = Batch(images, part.labels, extra=part.extra)
         some = self._learner.twin_images(self._share, whole, batch_number, chunk_number)
         chosen = select(whole, some)
         seed = self._learner.attack_seed(batch_number, chunk_number)
         twins = self.attack.along(chosen.images, gradient if some is None else gradient[some], seed)
-        return Twin(twins, chosen.labels, part.call)
+        return Twin(twins, chosen.labels, self._learner.call_of(chosen))
 
     def _receive(self, part: Part, factor: list[Tensor], count: int, step: int, number: int, gradient: Tensor) -> None:
         """Generate a twin when the caller's backward pass reaches the images."""

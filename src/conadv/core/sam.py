@@ -6,6 +6,7 @@ delay 1    the uphill direction is that of the step before, so that both gradien
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from .attack import Call, Loss, without_trace
+from .attack import Call, Loss, copied_buffers, unsplit_modules, without_trace
 from .batch import Batch, Chunked, count_chunks
 from .checks.peers import described
 from .feed import Feed
@@ -54,7 +55,7 @@ class Sam:
     def __init__(
         self, model: nn.Module, loss: Loss, *, rho: float = 0.05, delay: int = 0, **common: Unpack[Common]
     ) -> None:
-        if not rho > 0:
+        if not 0 < rho < math.inf:
             raise ValueError(f"rho {rho}: a length above 0, such as 0.05")
         if delay not in (0, 1):
             raise ValueError(f"delay {delay}: sam takes 0, or 1 for its stale form")
@@ -77,7 +78,7 @@ class Sam:
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
         for parts, number, count in self._work(now):
-            with self._moved(self._waiting[0]):
+            with self._moved(self._waiting[0]), copied_buffers(unsplit_modules(unwrap(self._learner.model))):
                 self._learner.learn(parts, number, count)
         return self._learner.end_step()
 
@@ -100,10 +101,12 @@ class Sam:
     def prime(self, batch: Any, number: int) -> None:
         own = self._learner.batch(batch)
         count = count_chunks(own, self._learner.chunk_size)
+        directions = []
         with without_trace(unwrap(self._learner.model), "main", None, None):
             for chunk_number, chunk in enumerate(self._learner.chunks(own)):
                 parts = [part._replace(tracked=False) for part in self._learner.clean_parts(chunk, 1.0)]
-                self._waiting.append(self._uphill(parts, number, chunk_number, count))
+                directions.append(self._uphill(parts, number, chunk_number, count))
+        self._waiting.extend(directions)  # of all chunks, or of none
 
     def resume(self, step: int) -> None:
         self._waiting.clear()
@@ -136,10 +139,12 @@ class Sam:
 
     def _work(self, now: Any) -> Iterator[Work]:
         batch = self._learner.batch(now)
-        self._learner.begin_step(batch, described("Sam", delay=self.delay, rho=self.rho), delayed=self.delay > 0)
+        same = described("Sam", delay=self.delay, rho=self.rho)
+        failed = self._learner.begin_step(batch, same, delayed=self.delay > 0)
         count = count_chunks(batch, self._learner.chunk_size)
-        if not self.delay:
-            self._waiting.clear()  # a step that failed may have left directions
+        shapes = [parameter.shape for parameter in self._parameters().values()]
+        if failed or not self.delay or any([own.shape for own in direction] != shapes for direction in self._waiting):
+            self._waiting.clear()  # left by a step that failed, or of other trainable weights
         if self.delay and not self._waiting:
             batch = batch if isinstance(batch, Batch) else Chunked(batch.count, list(batch.chunks))  # iterated twice
             self.prime(batch, self.step)

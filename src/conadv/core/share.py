@@ -30,7 +30,10 @@ class TwinShare:
     @classmethod
     def from_number(cls, share: float | str | Fraction) -> TwinShare:
         """Convert a number such as 0.25, "1/4" or Fraction(1, 4)."""
-        fraction = Fraction(share).limit_denominator(1000)
+        try:
+            fraction = Fraction(share).limit_denominator(1000)
+        except (ValueError, ArithmeticError):  # no number, 1/0 or infinity
+            fraction = Fraction(0)
         if not 0 < fraction <= 1:
             raise ValueError(f"twin_share {share}: a share of the batch, above 0 and at most 1, such as 1/4")
         return cls(fraction.numerator, fraction.denominator)
@@ -68,7 +71,7 @@ class TwinShare:
         if self.some == self.of:
             return None
         size = len(chunk.images)
-        wanted = max(1, round(size * float(self)))
+        wanted = max(min(2, size), round(size * float(self)))  # BatchNorm needs two
         return uniform((size,), mix(seed, _SHARE), chunk.images).argsort()[:wanted].sort().values
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+from .wrappers import innermost
+
+# What wrappers put before the names of a model's tensors: torch.compile, DistributedDataParallel and DataParallel.
+_PREFIXES = re.compile(r"^(_orig_mod\.|module\.)+")
 
 
 class StaleWeights:
@@ -70,11 +76,12 @@ class StaleWeights:
     @torch.no_grad()
     def load(self, versions: list[dict[str, Tensor]]) -> None:
         """Restore what `versions` returned; tensors that are sharded here may be given whole."""
+        named = [_without_wrappers(version, set(self._own())) for version in versions]
         while len(self._kept) < len(versions):
             self.extend()
         while len(self._kept) > len(versions):
             self._kept.popleft()
-        for kept, version in zip(self._kept, versions, strict=True):
+        for kept, version in zip(self._kept, named, strict=True):
             self._copy({name: _sharded_like(own, version[name]) for name, own in kept.items()}, kept)
 
     @staticmethod
@@ -94,8 +101,22 @@ class StaleWeights:
             _swap_storage(mine, old)
 
     def _own(self) -> dict[str, Tensor]:
-        """The model's tensors, looked up each time: a model may replace a buffer."""
-        return self._model.state_dict(keep_vars=True)
+        """The model's tensors, looked up each time: a model may replace a buffer.
+
+        Under the names that they have without wrappers, such as that of torch.compile.
+        """
+        state = innermost(self._model).state_dict(keep_vars=True)
+        return {name: own for name, own in state.items() if isinstance(own, Tensor)}  # not the extra state of a module
+
+
+def _without_wrappers(version: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
+    """Stale weights by the names of the model; older states have the prefixes of wrappers, such as `module.`."""
+    if names <= version.keys():
+        return version
+    plain = {_PREFIXES.sub("", name): tensor for name, tensor in version.items()}
+    if missing := names - plain.keys():
+        raise ValueError(f"the stale weights of the state lack {min(missing)!r}: load a state of the same model")
+    return plain
 
 
 def _follow(kept: dict[str, Tensor], own: dict[str, Tensor]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .attack import without_trace
 from .batch import Batch, Chunked
 from .handoff import Twin
 from .learner import Learner
@@ -137,9 +138,17 @@ class Staleness:
         sums.error += error
 
     def _gradient(self, part: Part, step: int, number: int) -> tuple[Tensor, Tensor]:
-        """The loss of a part, and its gradient times the weight of the part, as one vector."""
-        loss, gradients = self._learner.weight_gradients(part, step, number)
-        return loss, part.weight * torch.cat([gradient.flatten() for gradient in gradients])
+        """The loss of a part, and its gradient by the weights times the weight of the part, as one vector."""
+        model = unwrap(self._learner.model)
+        seed = self._learner.pass_seed(step, number, part.branch)
+        weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        with torch.enable_grad(), without_trace(model, part.branch, None, seed):
+            with self._learner.autocasting():
+                loss = self._learner.loss(part.call(model, part.images.detach().clone()), part.labels)
+            found = torch.autograd.grad(loss, weights, allow_unused=True)
+        known = zip(found, weights, strict=True)
+        gradients = [torch.zeros_like(own) if gradient is None else gradient for gradient, own in known]
+        return loss.detach(), part.weight * torch.cat([gradient.flatten() for gradient in gradients])
 
 
 def _norm(vector: Tensor) -> float:

@@ -279,4 +279,5 @@ def _fill_branches(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: 
         for key in layer.owner(name).state_dict():
             if f"{prefix}{key}" in state:
                 value = state[f"{prefix}{key}"]
-                state[f"{prefix}{name}.{key}"] = torch.zeros_like(value) if key == "num_batches_tracked" else value
+                copy = torch.zeros_like(value) if key == "num_batches_tracked" else value.clone()
+                state[f"{prefix}{name}.{key}"] = copy
