@@ -186,6 +186,16 @@ def scale_differently() -> str:
     return ""
 
 
+def attack_differently() -> str:
+    """What a team answers if ranks make the method with another attack."""
+    try:
+        with conadv.Team("clean | adv", batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
+            team.method(conadv.Recycled, network()[0], F.cross_entropy, conadv.PGD((1 + team.world.rank) / 4))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def overflow(layout: str | None, name: str) -> tuple[list[float], int]:
     """Steps in float32 with a scaled loss that overflows in the first ones; weights, and the updates that were made."""
     with conadv.Team(layout, batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:

@@ -790,6 +790,6 @@ def test_what_is_changed_between_steps_is_checked_as_when_it_was_created(kind: t
     with pytest.raises(ValueError, match="adv_weight 3"):
         method.adv_weight = 3
     refused = PGD(0.2) if kind is ConAdv else PGD(0.2, 0.1, 10)  # through another branch; of several steps
-    with pytest.raises(ValueError, match="branch|step"):
+    with pytest.raises(ValueError, match=r"branch|step"):
         method.attack = refused
     assert method.adv_weight == 0.25

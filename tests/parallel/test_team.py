@@ -124,6 +124,24 @@ def test_a_loss_that_was_scaled_resumes_bitwise(stop, step, pool, tmp_path):
     assert pool.run(*setting, out, 0, saved, False, 0, step) == whole
 
 
+def test_ranks_with_another_attack_end_before_the_first_step(pool):
+    says = "rank 1 made its method with epsilon 0.5, rank 0 with 0.25: pass the same arguments on all ranks"
+    assert pool.run(2, teams.attack_differently) == [says] * 2
+
+
+def test_a_state_with_twins_through_another_branch_is_refused():
+    states = {}
+    for branch in ("adv", "main"):
+        with conadv.Team(batch_size=8, chunk_size=2, seed=2**33) as team:
+            model = conadv.split_batchnorm(small_cnn())
+            method = team.method(conadv.Recycled, model, F.cross_entropy, conadv.PGD(0.1), twin_branch=branch)
+            list(team.sampler(range(16)))  # a seed of more than 32 bits is as good as another
+            states[branch] = method.state_dict()
+            if branch == "main":
+                with pytest.raises(ValueError, match="twin_branch adv instead of main"):
+                    method.load_state_dict(states["adv"])
+
+
 def test_ranks_that_scale_the_loss_differently_end(pool):
     says = "rank 1 multiplies the loss by 2.0, rank 0 by 1.0: scale the loss by the same number on all ranks"
     assert pool.run(2, teams.scale_differently) == [says] * 2

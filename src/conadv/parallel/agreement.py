@@ -24,6 +24,7 @@ _WORDING = {
     "flags": ("was started with", "with ", "start all ranks with the same flags"),
     "data": ("sees", "", "give all ranks the same data"),
     "software": ("runs", "", "install the same on all machines"),
+    "method": ("made its method with", "with ", "pass the same arguments on all ranks"),
     "loss": ("multiplies", "by ", "scale the loss by the same number on all ranks"),
 }
 
@@ -37,7 +38,7 @@ def check_agreement(world: World, facts: Facts) -> None:
 
     Args:
         world: The ranks, all of which must call this.
-        facts: JSON values by group (`flags`, `data`, `software` or `loss`) and name.
+        facts: JSON values by group (`flags`, `data`, `software`, `method` or `loss`) and name.
     """
     if world.size == 1:
         return

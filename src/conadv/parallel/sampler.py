@@ -47,8 +47,8 @@ class TeamSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         order = torch.arange(self._size)
         if self._shuffle:
-            # No epoch of one seed has the order of an epoch of another.
-            generator = torch.Generator().manual_seed((self._seed << 32) + self._epoch)
+            # No epoch of one seed has the order of an epoch of another, for seeds below 2**31. PyTorch takes 63 bits.
+            generator = torch.Generator().manual_seed(((self._seed << 32) + self._epoch) % 2**63)
             order = torch.randperm(self._size, generator=generator)
         for first in range(self._start, self._start + len(self)):
             yield order[first * self._batch_size : (first + 1) * self._batch_size][self._own].tolist()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 from collections.abc import Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from conadv.core.attack import Loss
+from conadv.core.attack import Attack, Loss
+from conadv.core.checks.peers import described
 from conadv.core.parts import Losses
 from conadv.core.roles import Place, Role
 from conadv.core.share import TwinShare
@@ -140,6 +142,7 @@ class Team:
             options: keyword arguments of the method, such as `delay`, `twin_share`, `autocast` and `batch`.
         """
         self._check(model, options)
+        check_agreement(self.world, {"method": _settings(factory, arguments, options)})
         layout = Layout.fit(self._text, factory.duties, self.world.size)
         share = TwinShare.from_number(options.get("twin_share", 1))
         layout.check_twins(self._chunks, share.of)
@@ -167,6 +170,7 @@ class Team:
         )
         epochs = TeamEpochs(member, model, self._chunk_size, options.get("batch"), has_twins)
         settings = {"chunk_size": self._chunk_size, "twin_share": float(share), "seed": self._seed}
+        settings["twin_branch"] = options.get("twin_branch", "adv")
         self._method = TeamMethod(member, model, epochs, settings)
         return self._method
 
@@ -195,6 +199,15 @@ class Team:
     def _flags(self) -> dict[str, Any]:
         sizes = {"batch_size": self._batch_size, "chunk_size": self._chunk_size}
         return {"layout": self._text, **sizes, "seed": self._seed, "torch": torch.__version__}
+
+
+def _settings(factory: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a method that have to be the same on all ranks, as JSON values."""
+    attack = next((given for given in (*arguments, options.get("attack")) if isinstance(given, Attack)), None)
+    plain = {name: value for name, value in options.items() if isinstance(value, bool | int | float | str)}
+    found = described(getattr(factory, "__name__", type(factory).__name__), attack, **plain)
+    settings: dict[str, Any] = json.loads(json.dumps(found, default=lambda value: type(value).__name__))
+    return settings
 
 
 def _duties(text: str | None) -> Role:
