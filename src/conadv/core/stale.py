@@ -76,7 +76,7 @@ class StaleWeights:
     @torch.no_grad()
     def load(self, versions: list[dict[str, Tensor]]) -> None:
         """Restore what `versions` returned; tensors that are sharded here may be given whole."""
-        named = [_without_wrappers(version, set(self._own())) for version in versions]
+        named = [without_wrappers(version, set(self._own())) for version in versions]
         while len(self._kept) < len(versions):
             self.extend()
         while len(self._kept) > len(versions):
@@ -109,7 +109,7 @@ class StaleWeights:
         return {name: own for name, own in state.items() if isinstance(own, Tensor)}  # not the extra state of a module
 
 
-def _without_wrappers(version: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
+def without_wrappers(version: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
     """Stale weights by the names of the model; older states have the prefixes of wrappers, such as `module.`."""
     if names <= version.keys():
         return version

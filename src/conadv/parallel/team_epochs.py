@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from conadv.core.batch import Batch, Chunked, as_batch, count_chunks
 from conadv.core.roles import Role
+from conadv.core.stale import without_wrappers
 from conadv.core.state import State, below
+from conadv.core.wrappers import innermost
 
 from .agreement import check_agreement
 from .member import Member
@@ -187,11 +189,13 @@ class TeamEpochs:
 
 def _with_versions(model: nn.Module, versions: list[State], batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches; the model has one of `versions` as weights while each of the first batches is attacked."""
-    current = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    inner = innermost(model)  # stale weights have the names that they have without wrappers
+    current = {name: tensor.detach().clone() for name, tensor in inner.state_dict().items()}
+    named = [without_wrappers(version, set(current)) for version in versions]
     number = -1
     for number, batch in enumerate(batches):
-        if number <= len(versions):
-            model.load_state_dict(versions[number] if number < len(versions) else current)
+        if number <= len(named):
+            inner.load_state_dict(named[number] if number < len(named) else current)
         yield batch
-    if number < len(versions):
-        model.load_state_dict(current)
+    if number < len(named):
+        inner.load_state_dict(current)

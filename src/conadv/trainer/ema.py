@@ -32,7 +32,8 @@ class Ema:
     def update(self) -> None:
         """Add the current weights to the average; call it after each update."""
         for average in self._average.versions():
-            pairs = [(average[name], own) for name, own in self._model.state_dict(keep_vars=True).items()]
+            state = self._model.state_dict(keep_vars=True)
+            pairs = [(mine, state[name]) for name, mine in average.items()]
             weights = [pair for pair in pairs if isinstance(pair[1], nn.Parameter)]
             buffers = [pair for pair in pairs if not isinstance(pair[1], nn.Parameter)]
             torch._foreach_lerp_([mine for mine, _ in weights], [own for _, own in weights], 1 - self._decay)
