@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_a_moving_average_is_what_is_analyzed(runs):
     run = runs["vanilla"]
     assert analyze(run, images=60, probes=1) == 0
     content = json.loads((run / "analysis.json").read_text())
-    assert content["about"] == {"step": 2, "ema": True}
+    assert {**content["about"], "data": None} == {"step": 2, "ema": True, "data": None}
     assert list(content["parts"]) == ["main.sharpness", "main.accuracy"]
     assert content["parts"]["main.sharpness"]["trace_error"] is None
     task, _, ema = trained._trained(recipe_of_run(run, {"model": "tiny:net"}), run)
@@ -92,6 +93,31 @@ def test_a_moving_average_is_what_is_analyzed(runs):
     with ema.swapped_in(), torch.no_grad():
         loss = task.loss(task.model.eval()(images), torch.from_numpy(task.data.train.labels[:60]))
     assert content["parts"]["main.sharpness"]["loss"] == pytest.approx(float(loss), rel=1e-9)
+
+
+def test_results_of_other_data_are_measured_again(tmp_path, capsys):
+    """Also after a move: the same data at another place is the same data."""
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        arrays = {f"{part}_images": rng.integers(0, 256, (60, 8, 8, 1), np.uint8) for part in ("train", "test")}
+        labels = {f"{part}_labels": np.arange(60) % 10 for part in ("train", "test")}
+        np.savez(tmp_path / f"{name}.npz", **arrays, **labels)
+    shutil.copy(tmp_path / "a.npz", tmp_path / "copy.npz")
+    run, words = tmp_path / "run", tiny.words(method="vanilla", epochs=1, data__path=str(tmp_path / "a.npz"))
+    assert cli.main(["train", *words, "--run", str(run), "--quiet"]) == 0
+
+    def measured(*words: str) -> dict[str, Any]:
+        assert analyze(run, *words) == 0
+        return parts(run)
+
+    first = measured()
+    other = measured("--data.path", str(tmp_path / "b.npz"))
+    assert other["main.sharpness"]["loss"] != first["main.sharpness"]["loss"]
+    measured("--data.path", str(tmp_path / "b.npz"), "--again")
+    assert measured() == first
+    about = json.loads((run / "analysis.json").read_text())["about"]
+    assert measured("--data.path", str(tmp_path / "copy.npz")) == first
+    assert json.loads((run / "analysis.json").read_text())["about"] == about
 
 
 @pytest.mark.parametrize(

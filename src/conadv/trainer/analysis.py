@@ -90,7 +90,7 @@ def analyze(
         twins: returns the attack of the run through a branch, to generate what the adversarial branch was trained on.
         chunk_size: images per forward pass.
         path: analysis.json in the folder of the run.
-        about: identifies the weights; results of other weights are measured again.
+        about: identifies the weights and the data; results of others are measured again.
         wanted: what to measure.
         again: measure everything again.
         quiet: print no progress.
@@ -116,7 +116,7 @@ def analyze(
 
 
 def _read(path: Path, about: Part) -> dict[str, Part]:
-    """Read the results in a file; empty if they are of other weights."""
+    """Read the results in a file; empty if they are of other weights or other data."""
     try:
         content = json.loads(read_text(path))
         parts = content["parts"] if content["about"] == about else {}

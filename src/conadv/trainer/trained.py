@@ -21,6 +21,7 @@ from .checkpoint import Checkpoint, newest_whole
 from .ema import Ema
 from .evaluation import evaluate_task, robust_attack
 from .files import replace_file
+from .fingerprint import data_digest
 from .folder import resume_command
 from .kernels import kernels
 from .progress import tell
@@ -52,7 +53,8 @@ def analyze(recipe: Recipe, folder: Path, wanted: Analysis, again: bool, quiet: 
         quiet: Print no progress.
     """
     task, checkpoint, ema = _trained(recipe, folder)
-    about = {"step": checkpoint.about["step"], "ema": bool(ema)}
+    data = data_digest(task.data, recipe.data.path)
+    about = {"step": checkpoint.about["step"], "ema": bool(ema), "data": data}
     twins = partial(ATTACKS[recipe.attack.name].build, asdict(recipe.attack), statistics="running")
     path = folder / FILE
     with ema.swapped_in():
