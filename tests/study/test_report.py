@@ -423,6 +423,13 @@ def test_runs_of_vanilla_that_differ_in_epsilon_count_once(tmp_path: Path) -> No
     assert all(entry.endswith("(2)") for entry in by_epsilon.column("minus vanilla"))
 
 
+def test_vanilla_is_not_compared_with_itself_where_only_twins_differ(tmp_path: Path) -> None:
+    text = '[grid]\nmethod = ["vanilla", "recycled"]\ntwin_share = ["1/4", "1/2", 1]\nseed = [0, 1]\n'
+    found = page_of(make_study(tmp_path, text))
+    assert found.table("(comparisons on this page: 3)").column("arm").count("vanilla") == 1
+    assert found.table("in percent by twin share").head == ["twin share", "recycled", "minus vanilla"]
+
+
 def test_results_alone_are_enough(tmp_path: Path) -> None:
     """Such as the results that a repository keeps, without the runs."""
     folder = make_study(tmp_path / "whole", ONE_GRID)

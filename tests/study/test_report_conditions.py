@@ -1,6 +1,8 @@
-"""Means, spreads and intervals, against numpy and scipy."""
+"""Means, spreads and intervals, against numpy and scipy, and the settings that tell conditions apart."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.study.report.conditions import Spread, number, spread
+from conadv import config
+from conadv.study.report.conditions import Spread, effective, number, spread
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=60))
@@ -58,3 +61,29 @@ def test_texts() -> None:
     assert of.text() == "4.2 ± 0.5"
     assert of.text(2, signed=True) == "+4.18 ± 0.51"
     assert of.interval_text() == "+2.9 to +5.4"  # 4.303 × 0.51 / √3 = 1.267
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "values"),
+    [
+        ("vanilla", "twin_share", ["1/4", "1/2", 1]),
+        ("vanilla", "twin_branch", ["adv", "main"]),
+        ("vanilla", "adv_weight", [0.25, 0.5]),
+        ("recycled", "rho", [0.05, 0.1]),
+        ("conadv", "rho", [0.05, 0.1]),
+        ("sam", "attack.epsilon", ["4/255", "8/255"]),
+        ("sam", "twin_share", ["1/4", 1]),
+    ],
+)
+def test_settings_that_a_method_does_not_take_make_no_conditions(method: str, key: str, values: list[Any]) -> None:
+    recipes = [config.load_recipe("digits", {"method": method, key: str(value)}) for value in values]
+    assert len({tuple(effective(config.flatten(recipe)).items()) for recipe in recipes}) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "values"),
+    [("recycled", "twin_share", ["1/4", 1]), ("sam", "rho", [0.05, 0.1]), ("sam", "delay", [0, 1])],
+)
+def test_settings_that_a_method_takes_make_conditions(method: str, key: str, values: list[Any]) -> None:
+    recipes = [config.load_recipe("digits", {"method": method, key: str(value)}) for value in values]
+    assert len({tuple(effective(config.flatten(recipe)).items()) for recipe in recipes}) == len(values)

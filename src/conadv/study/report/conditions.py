@@ -13,6 +13,7 @@ from fractions import Fraction
 from statistics import fmean, stdev
 from typing import Any
 
+from conadv.core.catalog import METHODS
 from conadv.study.results import Result, is_tuning
 from conadv.study.study_file import NUMBERLESS, short
 
@@ -26,6 +27,8 @@ TUNED = frozenset({RATE, "schedule.warmup_epochs"})
 _ASIDE = frozenset({*TUNED, "method", "chunk_size", "max_steps"})
 # These get a section if they vary within or between arms; other settings only if they vary within an arm.
 _ALWAYS = frozenset({"attack.epsilon", "delay", "batch_size", "epochs", "data.augment"})
+# Settings and tables that only some methods take; with the others they have no effect.
+_OPTIONS = frozenset({"attack", "adv_weight", "twin_share", "twin_branch", "rho"})
 # Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, that of the normal distribution.
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -162,14 +165,10 @@ def conditions(results: Iterable[Result]) -> list[Condition]:
 
 def effective(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that determine a run's results, except for its seed."""
-    vanilla = values.get("method") == "vanilla"
-    return {
-        key: value
-        for key, value in values.items()
-        if key not in NUMBERLESS
-        and key != "seed"
-        and not (vanilla and (key.startswith("attack.") or key == "adv_weight"))
-    }
+    method = METHODS.get(str(values.get("method")))
+    unused = _OPTIONS - set(method.options) if method else frozenset[str]()
+    without = {*NUMBERLESS, "seed"}
+    return {key: value for key, value in values.items() if key not in without and key.partition(".")[0] not in unused}
 
 
 def main_conditions(results: Sequence[Result]) -> list[Condition]:
