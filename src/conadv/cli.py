@@ -40,14 +40,15 @@ Run = Annotated[Path, Parameter(help="The folder of a run.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. The exit status: 0, 1 (the run failed), 2 (bad input) or that of a signal, such as 130."""
+    """Run one command. The exit status: 0, 1 (a run failed), 2 (bad input) or that of a signal, such as 130."""
     allow_any_encoding()
     try:
         words = sys.argv[1:] if arguments is None else arguments
         adopt_slurm()
         command, bound = parse(words)
-        command(*bound.args, **bound.kwargs)
+        status = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
+        return status if isinstance(status, int) else 0
     except CycloptsError as error:
         extra = error.unused_tokens if isinstance(error, UnusedCliTokensError) else []
         problem = f"unexpected argument {extra[0]!r}." if extra else error
@@ -74,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-    return 0
 
 
 def train(

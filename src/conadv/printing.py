@@ -20,19 +20,18 @@ _PLAIN = {
 _BOXES = range(0x2500, 0x2580)
 
 
-def report(work: Callable[[], Mapping[str, object]], as_json: bool) -> None:
-    """Do the work and print its result, which is empty on ranks other than 0."""
+def report(work: Callable[[], Mapping[str, object]], as_json: bool) -> Mapping[str, object]:
+    """Do the work, and print and return its result, which is empty on ranks other than 0."""
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         result = work()
-    if not result:
-        return
-    if as_json:
+    if result and as_json:
         # JSON has no infinity and no NaN.
         print(json.dumps({key: None if _is_odd(value) else value for key, value in result.items()}))
-        return
-    width = max(map(len, result))
-    for key, value in result.items():
-        print(f"{key:<{width}}  {readable(key, value)}")
+    elif result:
+        width = max(map(len, result))
+        for key, value in result.items():
+            print(f"{key:<{width}}  {readable(key, value)}")
+    return result
 
 
 def _is_odd(value: object) -> bool:

@@ -25,8 +25,11 @@ def sweep(
     nice: Annotated[int, option("Niceness of the cells, from 0 to 19.", "N", "0")] = 0,
     quiet: Annotated[bool, option("Print no progress.")] = False,
     json: Json = False,
-) -> None:
-    """Run the cells of a study as ordinary runs. Finished cells are skipped, and stopped ones are resumed."""
+) -> int:
+    """Run the cells of a study as ordinary runs. Finished cells are skipped, and stopped ones are resumed.
+
+    The exit status is 1 if cells failed.
+    """
     from conadv.study.study_file import read_study
     from conadv.study.sweep import sweep as run_sweep
 
@@ -37,7 +40,7 @@ def sweep(
         _add_pictures(folder)
         return counts
 
-    report_result(work, json)
+    return 1 if report_result(work, json)["failed"] else 0
 
 
 def report(

@@ -142,7 +142,7 @@ def test_killed_twice_and_started_again_it_gives_what_an_undisturbed_one_gives(s
 
 def test_a_cell_that_fails_is_recorded_and_tried_again_but_ends_nothing(fake_train: Path, tmp_path: Path) -> None:
     study, out = seeds(tmp_path, 7, 8, 9, 1), tmp_path / "out"
-    assert cli.main(["sweep", str(study), "--out", str(out)]) == 0
+    assert cli.main(["sweep", str(study), "--out", str(out)]) == 1
     results = read_results(out)
     assert [result.error for result in results] == [
         "no such luck",
@@ -151,7 +151,7 @@ def test_a_cell_that_fails_is_recorded_and_tried_again_but_ends_nothing(fake_tra
         None,
     ]
     assert results[3].summary == {"test_top1": 51.0, "seconds": 1.0, "gap": None}
-    assert cli.main(["sweep", str(study), "--out", str(out)]) == 0
+    assert cli.main(["sweep", str(study), "--out", str(out)]) == 1
     assert sorted(seed for seed, *_ in starts(fake_train)) == [1, 7, 7, 8, 8, 9, 9]
     assert read_results(out) == results
 
@@ -341,7 +341,7 @@ def test_two_sweeps_do_not_share_a_folder(
 
 def test_json_alone_on_standard_output(fake_train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert cli.main(["sweep", str(seeds(tmp_path, 1, 7)), "--out", str(out), "--json"]) == 0
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 7)), "--out", str(out), "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told == {"study": "seeds", "cells": 2, "done": 1, "failed": 1, "results": str(out / "results.jsonl")}
 
