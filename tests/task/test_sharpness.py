@@ -108,6 +108,46 @@ def test_residuals_bound_the_error_of_an_unfinished_lanczos():
     assert whole.values == pytest.approx(exact.flip(0).tolist(), abs=1e-9)
 
 
+class Attention(nn.Module):
+    """Attention by PyTorch's fused kernel, over the rows of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.head = nn.Linear(4, 12), nn.Linear(4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        query, key, value = self.project(images).chunk(3, -1)
+        return self.head(F.scaled_dot_product_attention(query, key, value).mean((1, 2)))
+
+
+def test_attention_has_a_hessian(batches):
+    torch.manual_seed(4)
+    model = Attention().double()
+    surface = surface_of(model, batches)
+    direction = torch.randn(len(surface.point), dtype=torch.float64)
+    ends = []
+    for sign in (1, -1):
+        with surface.moved(sign * 1e-5 * direction):
+            ends.append(surface.gradient())
+    assert torch.allclose(surface.times_hessian(direction), (ends[0] - ends[1]) / 2e-5, atol=1e-7)
+
+
+class Fused(Attention):
+    """The same, with a kernel that has no second derivative whatever the context says."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        query, key, value = self.project(images).chunk(3, -1)
+        mixed, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
+        return self.head(mixed.mean((1, 2)))
+
+
+def test_a_network_without_second_derivatives_is_refused_in_one_line(batches):
+    surface = surface_of(Fused().double(), batches)
+    with pytest.raises(ValueError, match=r"no second derivative.*_for_cpu_backward is not implemented.*: replace") as no:
+        surface.times_hessian(surface.point)
+    assert "\n" not in str(no.value)
+
+
 class Quadratic(Surface):
     """xᵀAx/2 + bᵀx around x = 0, as a surface."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from conadv.core.seeds import centered, mix
 
@@ -33,11 +34,11 @@ class Surface:
     def __init__(
         self, loss: Callable[[Tensor, Any], Tensor], weights: Sequence[nn.Parameter], batches: Sequence[Any]
     ) -> None:
-        self._loss = loss
+        self._own_loss = loss
         self._batches = batches
         self._images = sum(len(images) for images, _ in batches)
         trained = [weight for weight in weights if weight.requires_grad]
-        used = torch.autograd.grad(loss(*batches[0]), trained, allow_unused=True)
+        used = torch.autograd.grad(self._loss(*batches[0]), trained, allow_unused=True)
         self.weights = [weight for weight, gradient in zip(trained, used, strict=True) if gradient is not None]
 
     @property
@@ -63,7 +64,15 @@ class Surface:
             ends, directions = zip(*curved, strict=True)
             return torch.autograd.grad(ends, self.weights, directions, allow_unused=True)
 
-        return self._sum(product)
+        try:
+            return self._sum(product)
+        except RuntimeError as error:
+            if "is not implemented" not in str(error):
+                raise
+            problem = str(error).splitlines()[0].rstrip(".")
+            raise ValueError(
+                f"the network has no second derivative, which sharpness needs ({problem}): replace that operation"
+            ) from error
 
     @contextmanager
     def moved(self, step: Tensor) -> Iterator[None]:
@@ -77,6 +86,10 @@ class Surface:
         finally:
             for weight, own in zip(self.weights, kept, strict=True):
                 weight.data = own
+
+    def _loss(self, images: Tensor, labels: Any) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
+            return self._own_loss(images, labels)
 
     def _sum(self, derivative: Callable[[Tensor], Sequence[Tensor | None]]) -> Tensor:
         """Mean over all images of a derivative of the loss."""
