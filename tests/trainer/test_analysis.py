@@ -15,6 +15,7 @@ import tiny
 from conadv import cli
 from conadv.config import recipe_of_run
 from conadv.task.data.kept import fitted
+from conadv.task.evaluate import Evaluation, evaluate
 from conadv.task.sharpness import Surface
 from conadv.trainer import analysis, trained
 
@@ -118,6 +119,21 @@ def test_results_of_other_data_are_measured_again(tmp_path, capsys):
     about = json.loads((run / "analysis.json").read_text())["about"]
     assert measured("--data.path", str(tmp_path / "copy.npz")) == first
     assert json.loads((run / "analysis.json").read_text())["about"] == about
+
+
+def test_precision_and_kernels_are_those_of_the_run(tmp_path, monkeypatch):
+    words = tiny.words(method="vanilla", epochs=1, precision="bfloat16", deterministic="true")
+    assert cli.main(["train", *words, "--run", str(tmp_path / "run"), "--quiet"]) == 0
+    seen = []
+
+    def spy(*inputs: Any, **options: Any) -> Evaluation:
+        seen.append((options.get("autocast"), torch.are_deterministic_algorithms_enabled()))
+        return evaluate(*inputs, **options)
+
+    monkeypatch.setattr(analysis, "evaluate", spy)
+    assert analyze(tmp_path / "run") == 0
+    assert seen == [(torch.bfloat16, True)]
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize(

@@ -174,11 +174,11 @@ class _Work:
 
     def accuracy(self, branch: str) -> Part:
         """Measure the accuracy on test images in percent, clean and under PGD through the same branch."""
-        wanted = self._wanted
+        wanted, task = self._wanted, self._task
         self._count(f"{branch} branch: robust accuracy")
         attack = robust_attack(wanted.epsilon, wanted.steps, branch)
-        batches = self._batches(self._task.data.test)
-        found = evaluate(self._task.model, batches, device=self._task.device, attack=attack)
+        batches = self._batches(task.data.test)
+        found = evaluate(task.model, batches, device=task.device, attack=attack, autocast=task.autocast)
         return {"images": found.images, "test_top1": found.top1, "robust_top1": found.robust_top1}
 
     def _sample(self, branch: str) -> Iterator[tuple[torch.Tensor, Any]]:

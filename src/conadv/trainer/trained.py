@@ -57,7 +57,7 @@ def analyze(recipe: Recipe, folder: Path, wanted: Analysis, again: bool, quiet: 
     about = {"step": checkpoint.about["step"], "ema": bool(ema), "data": data}
     twins = partial(ATTACKS[recipe.attack.name].build, asdict(recipe.attack), statistics="running")
     path = folder / FILE
-    with ema.swapped_in():
+    with ema.swapped_in(), kernels(task.device, recipe.deterministic, recipe.tf32):
         found = run_analysis(
             task, lambda name: twins(branch=name), recipe.chunk_size, path, about, wanted, again, quiet
         )
