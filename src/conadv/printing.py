@@ -5,12 +5,11 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
 
-from conadv.readable import readable
+from conadv.readable import for_json, readable
 
 # ASCII for characters that a terminal cannot show.
 _PLAIN = {
@@ -25,17 +24,12 @@ def report(work: Callable[[], Mapping[str, object]], as_json: bool) -> Mapping[s
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         result = work()
     if result and as_json:
-        # JSON has no infinity and no NaN.
-        print(json.dumps({key: None if _is_odd(value) else value for key, value in result.items()}))
+        print(json.dumps(for_json(result)))
     elif result:
         width = max(map(len, result))
         for key, value in result.items():
             print(f"{key:<{width}}  {readable(key, value)}")
     return result
-
-
-def _is_odd(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 def say(text: str) -> None:

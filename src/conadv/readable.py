@@ -1,6 +1,10 @@
-"""Numbers as people read them: durations, counts, percentages."""
+"""Numbers as people read them: durations, counts, percentages; and as JSON has them."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
 
 _PERCENT = ("top1", "top5")
 
@@ -34,6 +38,12 @@ def readable(key: str, value: object) -> str:
     if key == "gap":
         return f"{value:.2f} points"
     return _number(value)
+
+
+def for_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name, with None for infinity and NaN, which JSON does not have."""
+    odd = {key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {key: None if key in odd else value for key, value in values.items()}
 
 
 def _number(value: float) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conadv.trainer import lock
-from conadv.trainer.folder import RunFolder, default_folder, holds, reopen
+from conadv.trainer.folder import RunFolder, default_folder, holds, reopen, write_summary
 from conadv.trainer.lock import FolderLock
 
 
@@ -96,6 +96,12 @@ def test_a_run_that_goes_on_keeps_its_file_unless_the_recipe_changed(tmp_path):
     reopen(tmp_path, "config with more ranks", 0)
     assert (tmp_path / "config.toml").read_text() == "config with more ranks"
     assert names(tmp_path) == ["config.toml"]
+
+
+def test_a_summary_is_json_though_the_run_diverged(tmp_path):
+    write_summary(tmp_path, {"test_top1": 10.0, "test_loss": float("nan"), "train_loss": float("inf"), "ema": None})
+    summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert summary == {"test_top1": 10.0, "test_loss": None, "train_loss": None, "ema": None}
 
 
 def test_after_bad_input_a_new_run_leaves_nothing_behind(tmp_path):

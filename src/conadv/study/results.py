@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
+from conadv.readable import for_json
 from conadv.trainer.files import read_text, write_atomically
 
 from .study_file import Cell, flags
@@ -181,10 +181,7 @@ def read_summary(run: Path) -> dict[str, Any] | None:
     """The summary of a run; None if the run has not ended."""
     path = run / "summary.json"
     try:
-        summary = json.loads(read_text(path))
-        # JSON has no infinity and no NaN.
-        odd = {key for key, value in summary.items() if isinstance(value, float) and not math.isfinite(value)}
-        return {key: None if key in odd else value for key, value in summary.items()}
+        return for_json(json.loads(read_text(path)))  # older summaries may contain NaN
     except FileNotFoundError:
         return None
     except (OSError, ValueError, AttributeError, RecursionError):

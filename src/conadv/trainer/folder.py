@@ -15,6 +15,7 @@ import torch
 from conadv import __version__
 from conadv.core.catalog import is_callable
 from conadv.parallel.launch import launcher_command
+from conadv.readable import for_json
 
 from .checkpoint import checkpoints, set_aside_newer, sweep_partial
 from .files import read_text, write_atomically, writing
@@ -139,7 +140,7 @@ def reopen(folder: Path, config: str, step: int) -> None:
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    write_atomically(folder / "summary.json", json.dumps(for_json(summary), indent=1) + "\n")
 
 
 def holds(folder: Path, config: str) -> bool:
