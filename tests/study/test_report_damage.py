@@ -14,7 +14,7 @@ from conadv.study.report import write_report
 from study.studies import add_gallery, make_study
 
 STUDY = """title = "Damage"
-arm = [{name = "vanilla", method = "vanilla"}, {name = "conadv"}]
+arm = [{name = "vanilla", method = "vanilla"}, {name = "recycled", method = "recycled"}, {name = "conadv"}]
 [grid]
 seed = [0, 1]
 """
@@ -98,6 +98,34 @@ def test_a_damaged_file_gives_a_report_or_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
 ) -> None:
     check(tmp_path, seed, capsys)
+
+
+@pytest.mark.parametrize("key", ["twin_share", "attack.steps"])
+@pytest.mark.parametrize("value", [None, "x", True, 1e999])
+def test_a_damaged_setting_of_the_work_of_a_cell_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any
+) -> None:
+    make_study(tmp_path, STUDY, steps=4)
+    *lines, last = (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    cell = json.loads(last)
+    cell["values"][key] = value
+    (tmp_path / "results.jsonl").write_text("\n".join([*lines, json.dumps(cell)]), encoding="utf-8")
+    assert cli.main(["report", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "line 6 of" in message and "results.jsonl' is damaged" in message
+
+
+def test_numbers_of_an_analysis_that_are_too_large_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_study(tmp_path, STUDY, steps=4)
+    sharp = {"eigenvalues": [1.0], "weight_norm": 1e200, "trace": 1.0, "worst_loss": 1.0, "loss": 1.0}
+    analysis = {"about": {"step": 4}, "parts": {"main.sharpness": {**sharp, "gradient_norm": 1.0}}}
+    for run in (tmp_path / "runs").iterdir():
+        (run / "analysis.json").write_text(json.dumps(analysis), encoding="utf-8")
+    assert cli.main(["report", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "analysis.json' is damaged" in message
 
 
 @pytest.mark.parametrize("name", ["results.jsonl", "origin.json", "metrics.jsonl"])

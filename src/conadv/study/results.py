@@ -95,7 +95,7 @@ def read_saved(path: Path, check: Callable[[Any], Known], missing: Known, advice
         return check(parse_json(read_text(path)))
     except FileNotFoundError:
         return missing
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{str(path)!r} is damaged ({error}): {advice}") from None
 
 
@@ -154,7 +154,9 @@ def _is_right(name: str, value: Any) -> bool:
     if name == "values":
         whole = all(type(value.get(key)) is int for key in ("seed", "batch_size", "chunk_size", "delay"))
         numbers = all(is_number(value.get(key)) for key in ("optimizer.lr", "attack.epsilon"))
-        return whole and numbers and isinstance(value.get("method"), str)
+        # Older files do not have these.
+        later = is_number(value.get("twin_share", 1)) and type(value.get("attack.steps", 1)) is int
+        return whole and numbers and later and isinstance(value.get("method"), str)
     return True
 
 
