@@ -118,7 +118,7 @@ def accuracy(values: Mapping[str, Any]) -> float | str | None:
         return "the loss of step 3 is not finite <b>"
     if values["method"] == "recycled" and values["seed"] == 2 and values["batch_size"] == 50:
         return None
-    gain = {"vanilla": 0.0, "disadv": 4.4, "conadv": 4.2, "recycled": 4.6}[values["method"]]
+    gain = {"vanilla": 0.0, "disadv": 4.4, "conadv": 4.2, "recycled": 4.6, "sam": 2.0}[values["method"]]
     epsilon = 255 * values["attack.epsilon"]
     if values["method"] != "vanilla":
         gain *= 0.15 + 0.85 * math.exp(-((epsilon - 20) ** 2) / 300) - 0.2 * (values["attack.direction"] == "noise")
@@ -186,7 +186,7 @@ def _resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
 
 def _finish(cell: Cell, home: Path, top1: float, steps: int) -> None:
     home.mkdir(parents=True, exist_ok=True)
-    work = {"vanilla": 3, "disadv": 8, "conadv": 8, "recycled": 6}[cell.values["method"]]
+    work = {"vanilla": 3, "disadv": 8, "conadv": 8, "recycled": 6, "sam": 6}[cell.values["method"]]
     seconds = 10.0 * work + cell.values["seed"]
     summary = {
         "steps": steps,

@@ -9,7 +9,7 @@ from study.studies import make_study
 
 STUDY = """
 arm = [{name = "a"}, {name = "b", grids = ["tuning"]}, {name = "plain", method = "vanilla"},
-       {name = "zero", attack.epsilon = 0}]
+       {name = "zero", attack.epsilon = 0}, {name = "uphill", method = "sam"}]
 grid = [{name = "tuning", seed = [5, 6]}, {name = "final", seed = [0, 1]}, {name = "more", seed = [2]}]
 """
 
@@ -17,7 +17,7 @@ grid = [{name = "tuning", seed = [5, 6]}, {name = "final", seed = [0, 1]}, {name
 def test_an_arm_is_shown_by_its_first_cell_that_is_not_for_tuning(tmp_path: Path) -> None:
     folder = make_study(tmp_path, STUDY)
     seeds = {arm: result.values["seed"] for arm, result in showcase(read_results(folder)).items()}
-    assert seeds == {"a": 0, "b": 5, "plain": 0, "zero": 0}
+    assert seeds == {"a": 0, "b": 5, "plain": 0, "zero": 0, "uphill": 0}
 
 
 def test_pictures_are_missing_where_there_is_a_checkpoint_and_an_adversary(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
+from conadv.core.catalog import METHODS
 from conadv.readable import for_json
 from conadv.trainer.files import read_text, write_atomically
 
@@ -222,8 +223,13 @@ def without_pictures(folder: Path) -> list[Result]:
         result
         for result in showcase(read_results(folder)).values()
         if result.summary is not None
-        and result.values["method"] != "vanilla"
+        and _has_twins(result)
         and result.values["attack.epsilon"] > 0
         and not (folder / "runs" / result.cell / GALLERY).exists()
         and any((folder / "runs" / result.cell / "checkpoints").glob("step-*"))
     ]
+
+
+def _has_twins(result: Result) -> bool:
+    method = METHODS.get(result.values["method"])
+    return method is not None and method.maker is not None
