@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from PIL import Image
 
 from conadv import cli
+from conadv.study import report
 from conadv.study.report import write_report
 from conadv.study.results import read_results, write_results
 from study.reports import Page
@@ -509,6 +511,35 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytes
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert cli.main(["report", str(folder), "-o", str(tmp_path / "file" / "page.html")]) == 2
     assert "choose another file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("page.html", "a folder"), ("page.md", "a folder"), ("page-figures", "not a folder")]
+)
+def test_targets_are_checked_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, told: str
+) -> None:
+    folder, out = make_study(tmp_path / "study", ONE_GRID), tmp_path / "out"
+    out.mkdir()
+    if told == "a folder":
+        (out / name).mkdir()
+    else:
+        (out / name).write_text("", encoding="utf-8")
+    before = sorted(folder.rglob("*"))
+    assert cli.main(["report", str(folder), "-o", str(out / "page.html")]) == 2
+    message = capsys.readouterr().err
+    assert message == f"error: cannot write {str(out / name)!r}, which is {told}: choose another file with -o\n"
+    assert [path.name for path in out.iterdir()] == [name]
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(report, "replace_file", refuse)
+    with pytest.raises(ValueError, match=r"cannot write '.*report.html' \(No space left on device\): choose another"):
+        write_report(make_study(tmp_path, ONE_GRID))
 
 
 def test_a_report_needs_no_torch(full: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conadv.study.results import keep
-from conadv.trainer.files import write_atomically
+from conadv.trainer.files import replace_file
 
 from . import accuracy, against_paper, cost, setup, theory, training
 from .document import Block, Code, Document, Paragraph, Section, figure_files, render_markdown, render_page
@@ -31,6 +31,8 @@ def write_report(folder: Path, out: Path | None = None) -> dict[str, Any]:
     page = out or folder / "report.html"
     if page.suffix != ".html":
         raise ValueError(f"a report is written as HTML, not {str(page)!r}: choose a name that ends in .html")
+    text, figures = page.with_suffix(".md"), page.with_name(f"{page.stem}-figures")
+    _check_free(page, text, figures)
     found = training.find_curves(evidence)
     if found:
         found |= theory.staleness_curves(evidence)
@@ -38,18 +40,26 @@ def write_report(folder: Path, out: Path | None = None) -> dict[str, Any]:
     names = [evidence.name(one) for one in evidence.shown]  # an arm that was renamed or removed is not shown
     curves = {kind: {name: of[name] for name in names if name in of} for kind, of in kept.items()}
     document = build_document(evidence, curves)
-    figures = page.with_name(f"{page.stem}-figures")
     try:
         figures.mkdir(parents=True, exist_ok=True)
         for name, drawing in figure_files(document).items():
-            write_atomically(figures / name, standalone(drawing))
-        write_atomically(page.with_suffix(".md"), render_markdown(document, figures.name))
-        write_atomically(page, render_page(document))
+            replace_file(figures / name, standalone(drawing).encode())
+        replace_file(text, render_markdown(document, figures.name).encode())
+        replace_file(page, render_page(document).encode())
     except OSError as error:
         problem = error.strerror or error
         raise ValueError(f"cannot write {str(page)!r} ({problem}): choose another file with -o") from None
     done = sum(result.summary is not None for result in evidence.results)
-    return {"page": str(page), "markdown": str(page.with_suffix(".md")), "cells": len(evidence.results), "done": done}
+    return {"page": str(page), "markdown": str(text), "cells": len(evidence.results), "done": done}
+
+
+def _check_free(page: Path, text: Path, figures: Path) -> None:
+    """Refuse targets that cannot be replaced before anything is written."""
+    taken = {path: "a folder" for path in (page, text) if path.is_dir()}
+    if figures.exists() and not figures.is_dir():
+        taken[figures] = "not a folder"
+    for path, what in taken.items():
+        raise ValueError(f"cannot write {str(path)!r}, which is {what}: choose another file with -o")
 
 
 def build_document(evidence: Evidence, curves: training.Curves) -> Document:
