@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean, stdev
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -77,17 +78,24 @@ def test_the_reference_crops_and_flips() -> None:
     assert len({at for at, _ in seen}) > 15 and {flip for _, flip in seen} == {0, 1}
 
 
-def test_the_rates_of_the_study_by_batch_size_are_the_best_ones_and_inside_their_grids() -> None:
+@pytest.mark.parametrize(
+    ("study", "grids"),
+    [
+        ("cifar10-batch", 26),  # six methods at four batch sizes, and DisAdv at two
+        ("cifar10-data", 7),  # two methods in four settings, one of which was not tuned
+    ],
+)
+def test_the_rates_of_a_study_are_the_best_ones_and_inside_their_grids(study: str, grids: int) -> None:
     tuned: dict[tuple[str, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     final = defaultdict(set)
-    for line in (RESULTS / "cifar10-batch" / "results.jsonl").read_text().splitlines():
+    for line in (RESULTS / study / "results.jsonl").read_text().splitlines():
         result = json.loads(line)
         values, arm = result["values"], (result["arm"], result["values"]["batch_size"])
         if values["data.path"] == "runs/cifar10-tuning":
             tuned[arm][values["optimizer.lr"]].append(result["summary"]["test_top1"])
         else:
             final[arm].add(values["optimizer.lr"])
-    assert len(tuned) == 26  # six methods at four batch sizes, and DisAdv at two
+    assert len(tuned) == grids
     for arm, accuracies in tuned.items():
         best = max(accuracies, key=lambda rate: fmean(accuracies[rate]))
         assert final[arm] == {best}, arm
