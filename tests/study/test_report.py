@@ -275,6 +275,17 @@ def test_rows_by_setting_take_one_rate_and_name_their_batch(tmp_path: Path) -> N
     assert page.table("by batch, everything else but the learning rate equal").column("arm")[0] == "tuned"
 
 
+def test_a_chart_has_no_more_lines_than_styles(tmp_path: Path) -> None:
+    arms = [f'{{name = "{letter}", batch_size = {batch}, attack.epsilon = "{number}/255"}}'
+            for number, letter in enumerate("abcdefghij")
+            for batch in ((25, 50, 100) if letter in "aj" else (25, 50))]  # fmt: skip
+    page_of(make_study(tmp_path, f"base = {{chunk_size = 25}}\narm = [{', '.join(arms)}]\n[grid]\nseed = [0, 1]\n"))
+    chart = ElementTree.parse(tmp_path / "report-figures" / "figure-batch-size.svg").getroot()
+    legend = [text.text for text in chart.iter() if text.tag.endswith("text") and text.text in list("abcdefghij")]
+    assert legend == list("abcdefgj")  # the complete ones, then the first
+    assert "The 8 arms with the most values" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
 def test_a_difference_on_fewer_seeds_says_on_how_many(tmp_path: Path) -> None:
     page = page_of(make_study(tmp_path, BY_EPSILON, lambda values: 40.0 + values["optimizer.lr"]))
     row = page.table("The difference is taken").row("rate 8")

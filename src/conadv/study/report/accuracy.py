@@ -25,7 +25,7 @@ from .conditions import (
 )
 from .document import Block, Figure, Items, Paragraph, Section, Table
 from .evidence import Evidence
-from .figures import Line, dot_plot, line_chart
+from .figures import STYLES, Line, dot_plot, line_chart
 
 _VERDICTS = (
     "More accurate than vanilla",
@@ -225,6 +225,8 @@ def _figure(slug: str, key: str, rows: Sequence[Family], names: Sequence[str]) -
     drawings = [setting_chart(f"{slug}-ours", key, list(zip(names, rows, strict=True)))]
     bars = "their 95 % intervals" if key == "batch_size" else "one sample standard deviation"
     caption = f"Test accuracy by {word(key)}: means, and {bars} where there are several seeds."
+    if len(rows) > STYLES:
+        caption += f" The {STYLES} arms with the most values; the table has all."
     if key == "attack.epsilon":
         drawings.append(_paper_by_epsilon())
         caption += " First this study, then the paper's ConAdv on ImageNet at three batch sizes (its table 5)."
@@ -232,9 +234,13 @@ def _figure(slug: str, key: str, rows: Sequence[Family], names: Sequence[str]) -
 
 
 def setting_chart(slug: str, key: str, families: Sequence[tuple[str, Family]], metric: str = TOP1) -> str:
-    """Plot a metric against a setting, one line per family, with 95 % intervals for the batch size, else deviations."""
+    """Plot a metric against a setting, one line per family, with 95 % intervals for the batch size, else deviations.
+
+    Of more families than there are styles of lines, those with the most values are drawn.
+    """
+    chosen = sorted(families, key=lambda family: -len(family[1]))[:STYLES]
     lines = []
-    for name, row in families:
+    for name, row in [family for family in families if family in chosen]:
         known = [(condition.settings[key], of) for condition in row if (of := condition.metric(metric))]
         bars = [of.half if key == "batch_size" else of.deviation for _, of in known]
         lines.append(Line(name, [x for x, _ in known], [of.mean for _, of in known], bars))

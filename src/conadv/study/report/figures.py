@@ -35,6 +35,7 @@ _VARIABLES = {colour: f"var(--{name})" for colour, name in _NAMES.items()}
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)), (0, (9, 3)), (0, (1, 3)), "-.")
 _MARKERS = ("o", "s", "^", "D", "x", "o", "s", "^")
 _HOLLOW = 5  # markers from here on are hollow
+STYLES = 8  # lines that can be told apart by colour, marker and dashes
 _WIDTH = 480  # of a figure, in pixels
 _BESIDE = 0.008  # between error bars of the same position, as a share of the axis
 _FONT = "system-ui, Segoe UI, Helvetica, Arial, sans-serif"
@@ -189,7 +190,7 @@ def _side_by_side(lines: Sequence[Line], low: float, high: float, logarithmic: b
 
 
 def _draw_line(axes: Any, number: int, line: Line) -> None:
-    colour, marker = _COLOURS[number % 8], _MARKERS[number % 8]
+    colour, marker = _COLOURS[number % STYLES], _MARKERS[number % STYLES]
     every = len(line.x) // 6 if len(line.x) > 12 else 1  # long lines have few markers, at different places
     deviations = [deviation or 0.0 for deviation in line.deviation]
     axes.errorbar(
@@ -197,12 +198,12 @@ def _draw_line(axes: Any, number: int, line: Line) -> None:
         line.y,
         yerr=deviations if any(deviations) else None,
         color=colour,
-        linestyle=_DASHES[number % 8],
+        linestyle=_DASHES[number % STYLES],
         linewidth=1.8,
         elinewidth=1.4,
         marker=marker,
         markersize=6,
-        markerfacecolor=_PAPER if number % 8 >= _HOLLOW else colour,
+        markerfacecolor=_PAPER if number % STYLES >= _HOLLOW else colour,
         markevery=(number * every // 8, every),
         label=re.sub("^(?=_|$)", " ", _wrapped(line.name, 60)),  # matplotlib hides labels that start with _
     )
