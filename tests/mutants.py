@@ -64,7 +64,6 @@ COSTLY = {
     "trainer/test_analysis.py": ["trainer/analysis.py"],
     "trainer/test_bad_input.py": [],
     "trainer/test_compiling.py": ["trainer/compiling.py"],
-    "trainer/test_diagnosis.py": ["trainer/diagnosis.py"],
     "trainer/test_elastic.py": [],
     "trainer/test_index.py": [],
     "trainer/test_signals.py": ["trainer/signals.py"],

@@ -510,7 +510,7 @@ def values_of(setting: Setting) -> st.SearchStrategy:
 
 
 # What these may be depends on other fields, so they are drawn with them below.
-BOUND = ("method", "delay", "diagnose", "batch_size", "chunk_size", "epochs", "model")
+BOUND = ("method", "delay", "batch_size", "chunk_size", "epochs", "model")
 FREE = [key for key in KEYS if key not in BOUND and not key.startswith("data.") and key != "schedule.warmup_epochs"]
 
 
@@ -521,7 +521,6 @@ def recipes(draw) -> Recipe:
     method = draw(st.sampled_from(["vanilla", "disadv", "recycled", "conadv"]))
     values |= {"method": method, "chunk_size": chunk, "batch_size": chunk * chunks}
     values |= {"delay": draw(st.integers(0, 9))} if method == "conadv" else {}
-    values |= {"diagnose": draw(st.integers(0, 9))} if method != "vanilla" else {}
     values["epochs"] = draw(st.integers(1, 500))
     share = st.floats(0, 100).map(lambda percent: f"{percent!r}%")
     values["schedule.warmup_epochs"] = draw(st.floats(0, values["epochs"]) | share)

@@ -127,7 +127,7 @@ def test_folders_differ_where_numbers_do_and_only_there(tmp_path: Path) -> None:
 
     assert slug("epochs = 50") != slug("epochs = 60")
     assert slug("epochs = 50\nthreads = 1") == slug("epochs = 50\ncheckpoint.every = 3\nthreads = 2")
-    assert set(NUMBERLESS) < set(config.RESUMABLE)
+    assert set(NUMBERLESS) - {"diagnose"} < set(config.RESUMABLE)  # diagnose is a field of older results
 
 
 def test_names_of_folders_are_safe_and_not_too_long(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 CASES = [
     {"method": "conadv"},
     {"method": "recycled", "eval_every": 1},
-    {"method": "conadv", "delay": 2, "diagnose": 2},
+    {"method": "conadv", "delay": 2},
     {"method": "vanilla", "nonfinite": "skip", "ema": 0.9},
     {"method": "vanilla", "checkpoint__minutes": 1e-9},
 ]

@@ -23,7 +23,7 @@ TABLES = {"attack": Attack, "optimizer": Optimizer, "schedule": Schedule, "data"
 
 # What may change when a run is resumed: it does not affect the results.
 RESUMABLE = (
-    "layout", "threads", "timeout", "max_steps", "eval_every", "eval_train", "log", "profile", "diagnose",
+    "layout", "threads", "timeout", "max_steps", "eval_every", "eval_train", "log", "profile",
     "data.path", "data.workers", "data.memory",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 )  # fmt: skip

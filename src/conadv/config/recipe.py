@@ -242,9 +242,6 @@ class Recipe:
     profile: Annotated[int, within(0, 1000)] = 0
     """Steps to profile after the first few: one Chrome trace per rank in RUN/traces, which Perfetto, TensorBoard and
     conadv timeline read. 0: none."""
-    diagnose: Whole = 0
-    """Steps between measurements of staleness: stale twins compared with fresh ones, and the gradient norm, in
-    metrics.jsonl (docs/theory.md). This does not change the training. 0: none."""
     eval_every: Whole = 0
     """Epochs between evaluations. 0: only at the end."""
     eval_train: Literal["sample", "all"] = "sample"
@@ -275,8 +272,6 @@ class Recipe:
                 f"method {self.method} means delay {own_delay}, not {self.delay}: "
                 "drop --delay, or choose --method conadv"
             )
-        if self.diagnose and METHODS[self.method].maker is None:
-            raise ValueError(f"method {self.method} has no twins that could be stale: drop --diagnose")
         if self.batch_size % self.chunk_size:
             raise ValueError(
                 f"a batch of {self.batch_size} images is not a whole number of chunks of {self.chunk_size}: "

@@ -20,7 +20,6 @@ from .parts import Common, Losses
 from .roles import Role
 from .share import TwinShare
 from .spans import span
-from .staleness import Staleness
 from .state import State, below, pack, unpack
 from .wrappers import whole
 
@@ -171,10 +170,6 @@ class ConAdv:
         self._learner.step = self._attacked = step
         self._stale.reset()
         self._loaded = True
-
-    def staleness(self) -> Staleness:
-        """Return an object that measures how far twins of stale weights are from fresh ones."""
-        return Staleness(self._learner, self._share, self.adv_weight, self._generate)
 
     def state_dict(self, all_ranks: bool = False) -> State:
         """The state besides the weights that the next step needs, as tensors for torch.save or safetensors.

@@ -21,7 +21,6 @@ from .parts import Common, Losses, Part
 from .roles import Role
 from .share import TwinShare, select
 from .spans import span
-from .staleness import Staleness
 from .state import State, below, pack, unpack
 
 
@@ -176,11 +175,6 @@ class Recycled:
             empty(self.handoff)
         self._learner.step = step
         self._primed, self._made = in_flight, None
-
-    def staleness(self) -> Staleness:
-        """Return an object that measures how far twins of stale weights are from fresh ones."""
-        generate = partial(self._generate, count=self._learner.place.chunks or 1)
-        return Staleness(self._learner, self._share, self.adv_weight, generate, lag=1)
 
     def state_dict(self, all_ranks: bool = False) -> State:
         """The state besides the weights that the next step needs, as tensors for torch.save or safetensors.

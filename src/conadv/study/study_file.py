@@ -36,6 +36,7 @@ Axes = dict[str, list[str]]
 """Lists of values by dotted key; every combination of values is a point of the grid."""
 
 # Fields that do not affect the results of a run: cells that differ only in these are the same cell.
+# Results of version 0.2 also have `diagnose`.
 NUMBERLESS = frozenset({
     "layout", "threads", "timeout", "eval_every", "diagnose", "data.workers", "data.memory",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",

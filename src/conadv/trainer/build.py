@@ -47,8 +47,6 @@ class Policy:
     """Seconds between two checkpoints, in addition to `save_steps`; 0: no limit."""
     evaluate_steps: int
     """Steps between two evaluations; 0: evaluate only at the end."""
-    diagnose_steps: int
-    """Steps between two measurements of staleness; 0: never."""
     nonfinite: Literal["stop", "skip"]
     """What to do about a step with a number that is not finite."""
     skip_limit: int
@@ -148,7 +146,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         delay=recipe.delay,
         has_twins=partial(TwinShare.from_number(recipe.twin_share).has, recipe.seed),
         wire=_wire(recipe, task, attack),
-        keeps_stale=world.is_main or recipe.diagnose > 0,
+        keeps_stale=world.is_main,
     )
     if member.handoff is not None:
         member.handoff.announce(start, stop)
@@ -174,7 +172,6 @@ def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy
         save_steps=recipe.checkpoint.every or stream.steps_per_epoch,
         save_seconds=60 * recipe.checkpoint.minutes,
         evaluate_steps=recipe.eval_every * stream.steps_per_epoch,
-        diagnose_steps=recipe.diagnose,
         nonfinite=recipe.nonfinite,
         skip_limit=recipe.skip_limit,
         late=device.type != "cpu",

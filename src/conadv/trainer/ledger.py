@@ -7,7 +7,7 @@ on a GPU     it is read before the update of the next step, so that the host doe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from conadv.parallel.outcome import NotFiniteError, Outcome, Unread
@@ -40,8 +40,6 @@ class Step:
     """Whether the outcome is read after the update."""
     seconds: float = 0.0
     """Time since the start of the run, at the end of the step."""
-    staleness: Mapping[str, float] = field(default_factory=dict)
-    """The metrics of --diagnose."""
 
 
 class Ledger:
@@ -95,7 +93,7 @@ class Ledger:
         step, self._last = self._last, None
         if step is not None:
             outcome = self.read(step)
-            metrics = {**self._metrics(step, outcome), **(evaluation or {}), "seconds": step.seconds, **step.staleness}
+            metrics = {**self._metrics(step, outcome), **(evaluation or {}), "seconds": step.seconds}
             self._sinks.log(step.number, metrics)
 
     def _metrics(self, step: Step, outcome: Outcome) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from conadv.core.batchnorm.splitbn import update_running_stats
 from conadv.core.spans import span
 
 from .build import Job, Policy
-from .diagnosis import diagnose
 from .evaluation import evaluate_task
 from .ledger import Ledger, Progress, Step
 from .profiling import Profile
@@ -45,7 +44,6 @@ def run(
             unread = job.member.step(now, ahead, request.signal or 0, saver.requests_save(policy.save_seconds))
             step = Step(progress.step, job.rate(progress.step), unread)
             ledger.add(step)
-            step.staleness = _staleness(job, policy, step.number)
             saver.before_update()
             job.stale.keep()
             with span("update"):
@@ -71,11 +69,6 @@ def run(
     if progress.step > first:  # otherwise it is the state that was resumed from
         _save(job, progress, saver)
     return ledger.stop_signal
-
-
-def _staleness(job: Job, policy: Policy, step: int) -> dict[str, float]:
-    """Measure the staleness of a step's twins, if that is due."""
-    return diagnose(job, step) if policy.diagnose_steps and (step + 1) % policy.diagnose_steps == 0 else {}
 
 
 def _update(job: Job, policy: Policy, step: Step, undo: Undo) -> None:
