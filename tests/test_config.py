@@ -95,7 +95,7 @@ def test_recipes_are_frozen_and_hashable():
 
 
 def test_whole_numbers_become_floats_where_floats_belong():
-    assert type(Recipe(adv_weight=1).adv_weight) is float
+    assert type(Recipe(adv_weight=1, twin_branch="main").adv_weight) is float
     assert type(load_recipe("digits", {"optimizer.lr": 35}).optimizer.lr) is float
 
 

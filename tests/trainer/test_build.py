@@ -18,7 +18,7 @@ from conadv.core.batchnorm.branches import split_layers
 from conadv.core.roles import Role
 from conadv.task.data import open_data
 from conadv.trainer import build_task
-from conadv.trainer.build import Job, build_policy, check_fit
+from conadv.trainer.build import Job, build_policy, check_fit, method_of
 from conadv.trainer.build_task import resolved
 
 
@@ -84,6 +84,38 @@ def test_together_is_refused_where_no_rank_learns_from_two_kinds_of_images(metho
     assert check_fit(load_recipe("digits", three), ranks)
     if method != "vanilla":
         assert check_fit(load_recipe("digits", {**changes, "layout": "none"}), 1)
+
+
+ROBUST = {"adv_weight": "1", "twin_branch": "main", "batch_size": "96", "chunk_size": "48"}
+
+
+def test_without_a_clean_pass_no_rank_is_only_clean() -> None:
+    with pytest.raises(ValueError, match=r"clean ranks of layout 'clean \| adv\+attack' would do nothing.*'clean\+adv"):
+        check_fit(load_recipe("digits", {**ROBUST, "layout": "clean | adv+attack"}), 2)
+    assert (
+        str(check_fit(load_recipe("digits", {**ROBUST, "layout": "auto", "chunk_size": "96"}), 2))
+        == "clean+adv | attack"
+    )
+
+
+def test_the_cost_of_a_duty_counts_the_steps_of_the_attack() -> None:
+    two_steps = {"attack.steps": "2"}
+    assert method_of(load_recipe("digits", two_steps)).passes == {Role.CLEAN: 3, Role.ADV: 3, Role.ATTACK: 4}
+    assert method_of(load_recipe("digits", {**ROBUST, **two_steps})).work == 3 + 4
+    assert method_of(load_recipe("digits", {**two_steps, "method": "vanilla"})).work == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"method": "recycled"}, "recycled takes its gradient from there"),
+        ({"twin_branch": "adv"}, "add --twin-branch main"),
+        ({"twin_share": "1/2"}, "drop --twin-share"),
+    ],
+)
+def test_twins_only_is_refused_where_the_evaluated_branch_would_stay_untrained(changes, problem) -> None:
+    with pytest.raises(ValueError, match=f"adv_weight 1.*{problem}"):
+        load_recipe("digits", {**ROBUST, **changes})
 
 
 def test_a_rank_that_only_learns_from_twins_takes_the_steps_that_are_left() -> None:

@@ -193,7 +193,8 @@ class Recipe:
     rho: Positive = 0.05
     """sam only: radius (L2 norm) of the step uphill before the gradient is computed."""
     adv_weight: Share = 0.5
-    """Weight of the adversarial loss; the clean loss has the rest."""
+    """Weight of the adversarial loss; the clean loss has the rest. 1: robust training, without a clean pass; it needs
+    twin_branch main."""
     twin_share: PositiveShare = 1.0
     """Share of a batch's chunks that get twins, such as 1/4, different ones in each step. Relative to vanilla, a step
     of recycled costs 1 + share, one of conadv or disadv 1 + 5/3 share."""
@@ -284,11 +285,25 @@ class Recipe:
             )
         if self.data.mixup or self.data.cutmix:
             self._check_mixing()
+        if self.adv_weight == 1 and METHODS[self.method].maker is not None:
+            self._check_twins_only()
         warmup = self.schedule.warmup_epochs
         if not isinstance(warmup, str) and warmup > self.epochs:
             raise ValueError(
                 f"a warm-up of {warmup:g} epochs is longer than the {self.epochs} of the run: "
                 "lower --schedule.warmup-epochs, or give it as a share of the run such as 30%"
+            )
+
+    def _check_twins_only(self) -> None:
+        if self.method == "recycled":
+            raise ValueError(
+                "adv_weight 1 has no clean pass, and recycled takes its gradient from there: "
+                "lower --adv-weight, or choose --method conadv"
+            )
+        if self.twin_branch != "main" or self.twin_share != 1:
+            raise ValueError(
+                "adv_weight 1 learns from twins only, so that all images need one, through the branch that is "
+                "evaluated: add --twin-branch main, and drop --twin-share"
             )
 
     def _check_mixing(self) -> None:

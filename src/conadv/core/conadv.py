@@ -41,7 +41,8 @@ class ConAdv:
         loss: from outputs and labels to the mean loss over the images.
         attack: what generates the twins, such as `PGD(4/255)`.
         delay: age, in updates of the weights, of those that twins are generated with.
-        adv_weight: share of the twins in the loss; the clean images have the rest.
+        adv_weight: share of the twins in the loss; the clean images have the rest. 1, robust training: there is no
+            clean pass, the running statistics are those of the twins, and `twin_branch` must be "main".
         twin_share: the part of a batch's chunks that gets twins, such as "1/4"; other chunks in each step. Without
             chunks: the part of its images. The loss takes the mean over the twins.
         twin_branch: the BatchNorm branch that twins go through. "adv", as in the paper: they have their own statistics
@@ -87,10 +88,10 @@ class ConAdv:
     ) -> None:
         if delay < 0:
             raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
-        self.adv_weight = adv_weight
         self._delay = delay
         self._share = TwinShare.from_number(twin_share)
         self._learner = Learner(model, loss, common, twin_branch)
+        self.adv_weight = adv_weight
         self.attack = attack
         keeps = handoff is None and stale_weights is None
         self._stale = Aging(model, delay if keeps else 0)
@@ -121,6 +122,13 @@ class ConAdv:
     def adv_weight(self, adv_weight: float) -> None:
         if not 0 <= adv_weight <= 1:
             raise ValueError(f"adv_weight {adv_weight}: a part of the loss, from 0 to 1")
+        if adv_weight == 1 and (self._learner.twin_branch != "main" or float(self._share) != 1):
+            raise ValueError(
+                "adv_weight 1 learns from twins only, so that all images need one, through the evaluated branch: "
+                'twin_branch="main", twin_share=1'
+            )
+        if adv_weight == 1 and self._learner.place.role == Role.CLEAN:
+            raise ValueError("adv_weight 1 has no clean pass, and this rank does nothing else: join clean and adv")
         self._adv_weight = adv_weight
 
     @property
@@ -221,7 +229,7 @@ class ConAdv:
         for number in range(count):
             chunk = next(clean, None)
             self._attack(chunk if ahead is now else next(attacked, None), self._attacked, number)
-            learnt = chunk if self._does(Role.CLEAN) else None
+            learnt = chunk if self._does(Role.CLEAN) and self.adv_weight < 1 else None
             parts = [] if learnt is None else self._learner.clean_parts(learnt, 1 - self.adv_weight)
             if self._does(Role.ADV) and self._learner.has_twins(self._share, self.step, number):
                 with span("hand-off"):

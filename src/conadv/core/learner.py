@@ -118,7 +118,8 @@ class Learner:
         """The part with the twins of a chunk, such that the mean over all twins of a step has `weight`."""
         part = 1.0 if self.chunk_size is None else share
         assert self.twin_branch is not None
-        tracked = self.twin_branch == "adv"  # the running statistics of the main branch are those of the images
+        # The running statistics of the main branch are those of the images, unless nothing is learnt from these.
+        tracked = self.twin_branch == "adv" or weight == 1
         return Part(self.twin_branch, twin.images, twin.labels, weight / part, twin.call, part, tracked, True)
 
     def scale(self, part: Part, count: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import repeat
 from typing import Literal
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from conadv.config import Recipe
 from conadv.core.attack import Attack
 from conadv.core.batch import Batch, Chunked
-from conadv.core.catalog import ATTACKS, METHODS
+from conadv.core.catalog import ATTACKS, METHODS, MethodInfo
 from conadv.core.handoff import Handoff
 from conadv.core.methods import Method
 from conadv.core.roles import Place, Role
@@ -103,11 +103,16 @@ class Job:
 
 def check_fit(recipe: Recipe, world_size: int) -> Layout:
     """Return the layout of a run, or raise a ValueError if it does not fit; no communication between ranks."""
-    method, chunks = METHODS[recipe.method], recipe.batch_size // recipe.chunk_size
+    method, chunks = method_of(recipe), recipe.batch_size // recipe.chunk_size
     if recipe.layout == "auto":
         layout = choose_layout(method, recipe.delay, world_size, chunks)
     else:
         layout = Layout.fit(recipe.layout, method.duties, world_size)
+    if not method.passes[Role.CLEAN] and Role.CLEAN in layout.roles:
+        raise ValueError(
+            f"adv_weight 1 has no clean pass, so that the clean ranks of layout {str(layout)!r} would do nothing: "
+            f"choose one of {', '.join(map(repr, method.layouts))}"
+        )
     share = TwinShare.from_number(recipe.twin_share)
     layout.check_twins(chunks, share.of if Role.ADV in layout.duties else 1)
     if recipe.together and recipe.data.views != "three" and not any(_BOTH in role for role in layout.roles):
@@ -116,6 +121,18 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
             "twins: drop it, or choose a layout with clean+adv"
         )
     return layout
+
+
+def method_of(recipe: Recipe) -> MethodInfo:
+    """Return the method with the cost that its duties have in this run: with adv_weight 1 there is no clean pass."""
+    method = METHODS[recipe.method]
+    if Role.ATTACK not in method.passes:
+        return method
+    passes = {**method.passes, Role.ATTACK: recipe.attack.steps * method.passes[Role.ATTACK]}
+    if recipe.adv_weight < 1:
+        return replace(method, passes=passes)
+    layouts = tuple(text for text in method.layouts if Role.CLEAN not in Layout.lane_of(text, method.duties).roles)
+    return replace(method, passes={**passes, Role.CLEAN: 0}, layouts=layouts)
 
 
 def build_stream(recipe: Recipe, task: Task) -> Stream:

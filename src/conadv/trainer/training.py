@@ -11,7 +11,6 @@ from typing import Any
 
 from conadv.config import Recipe, dump_recipe, flatten, sealed
 from conadv.core.batchnorm.splitbn import plain_state_dict
-from conadv.core.catalog import METHODS
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.parallel.collectives import World, joined
 from conadv.parallel.launch import world_size
@@ -21,7 +20,7 @@ from conadv.parallel.watch import watched
 from conadv.sinks import SINKS, check_sinks
 from conadv.task.data import Stream
 
-from .build import Job, build_job, build_policy, build_stream, check_fit
+from .build import Job, build_job, build_policy, build_stream, check_fit, method_of
 from .build_task import Task, build_task, open_task_data, resolved
 from .checkpoint import Checkpoint
 from .compiling import compiler_errors
@@ -197,7 +196,7 @@ def _recording(
     ):
         if not quiet and progress.step < job.stop:
             values = flatten(resolved(recipe, job.task.data))
-            for line in preview(values, METHODS[recipe.method].passes, job, progress.step):
+            for line in preview(values, method_of(recipe).passes, job, progress.step):
                 bar.say(line)
         for note in _notes(job):
             bar.say(note)
