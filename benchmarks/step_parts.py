@@ -27,8 +27,8 @@ from conadv.parallel.layout import Layout
 from conadv.study.bench.contender import STEPS, Contender, Share, build_share, gathered
 from conadv.study.bench.layout import contenders
 from conadv.study.bench.ranks import run_ranks
+from conadv.study.bench.result import columns
 from conadv.study.bench.workload import Workload
-from conadv.study.plan.table import columns
 from scripts import run_script
 
 PARTS = (

@@ -18,12 +18,16 @@ from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
-# Files of the root that are pages of the site too.
-_ROOT_PAGES = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+_ROOT = Path(__file__).parents[1]
+# Files outside docs/ that are pages of the site too, and where.
+_OUTSIDE = {name: name.lower() for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")} | {
+    f"studies/{page.parent.name}/README.md": f"studies/{page.parent.name}.md"
+    for page in sorted(_ROOT.glob("studies/*/README.md"))
+}
 # How much a page counts in the site's search; others count 1. Guides come before records that name everything.
 _BOOST = {
     "faq.md": 4.0, "command-line.md": 2.0, "own-loop.md": 2.0, "integrations.md": 2.0, "choosing.md": 2.0,
-    "resume.md": 3.0, "ranks.md": 2.0, "how-it-works.md": 2.0, "paper.md": 2.0, "planning.md": 0.8, "log.md": 0.1,
+    "resume.md": 3.0, "ranks.md": 2.0, "how-it-works.md": 2.0, "paper.md": 2.0, "log.md": 0.1,
     "changelog.md": 0.1,
 }  # fmt: skip
 _BOOST_BELOW = {"results/": 0.3, "design/": 0.2}
@@ -36,11 +40,10 @@ _TABLE, _LONG_CELL = re.compile(r"<table(?=>(.*?)</table>)", re.DOTALL), 60
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the files of the root as pages, with links that lead to pages."""
-    root = Path(config.config_file_path).parent
-    for name in _ROOT_PAGES:
-        text = (root / name).read_text(encoding="utf-8").replace("](docs/", "](")
-        files.append(File.generated(config, name.lower(), content=_link_pages(text, "")))
+    """Add the files outside docs/ as pages, with links that lead to pages."""
+    for name, page in _OUTSIDE.items():
+        text = (_ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](").replace("](../../docs/", "](../")
+        files.append(File.generated(config, page, content=_link_pages(text, "")))
     return files
 
 
@@ -124,6 +127,6 @@ def _exists(reference: str, page: Path, site: Path) -> bool:
 
 
 def _link_pages(text: str, prefix: str) -> str:
-    for name in _ROOT_PAGES:
-        text = text.replace(f"]({prefix}{name}", f"]({name.lower()}")
+    for name, page in _OUTSIDE.items():
+        text = text.replace(f"]({prefix}{name}", f"]({page}")
     return text

@@ -223,10 +223,6 @@ def test_code_to_import_may_be_named_by_a_flag(commands):
         ("eval . --robust --steps 0", "--steps"),
         ("eval . --robust --epsilon 2", "--epsilon"),
         ("eval . --seed 3", "--seed"),
-        ("plan --nodes --json", "--nodes needs a value, but '--json' follows it"),
-        ("plan --sweep --json", "--sweep needs a value, but '--json' follows it"),
-        ("plan --search maybe", "--search is 'maybe' but must be true or false"),
-        ("plan more", "unexpected argument 'more'. See conadv plan --help"),
         ("sweep study.toml --jobs", "--jobs needs a value, but nothing follows it"),
         ("report folder -o --json", "-o needs a value, but '--json' follows it"),
         ("export . model.pt", ".safetensors"),
@@ -439,8 +435,7 @@ PLAIN = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        ("plan --help", 0, "--image-shape"),
-        ("plan", 0, "<- best"),
+        ("sweep --help", 0, "--jobs"),
         ("recipes", 0, "digits"),
         ("data inspect {folder}", 0, "train"),
         ("train ε–日", 2, "no such file"),
@@ -457,12 +452,6 @@ def test_terminals_without_utf_8_get_plain_text(words, status, says, settings, t
     assert done.returncode == status, output
     assert says in output
     assert "codec" not in output
-
-
-def test_terminals_with_utf_8_get_all_of_it():
-    done = start("from conadv.cli import main; main(['plan'])", PYTHONIOENCODING="utf-8")
-    assert "8 × 8 devices" in done.stdout
-    assert "─" in done.stdout
 
 
 def start(program: str, **environment: str) -> subprocess.CompletedProcess[str]:

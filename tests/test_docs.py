@@ -20,14 +20,14 @@ from conadv.study.study_file import read_study
 from conadv.study_commands import resolve
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "design").glob("*.md")])
+PAGES = sorted(page for folder in (".", "docs", "docs/design", "studies/*") for page in ROOT.glob(f"{folder}/*.md"))
 # What is shown and not run: the output of commands, pictures of characters, formulas, part of a job script, and diffs
 # of examples, which tests/integrations compares.
 SHOWN = {"", "text", "math", "diff"}
 # Records of what was once typed: their commands and scripts may be gone.
 HISTORY = ("log.md", "CHANGELOG.md")
 # Commands that take at most a second, and need no files.
-CHEAP = ("--version", "recipes", "plan --batch-size 98304 --nodes 64")
+CHEAP = ("--version", "recipes")
 
 
 class Block(NamedTuple):
@@ -133,7 +133,7 @@ def test_make_targets_and_scripts_exist():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"(?:`|^\$ |^)make ([a-z]+)", text, re.MULTILINE)) - {"it"}
     assert named and named <= targets
-    for script in re.findall(r"(?:benchmarks|examples|tests)/[\w/]+\.py", text):
+    for script in re.findall(r"(?:benchmarks|examples|studies|tests)/[\w/]+\.py", text):
         assert (ROOT / script).exists(), script
 
 
@@ -142,6 +142,8 @@ def test_every_page_is_in_the_navigation():
     docs = ROOT / "docs"
     for page in docs.rglob("*.md"):
         assert page.relative_to(docs).as_posix() in navigation, f"add {page.name} to the navigation of mkdocs.yml"
+    for page in ROOT.glob("studies/*/README.md"):
+        assert f"studies/{page.parent.name}.md" in navigation, f"add {page.parent.name} to the navigation of mkdocs.yml"
 
 
 def test_every_public_name_is_in_the_reference():

@@ -13,16 +13,13 @@ import tiny
 from conadv import cli, config
 from conadv.setting import Setting, settings_of
 from conadv.study.bench.workload import Workload
-from conadv.study.plan.request import PlanRequest
 from conadv.task.data import bounds
 from ranks import Run
 
 FLOAT32 = torch.finfo(torch.float32).max
 GIANTS = ("1" + "0" * 5000, "1e308", "1e39", str(2**63 - 1), "1000000000000", "1000000000", "100000", "8192", "4000")
 RECIPE = [setting for setting in config.settings().values() if setting.kind in (int, float)]
-OTHERS = [
-    setting for table in (PlanRequest, Workload) for setting in settings_of(table) if setting.kind in (int, float)
-]
+OTHERS = [setting for setting in settings_of(Workload) if setting.kind in (int, float)]
 
 
 def key(setting: Setting) -> str:

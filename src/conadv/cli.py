@@ -232,12 +232,6 @@ def _app() -> App:
     data = App(name="data", help="Inspect data sets.", sort_key=4)
     data.command(inspect_data, name="inspect")
     app.command(data)
-    app.command(
-        "conadv.study.plan.command:command",
-        name="plan",
-        sort_key=7,
-        help="Estimate time and cost on a cluster: ranks by role, time per step, hours, and the cost of each method.",
-    )
     app.command(study_commands.sweep, sort_key=5)
     app.command(study_commands.report, sort_key=6)
     app.command(study_commands.timeline, sort_key=9)

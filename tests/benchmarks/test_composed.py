@@ -13,8 +13,6 @@ from conadv.study.bench.alternate import silent
 from conadv.study.bench.contender import Contender, wire
 from conadv.study.bench.layout import Echo, role_alone
 from conadv.study.bench.workload import Workload
-from conadv.study.plan.measured import compare_layouts
-from study.plans import request
 
 TINY = Workload("resnet8", width=4, chunk_size=6, image_size=8)
 ROLES = {
@@ -47,14 +45,13 @@ def test_a_step_is_the_longest_rank_with_its_hand_off_and_then_the_exchange() ->
     assert three["conadv"] == pytest.approx([3.05 + 0.5, 7.0 + 0.6 + 0.5])  # hidden in the first round, not the second
 
 
-def test_the_planner_reads_the_names(monkeypatch) -> None:
+def test_every_method_is_compared_with_vanilla(monkeypatch) -> None:
     monkeypatch.setattr(composed, "OVERLAPPED", {name: METHODS[name].overlapped for name in ("recycled", "conadv")})
     monkeypatch.setattr(composed, "run_ranks", lambda tasks, size, workload, rounds: [BETWEEN[size]])
     monkeypatch.setattr(composed, "roles_alone", lambda workload, rounds, tell: ROLES)
     found = composed.measure(TINY, 2, silent)
     assert all(result.to_json()["composed"] is True for result in found.results)
-    compared = {row.name for row in compare_layouts(request(), {"results": [r.to_json() for r in found.results]})}
-    assert compared == {
+    assert {result.name for result in found.results} >= {
         *("recycled/vanilla-2", "recycled/vanilla-1", "disadv/vanilla-2", "disadv/vanilla-1", "vanilla-2/vanilla-1"),
         *("conadv/vanilla-3", "conadv/vanilla-1", "vanilla-3/vanilla-1"),
     }

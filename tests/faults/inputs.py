@@ -1,6 +1,6 @@
 """Hostile inputs beside data sets, each a function of a seed: `build` writes one, `exercise` reads it as users would.
 
-recipes, study files, flags of every command, layouts, plans, checkpoints (safetensors and their JSON), metrics,
+recipes, study files, flags of every command, layouts, checkpoints (safetensors and their JSON), metrics,
 reports and traces. Where a file has a digest, half of the cases have a digest that is right.
 """
 
@@ -22,8 +22,6 @@ import torch
 from conadv import cli, config
 from conadv.core.catalog import METHODS
 from conadv.parallel.layout import Layout
-from conadv.setting import settings_of
-from conadv.study.plan.request import PlanRequest
 from conadv.study.study_file import read_study
 from conadv.study.timeline import read_timeline
 from conadv.trainer import checkpoint, metrics, trained, training
@@ -97,22 +95,10 @@ def _study(random: Random, root: Path) -> Path:
 
 def _flags(random: Random, root: Path) -> Path:
     """One word per line, since words have no line breaks of their own here but for escaped ones."""
-    command = random.choice(
-        ("train", "eval", "export", "plan", "recipes", "data inspect", "report", "timeline", "bench")
-    )
+    command = random.choice(("train", "eval", "export", "recipes", "data inspect", "report", "timeline", "bench"))
     words = command.split() + [random.choice(("digits", str(root), *TEXTS))] * random.randrange(3)
-    table = settings_of(PlanRequest) if command == "plan" else config.settings().values()
-    for setting in random.choices([*table], k=random.randrange(4)):
+    for setting in random.choices([*config.settings().values()], k=random.randrange(4)):
         words += [setting.flag, _value(random)]
-    (root / "words.json").write_text(json.dumps(words))
-    return root / "words.json"
-
-
-def _plan(random: Random, root: Path) -> Path:
-    words = ["plan"]
-    for setting in random.choices(settings_of(PlanRequest), k=random.randrange(1, 4)):
-        good = random.choice(setting.choices) if setting.choices else str(random.choice((1, 2, 0.5, 64, 1e-6, 1e6)))
-        words += [setting.flag, good if random.random() < 0.7 else _value(random)]
     (root / "words.json").write_text(json.dumps(words))
     return root / "words.json"
 
@@ -265,7 +251,6 @@ USES: dict[Callable[[Random, Path], Path], Callable[[Random, Path], str]] = {
     _recipe: _use_recipe,
     _study: lambda random, path: _allowed(lambda: read_study(path, _resolve)),
     _flags: _use_command,
-    _plan: _use_command,
     _layout: _use_layout,
     _checkpoint: _use_checkpoint,
     _metrics: lambda random, path: _allowed(lambda: metrics.read_metrics(path)),
@@ -273,5 +258,5 @@ USES: dict[Callable[[Random, Path], Path], Callable[[Random, Path], str]] = {
     _report: _use_report,
 }
 # A report takes a second, a command a third of one, everything else milliseconds.
-_SELDOM = {_flags: 3, _plan: 2, _report: 1}
+_SELDOM = {_flags: 3, _report: 1}
 KINDS = [kind for kind in USES for _ in range(_SELDOM.get(kind, 9))]

@@ -14,8 +14,6 @@ from conadv.study.bench.contender import Contender, build_share
 from conadv.study.bench.layout import LANES, contenders, vanilla_of
 from conadv.study.bench.ranks import places, run_ranks
 from conadv.study.bench.workload import Workload
-from conadv.study.plan.measured import compare_layouts
-from study.plans import request
 
 TINY = Workload("resnet8", width=4, chunk_size=6, image_size=8)
 CPU = torch.device("cpu")
@@ -69,14 +67,6 @@ def test_a_method_whose_ranks_have_no_cores_of_their_own_is_left_out_with_a_note
 def test_goals_are_beside_what_they_are_for(measure) -> None:
     goals = {result.name: str(result.goal) for result in measure(2)[0].results if result.goal is not None}
     assert goals == {"recycled/vanilla-2": "≤ 1.03", "recycled/vanilla-1": "≤ 1.06", "disadv/vanilla-2": "≥ 1.5"}
-
-
-def test_the_planner_reads_the_names(measure) -> None:
-    document = {"results": [result.to_json() for result in measure(3)[0].results]}
-    compared = {row.name for row in compare_layouts(request(), document)}
-    expected = {f"{method}/vanilla-{ranks}" for method, width in WIDTHS.items() for ranks in (1, width)}
-    assert compared == expected | {"vanilla-2/vanilla-1", "vanilla-3/vanilla-1"}
-    assert {"recycled/vanilla-2", "disadv/vanilla-2", "conadv/vanilla-3"} <= compared
 
 
 # --- several ranks per role ---

@@ -17,18 +17,17 @@ from cyclopts import Parameter
 from conadv.flags import Json, flags_of, parse_flags, with_flags
 from conadv.machine import processor, usable_cores
 from conadv.setting import did_you_mean
-from conadv.study.plan.table import columns
 from conadv.task.models import check_output
 from conadv.trainer.folder import versions
 
 from . import layout, step
 from .alternate import Tell, progress
 from .ranks import one_core
-from .result import Findings
+from .result import Findings, columns
 from .workload import Workload
 
 _WHICH = """What to measure. none: both, one after the other.
-step: each method against vanilla, vanilla against a plain PyTorch loop, and the times that conadv plan reads.
+step: each method against vanilla, vanilla against a plain PyTorch loop, and the times of passes.
 layout: roles on separate ranks against vanilla on as many ranks."""
 _RATIOS = (
     *("benchmark", "ratio of times", "median", "10 %", "90 %", "median within", "n", "by work", "by flops"),

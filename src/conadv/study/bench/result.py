@@ -68,7 +68,7 @@ class Result:
     """A ratio of two times, or a time."""
 
     name: str
-    """FIRST/SECOND of a ratio; of a time, a name that `conadv plan --measured` may know."""
+    """FIRST/SECOND of a ratio; of a time, the name of what was timed."""
     spread: Spread
     goal: Goal | None = None
     unit: Unit = "ratio"
@@ -129,3 +129,23 @@ def _sure_rank(n: int) -> int:
     """The largest r such that fewer than r of n values lie below the median with a probability of at most 2.5 %."""
     probabilities = accumulate(math.comb(n, below) * 0.5**n for below in range(n))
     return max(1, sum(probability <= 0.025 for probability in probabilities))
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Align a header and rows in columns: text to the left, numbers to the right."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    to_right = [all(_is_number(row[place]) for row in rows[1:]) for place in range(len(rows[0]))]
+    rule = ["─" * width for width in widths]
+    lines = []
+    for row in (rows[0], rule, *rows[1:]):
+        cells = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, to_right, strict=True)
+        )
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _is_number(cell: str) -> bool:
+    """Whether a cell holds a number or a placeholder for one."""
+    return cell in ("", "-") or cell.lstrip("+-")[:1].isdigit()

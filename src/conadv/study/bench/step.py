@@ -35,7 +35,7 @@ Step = Callable[[], object]
 
 
 def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
-    """Ratios of step times, and the times of passes that `conadv plan` reads."""
+    """Ratios of step times, and the times of passes."""
     # The difference to the plain loop is small, so it gets more rounds, without other candidates in between.
     overhead = alternate(plainest(workload), 2 * rounds, tell=tell)
     methods = {name: method_step(workload, name) for name in METHODS}
@@ -146,7 +146,7 @@ def _count_flops(step: Step) -> int:
 
 
 def _pass_times(laps: Laps, images: int) -> list[Result]:
-    """Times under the names that `conadv plan` reads. They include the overhead of a pass at this chunk size."""
+    """Times of passes. They include the overhead of a pass at this chunk size."""
 
     def seconds(name: str, less: str | None = None, share: int = images) -> Spread:
         times = list(map(work_time, laps[name]))
