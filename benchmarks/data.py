@@ -44,7 +44,7 @@ class Reading:
     """Sizes of the benchmark."""
 
     path: Path | None = None
-    """An image folder, shards or Parquet; None: ImageNet-sized JPEGs made for the benchmark."""
+    """An image folder or shards; None: ImageNet-sized JPEGs made for the benchmark."""
     images: int = 256
     """How many of them a lap reads."""
     size: int = 224
@@ -170,7 +170,7 @@ def _images(reading: Reading, folder: Path) -> Encoded:
         _make_images(folder / "made", reading.images)
     source = open_data("path", reading.path or folder / "made").train
     if not isinstance(source, Encoded):
-        raise ValueError(f"{reading.path}: holds arrays, which nothing has to decode; give a folder, shards or Parquet")
+        raise ValueError(f"{reading.path}: holds arrays, which nothing has to decode; give a folder or shards")
     if len(source) < reading.images:
         raise ValueError(f"{reading.path}: {len(source)} training images; take {len(source)} or fewer")
     return source.take(range(reading.images))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +20,10 @@ from ranks import Pool, Run
 
 # On a busy two-core machine two threads can be fifteen times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Read by the datasets library when it is imported: nothing is asked of the hub, and its files are temporary.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="conadv-hf-")
+atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 torch.set_num_threads(1)
 
 # A busy machine is no failure. Examples are other ones in each run, so that half of the usual number is enough.

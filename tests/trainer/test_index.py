@@ -15,7 +15,6 @@ from task.data.test_index import WRITERS
 # The files that hold images of an array alone; what a rank needs of other files is a few samples.
 WHOLE = {
     "npy": ["/test_images.npy", "/train_images.npy"],
-    "idx": ["/t10k-images-idx3-ubyte", "/train-images-idx3-ubyte"],
 }
 
 
@@ -65,7 +64,7 @@ def test_a_rank_with_other_pixels_is_named(start, tmp_path):
     assert line.startswith("error: rank 1 sees training pixels ")
 
 
-@pytest.mark.parametrize("kind", ["folder", "npy", "parquet"])
+@pytest.mark.parametrize("kind", ["folder", "npy"])
 def test_a_rank_without_the_data_is_named(kind, start, tmp_path):
     write(kind, tmp_path / "here", 24)
     run = start(words(tmp_path / "here"), 2, odd=words(tmp_path / "nowhere"))

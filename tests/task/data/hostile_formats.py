@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import io
-import json
 import pickle
 import struct
 import tarfile
@@ -14,35 +12,14 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from task.data import hostile_images as images
 from task.data.hostile_images import SIZES
 from task.data.samples import jpeg_set, members_of, write_folder, write_shards_by_hand, write_tar
 from task.data.test_cifar import files_of, write_archive
-from task.data.test_idx import idx
-from task.data.test_parquet import write_table
 
 TRAIN, TEST = jpeg_set(6, height=10, width=12), jpeg_set(2, height=10, width=12)
 IMAGES, LABELS = np.arange(6 * 9 * 8, dtype=np.uint8).reshape(6, 9, 8), np.array([0, 1, 2, 0, 1, 2], np.uint8)
-
-
-def write_idx(random: Random, root: Path) -> Path:
-    root.mkdir()
-    end, pack = random.choice((("", bytes), (".gz", gzip.compress)))
-    for part, count in (("train", 6), ("t10k", 3)):
-        (root / f"{part}-images-idx3-ubyte{end}").write_bytes(pack(idx(IMAGES[:count])))
-        (root / f"{part}-labels-idx1-ubyte{end}").write_bytes(pack(idx(LABELS[:count])))
-    return root
-
-
-def idx_header(random: Random, root: Path) -> None:
-    file = random.choice(sorted(root.iterdir()))
-    dimensions = random.choice((0, 1, 2, 3, 4, 255))
-    shape = [random.choice(SIZES) % 2**32 for _ in range(dimensions)]
-    content = struct.pack(f">HBB{dimensions}I", 0, 8, dimensions, *shape) + bytes(random.choice((0, 100, 10**7)))
-    file.write_bytes(gzip.compress(content, 1) if file.suffix == ".gz" else content)
 
 
 def _arrays(random: Random) -> dict[str, np.ndarray]:
@@ -137,65 +114,6 @@ def npz_damage(random: Random, path: Path) -> None:
             at = content.index(mark) + place
             content[at : at + 2] = struct.pack("<H", random.choice((1, 9, 97, 2**15, 2**16 - 1)))
     path.write_bytes(content)
-
-
-def write_parquet(random: Random, root: Path) -> Path:
-    names = random.choice((None, ["cat", "dog"]))
-    write_table(root / "train-0.parquet", TRAIN, names)
-    write_table(root / "test-0.parquet", TEST, names)
-    return root
-
-
-def parquet_note(random: Random, root: Path) -> None:
-    odd = ("{", "[]", "3", "null", '"x"', "[" * 100_000, '{"info": 3}', '{"info": {"features": []}}')
-    shapes = [{"names": value} for value in (3, "cat", [1, 2], [None], {"a": 1}, [["a"]], [], ["a", "a"])]
-    notes = [*odd, *(json.dumps({"info": {"features": {"label": shape}}}) for shape in [*shapes, 7, None, [3]])]
-    table = pq.read_table(root / "train-0.parquet")
-    key = random.choice(("huggingface", "huggingface", "other"))
-    pq.write_table(table.replace_schema_metadata({key: random.choice(notes)}), root / "train-0.parquet")
-
-
-def parquet_cells(random: Random, root: Path) -> None:
-    count = random.choice((0, 1, 6))
-    images = (
-        [TRAIN[0][0]] * count,
-        ["text"] * count,
-        [None] * count,
-        [{"bytes": "text"}] * count,
-        [{"bytes": None}] * count,
-        [{"bytes": b"x", "path": 3}] * count,
-        [[b"x"]] * count,
-        [b"x" * 10**6] * count,
-        pa.array([TRAIN[0][0]] * count).dictionary_encode(),
-        pa.array([TRAIN[0][0]] * count, pa.large_binary()),
-        pa.array([None] * count, pa.struct([("bytes", pa.binary())])),
-        pa.array([b"abcdefgh"] * count, pa.binary(8)),
-    )
-    labels = (
-        list(range(count)),
-        [2**60] * count,
-        [-5] * count,
-        [None] * count,
-        pa.array([2**64 - 1] * count, pa.uint64()),
-        [True] * count,
-        ["cat"] * count,
-        [[0]] * count,
-        pa.array([1] * count, pa.int8()),
-        pa.array([0] * count).dictionary_encode(),
-    )
-    columns = {"image": random.choice(images), "label": random.choice((labels[0], *labels))}
-    compression = random.choice(("none", "snappy", "gzip", "zstd", "brotli"))
-    pq.write_table(pa.table(columns), root / "train-0.parquet", compression=compression)
-
-
-def parquet_bomb(random: Random, root: Path) -> None:
-    """Rows without number that are all the same, which a dictionary holds in a few bytes."""
-    cell, count = random.choice(((b"x", 10**6), (bytes(10**6), 3_000), (bytes(2 * 10**7), 500)))
-    image = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([cell]))
-    table = pa.table({"image": image, "label": pa.array(np.zeros(count, np.int64))})
-    pq.write_table(
-        table.replace_schema_metadata(None), root / "train-0.parquet", compression="zstd", store_schema=False
-    )
 
 
 def write_shards(random: Random, root: Path) -> Path:
@@ -355,10 +273,8 @@ def write_tree(random: Random, root: Path) -> Path:
 
 
 FORMATS: dict[str, Callable[[Random, Path], Path]] = {
-    "IDX": write_idx,
     "npy": write_npy,
     "npz": write_npz,
-    "Parquet": write_parquet,
     "shards": write_shards,
     "CIFAR": write_cifar,
     "JPEG": images.write_jpegs,
@@ -367,10 +283,8 @@ FORMATS: dict[str, Callable[[Random, Path], Path]] = {
     "folder": write_tree,
 }
 STRUCTURES: dict[str, tuple[Callable[[Random, Path], None], ...]] = {
-    "IDX": (idx_header,),
     "npy": (npy_damage,),
     "npz": (npz_damage,),
-    "Parquet": (parquet_note, parquet_cells, parquet_cells, parquet_bomb),
     "shards": (shard_headers, shard_headers, shard_labels),
     "CIFAR": (cifar_pickle, cifar_pickle, cifar_bomb),
     "JPEG": (images.jpeg_frame, images.jpeg_frame, images.jpeg_scans, images.jpeg_notes),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
 Sample = tuple[str, bytes]
@@ -79,3 +82,26 @@ def write_folder(root: Path, train: list[tuple[bytes, int]], test: list[tuple[by
             place.mkdir(parents=True, exist_ok=True)
             (place / f"{index:04d}.JPEG").write_bytes(data)
     return root
+
+
+def write_table(path: Path, samples: list[tuple[bytes | None, int | None]], names: list[str] | None = None) -> Path:
+    """Parquet as the hub has it; with `names` of classes, the features are noted in the schema."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pictures = [{"bytes": data, "path": None} for data, _ in samples]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table(
+        {"image": pa.array(pictures, kind), "label": pa.array([label for _, label in samples], pa.int64())}
+    )
+    if names is not None:
+        features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, path, row_group_size=3)
+    return path
+
+
+def write_hub(root: Path, train: list[tuple[bytes, int]], test: list[tuple[bytes, int]]) -> str:
+    """Two files of training images and one for the test."""
+    write_table(root / "data" / "train-00000-of-00002.parquet", train[:5])
+    write_table(root / "data" / "train-00001-of-00002.parquet", train[5:])
+    write_table(root / "data" / "test-00000-of-00001.parquet", test)
+    return f"hf:{root}"

@@ -9,7 +9,7 @@ import pytest
 from task.data.hostile import build, exercise
 from task.data.hostile_formats import FORMATS
 
-CASES, GROUPS = 200, 10
+CASES, GROUPS = 160, 8
 
 
 @pytest.mark.timeout(120)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from conadv.task.data import DataSet, open_data
 from conadv.task.data.index import pack_index, unpack_index
 from task.data.samples import jpeg_set, write_folder, write_shards_by_hand
 from task.data.test_cifar import files_of, write_archive
-from task.data.test_idx import idx
-from task.data.test_open import TEST, TRAIN, write_arrays, write_tables
+from task.data.test_open import TEST, TRAIN, write_arrays
 
 Samples = list[tuple[bytes, int]]
 
@@ -27,18 +24,8 @@ def write_npz(root: Path, train: Samples, test: Samples) -> Path:
     return path
 
 
-def write_idx(root: Path, train: Samples, test: Samples) -> Path:
-    """Grey images, as IDX files have them."""
-    root.mkdir()
-    for part, samples in (("train", train), ("t10k", test)):
-        images = np.stack([np.asarray(Image.open(BytesIO(data)).convert("L")) for data, _ in samples])
-        (root / f"{part}-images-idx3-ubyte").write_bytes(idx(images))
-        (root / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.array([label for _, label in samples], np.uint8)))
-    return root
-
-
-FILES = {"folder": write_folder, "shards": write_shards_by_hand, "parquet": write_tables}
-WRITERS = {**FILES, "npy": write_arrays, "npz": write_npz, "idx": write_idx}
+FILES = {"folder": write_folder, "shards": write_shards_by_hand}
+WRITERS = {**FILES, "npy": write_arrays, "npz": write_npz}
 
 
 def names(data: DataSet, root: Path) -> list[str]:
@@ -63,13 +50,6 @@ def test_the_index_opens_the_same_images_elsewhere(kind: str, tmp_path: Path) ->
     assert other.name == "toy"
     (shutil.copytree if elsewhere.is_dir() else shutil.copy)(elsewhere, root)
     assert_same(data, root, other, elsewhere)
-
-
-def test_another_number_of_rows_is_an_error(tmp_path: Path) -> None:
-    here, there = (write_tables(tmp_path / name, train, TEST) for name, train in (("a", TRAIN), ("b", TRAIN[1:])))
-    packed = pack_index(open_data("path", here), here)
-    with pytest.raises(ValueError, match=r"parquet: 6 rows where rank 0 has 7: give all ranks the same data$"):
-        unpack_index(packed, there, channels=3)
 
 
 @pytest.mark.parametrize("kind", FILES)

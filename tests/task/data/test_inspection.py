@@ -11,7 +11,6 @@ from PIL import Image
 
 from conadv.task.data.inspection import inspect_data
 from task.data.samples import encode, jpeg_set, picture, write_folder
-from task.data.test_idx import write as write_idx
 
 
 @pytest.fixture
@@ -72,8 +71,10 @@ def test_the_sheet_shows_images_in_the_row_of_their_class(root: Path, tmp_path: 
 
 
 def test_arrays_are_inspected_too(tmp_path: Path) -> None:
-    (tmp_path / "idx").mkdir()
-    found = inspect_data(write_idx(tmp_path / "idx"), tmp_path / "sheet.png")
+    images, labels = np.arange(120, dtype=np.uint8).reshape(6, 5, 4), np.array([0, 1, 2, 0, 1, 2])
+    arrays = {"train_images": images, "train_labels": labels, "test_images": images, "test_labels": labels}
+    np.savez(tmp_path / "a.npz", **arrays)
+    found = inspect_data(tmp_path / "a.npz", tmp_path / "sheet.png")
     assert found.lines()[1] == "  train  6 images in 3 classes, 4 × 5 pixels"
     assert pixels_of(tmp_path / "sheet.png").shape == (330, 768, 3)
 

@@ -12,22 +12,12 @@ from PIL import Image
 
 from conadv.task.augment import augmentation
 from conadv.task.data import DataSet, Fit, Stream, evaluation_batches, open_data
-from conadv.task.data.idx import find_idx
 from conadv.task.data.open import find_data
 from conadv.task.data.write_shards import write_shards
-from task.data.samples import encode, jpeg_set, picture, write_folder, write_shards_by_hand
+from task.data.samples import encode, jpeg_set, picture, write_folder, write_hub, write_shards_by_hand
 from task.data.test_cifar import files_of
-from task.data.test_idx import write as write_idx
-from task.data.test_parquet import write_table
 
 TRAIN, TEST = jpeg_set(12, height=20, width=24), jpeg_set(4, height=20, width=24)
-
-
-def write_tables(root: Path, train: list[tuple[bytes, int]], test: list[tuple[bytes, int]]) -> Path:
-    write_table(root / "data" / "train-00000-of-00002.parquet", train[:5])
-    write_table(root / "data" / "train-00001-of-00002.parquet", train[5:])
-    write_table(root / "data" / "test-00000-of-00001.parquet", test)
-    return root
 
 
 def write_arrays(root: Path, train: list[tuple[bytes, int]], test: list[tuple[bytes, int]]) -> Path:
@@ -42,7 +32,7 @@ def write_arrays(root: Path, train: list[tuple[bytes, int]], test: list[tuple[by
 WRITERS = {
     "image folder": write_folder,
     "tar shards": write_shards_by_hand,
-    "Parquet": write_tables,
+    "Hugging Face": write_hub,
     "NumPy arrays": write_arrays,
 }
 
@@ -58,21 +48,16 @@ def read(stream: Stream) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_forms_are_recognized(tmp_path: Path, kind: str) -> None:
-    found = find_data(WRITERS[kind](tmp_path / "toy", TRAIN, TEST))
+    found = find_data(Path(WRITERS[kind](tmp_path / "toy", TRAIN, TEST)))
     assert found.kind == kind
     assert (len(found.data.train), len(found.data.test), len(found.data.train.classes)) == (12, 4, 2)
     assert found.data.name == "toy"
 
 
-def test_idx_and_cifar_are_recognized(tmp_path: Path) -> None:
-    for name in ("idx", "cifar"):
-        (tmp_path / name).mkdir()
-    write_idx(tmp_path / "idx", end=".gz")
+def test_cifar_is_recognized(tmp_path: Path) -> None:
     for name, content in files_of("10-py")[0].items():
-        (tmp_path / "cifar" / name).write_bytes(content)
-    assert find_idx(tmp_path / "idx") is not None
-    assert find_data(tmp_path / "idx").kind == "IDX files"
-    assert find_data(tmp_path / "cifar").kind == "CIFAR's own files"
+        (tmp_path / name).write_bytes(content)
+    assert find_data(tmp_path).kind == "CIFAR's own files"
 
 
 @pytest.mark.parametrize("size", [16, None])

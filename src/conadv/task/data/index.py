@@ -13,19 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from conadv.task.data import idx, numpy_files
+from conadv.task.data import numpy_files
 from conadv.task.data.cache import Table, pack_strings, unpack_strings
 from conadv.task.data.encoded import Encoded
-from conadv.task.data.parquet import Tables
 from conadv.task.data.source import Arrays, DamagedError, DataSet, Source
 from conadv.task.data.stored import Parts, Stored
 
 _PLACES = ("file", "offset", "size")
-_ARRAYS = {"numpy": numpy_files.read_images, "idx": idx.read_images}
+_ARRAYS = {"numpy": numpy_files.read_images}
 
 
 def pack_index(data: DataSet, root: Path) -> bytes:
-    """The index of a data set below `root`; empty for CIFAR, whose labels and images each process reads together."""
+    """The index of a data set below `root`; empty for CIFAR and the hub, which each process reads by itself."""
     table: Table = _texts("data", [data.name])
     for part, source in (("train", data.train), ("test", data.test)):
         columns = _columns(source, root)
@@ -62,12 +61,10 @@ def _columns(source: Source, root: Path) -> Table | None:
         return None if source.origin is None else {"label": source.labels, **_texts("origin", source.origin)}
     assert isinstance(source, Encoded)
     stored = source.read
+    if not isinstance(stored, Stored):
+        return None
     names = [_below(source.name(index), root) for index in range(len(source))]
     columns: Table = {"label": source.labels, **_texts("name", names)}
-    if isinstance(stored, Tables):
-        files = _texts("table", [_below(file, root) for file in stored.files])
-        return {**columns, **files, "count": np.array(stored.counts), "row": stored.rows}
-    assert isinstance(stored, Stored)
     if stored.parts is None:
         return columns
     places = {place: getattr(stored.parts, place) for place in _PLACES}
@@ -80,10 +77,6 @@ def _source(table: Table, part: str, root: Path, classes: tuple[str, ...], chann
         kind, name = _strings(table, f"{part} origin")
         return Arrays(_ARRAYS[kind](root, name), labels, classes, (kind, name))
     names = list(map(_join(root), _strings(table, f"{part} name")))
-    if f"{part} table" in table:
-        tables = list(map(_join(root), _strings(table, f"{part} table")))
-        counts, rows = (table[f"{part} {column}"].astype(np.int64) for column in ("count", "row"))
-        return Encoded(names, labels, classes, Tables.read_again(tables, counts.tolist(), rows), channels)
     if f"{part} file" not in table:
         return Encoded(names, labels, classes, Stored(names), channels)
     shards = list(map(_join(root), _strings(table, f"{part} shard")))

@@ -14,10 +14,9 @@ from conadv.task.data.cifar import find_cifar
 from conadv.task.data.embedded import digits, synthetic
 from conadv.task.data.encoded import Listing, numbered_classes
 from conadv.task.data.folder import folder_classes, has_class_folders, list_folder, split_folders
-from conadv.task.data.idx import find_idx, open_idx
+from conadv.task.data.hf import PREFIX, open_hub
 from conadv.task.data.index import pack_index, unpack_index
 from conadv.task.data.numpy_files import open_arrays
-from conadv.task.data.parquet import list_tables, table_classes
 from conadv.task.data.regular import plain_errors
 from conadv.task.data.scan import Scan, scan
 from conadv.task.data.shards import list_shards
@@ -26,8 +25,8 @@ from conadv.task.data.splits import class_names, split_files, stratified
 
 KNOWN = (
     "an image folder (train/CLASS/*.jpg and val/CLASS/*.jpg), tar shards (*train*.tar and *val*.tar), "
-    "Parquet (*train*.parquet and *test*.parquet), IDX files (train-images-idx3-ubyte.gz and so on), CIFAR's "
-    "archives or their folders, NumPy arrays (train_images.npy and so on)"
+    "CIFAR's archives or their folders, NumPy arrays (train_images.npy and so on), or hf:NAME_OR_PATH for a data set "
+    "of the Hugging Face hub or a folder of Parquet files"
 )
 
 # Runs a function in one process, and returns its result in all of them.
@@ -48,7 +47,7 @@ def open_data(
 
     Args:
         name: "digits", "synthetic", or "path" for your own.
-        path: Folder or file of your own data; its format is detected.
+        path: Folder or file of your own data; its format is detected. Or hf:NAME_OR_PATH.
         train_size: Number of training images to use; None: all.
         image_size: Height and width of synthetic images, in pixels.
         channels: Channels of synthetic images, and what encoded images are converted to. Arrays keep theirs.
@@ -57,7 +56,7 @@ def open_data(
             (`DataSet.skipped`). To find them, every image is decoded once; the result is cached until the files change.
         share: If several processes open the same data: runs a function in one of them, and returns its bytes in all.
             That process lists the files and reads the labels, and the others get the index. Each process reads images
-            that are held in memory (Parquet, NumPy, IDX) by itself, and CIFAR's files with their labels.
+            that are held in memory (NumPy) by itself, and CIFAR's files and the hub's with their labels.
     """
     match name:
         case "digits":
@@ -135,6 +134,9 @@ class Found:
 
 def find_data(path: Path, channels: int = 3) -> Found:
     """Detect the format of the data at a path; the error for an unknown one lists the known formats."""
+    if str(path).startswith(PREFIX):
+        first, second, classes, digest = open_hub(str(path))
+        return replace(_encoded("Hugging Face", path, [], first, second, classes, channels), stamp=lambda: digest)
     if not path.exists():
         raise ValueError(
             f"data {str(path)!r}: no such file or directory; pass the path of your data set (conadv train: --data.path)"
@@ -143,14 +145,8 @@ def find_data(path: Path, channels: int = 3) -> Found:
         raise ValueError(f"{path}: neither a regular file nor a directory; it can be {KNOWN}")
     if arrays := open_arrays(path):
         return Found("NumPy arrays", arrays)
-    if path.is_dir() and (files := find_idx(path)):
-        return Found("IDX files", open_idx(files, path.name))
     if cifar := find_cifar(path):
         return Found("CIFAR's own files", cifar)
-    if tables := _below(path, ".parquet"):
-        train, test = split_files(tables, path)
-        classes = table_classes(train[0]) or class_names(path)
-        return _encoded("Parquet", path, tables, list_tables(train), list_tables(test), classes, channels)
     if shards := _below(path, ".tar"):
         train, test = split_files(shards, path)
         return _encoded("tar shards", path, shards, list_shards(train), list_shards(test), class_names(path), channels)

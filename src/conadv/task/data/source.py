@@ -1,7 +1,7 @@
 """Sources of images: labels, class names, and a picture for every index.
 
-folder, tar shards, Parquet ──> Encoded (bytes, decoded on demand) ─┐
-digits, synthetic, IDX, CIFAR, NumPy ──> Arrays (all in memory) ────┴─> Source ──> Stream
+folder, tar shards, hub ──> Encoded (bytes, decoded on demand) ─┐
+digits, synthetic, CIFAR, NumPy ──> Arrays (all in memory) ─────┴─> Source ──> Stream
 """
 
 from __future__ import annotations
