@@ -8,68 +8,41 @@ also checks whether the attack succeeded, which is one more forward pass.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
-from types import ModuleType
-from typing import Any
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from conadv.core.batch import Chunk
-from conadv.study.bench.alternate import Tell, alternate
-from conadv.study.bench.command import Measurement
-from conadv.study.bench.result import Findings, Goal, work_ratio
-from conadv.study.bench.step import Step, method_step, sgd
-from conadv.study.bench.workload import EPSILON, Workload, attack
-from libraries import absence, load
-from scripts import run_workload
+from alternate import alternate, arguments, compare, one_core, report
+from step import ATTACK, Step, chunk, method_step, network, sgd
 
+with warnings.catch_warnings():  # foolbox imports from where scipy has moved things away from
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import foolbox
 
-def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
-    """Time of foolbox divided by ours, on the same network and batch."""
-    foolbox = load("foolbox")
-    if foolbox is None:
-        return Findings([], notes=[absence("foolbox")])
-    runs = {
-        **attacks(foolbox, workload.build().eval(), workload.pixels()),
-        "disadv": method_step(workload, "disadv"),
-        "naive": naive_step(foolbox, workload.build(), workload.pixels()),
-    }
-    laps = alternate(runs, rounds, tell=tell)
-    return Findings(
-        [
-            work_ratio(laps, "foolbox-unchecked", "pgd", Goal("≥", 1.3)),
-            work_ratio(laps, "foolbox", "pgd"),
-            work_ratio(laps, "naive", "disadv"),
-        ],
-        notes=[
-            "foolbox-unchecked: its attack alone; foolbox: as its manual calls it, which checks whether it succeeded",
-            "naive: clean and adversarial training from foolbox and a plain loop",
-        ],
-    )
+THEIRS = foolbox.attacks.LinfPGD(abs_stepsize=ATTACK.epsilon, steps=1, random_start=False)
 
 
-def attacks(foolbox: ModuleType, model: nn.Module, batch: Chunk) -> dict[str, Step]:
+def attacks(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Step]:
     """The same step from the same images by both, with running statistics, as foolbox needs."""
     images, labels = batch
-    ours = replace(attack(), branch="main", statistics="running")
-    theirs = _linf_pgd(foolbox)
+    ours = replace(ATTACK, branch="main", statistics="running")
     wrapped = foolbox.PyTorchModel(model, bounds=(0, 1))
     return {
-        "foolbox-unchecked": lambda: theirs.run(wrapped, images, labels, epsilon=EPSILON),
+        "foolbox-unchecked": lambda: THEIRS.run(wrapped, images, labels, epsilon=ATTACK.epsilon),
         "pgd": lambda: ours(model, F.cross_entropy, images, labels),
-        "foolbox": lambda: theirs(wrapped, images, labels, epsilons=EPSILON),
+        "foolbox": lambda: THEIRS(wrapped, images, labels, epsilons=ATTACK.epsilon),
     }
 
 
-def naive_step(foolbox: ModuleType, model: nn.Module, batch: Chunk) -> Step:
+def naive_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
     """The step without this library: attack in eval mode, drop its gradients, learn from both."""
-    images, labels = batch
-    optimizer, theirs = sgd(model), _linf_pgd(foolbox)
+    optimizer, (images, labels) = sgd(model), batch
 
     def step() -> None:
         model.eval()
-        _, twins, _ = theirs(foolbox.PyTorchModel(model, bounds=(0, 1)), images, labels, epsilons=EPSILON)
+        _, twins, _ = THEIRS(foolbox.PyTorchModel(model, bounds=(0, 1)), images, labels, epsilons=ATTACK.epsilon)
         model.train()
         optimizer.zero_grad()
         loss = 0.5 * F.cross_entropy(model(images), labels) + 0.5 * F.cross_entropy(model(twins), labels)
@@ -79,9 +52,19 @@ def naive_step(foolbox: ModuleType, model: nn.Module, batch: Chunk) -> Step:
     return step
 
 
-def _linf_pgd(foolbox: ModuleType) -> Any:
-    return foolbox.attacks.LinfPGD(abs_stepsize=EPSILON, steps=1, random_start=False)
+def main() -> None:
+    given = arguments(__doc__ or "", rounds=15, model="resnet20", width=16, chunk_size=64, image_size=32)
+    batch = chunk(given.chunk_size, given.image_size)
+    runs = {
+        **attacks(network(given.model, given.width).eval(), batch),
+        "disadv": method_step("disadv", network(given.model, given.width), batch),
+        "naive": naive_step(network(given.model, given.width), batch),
+    }
+    with one_core():
+        laps = alternate(runs, given.rounds)
+    pairs = (("foolbox-unchecked", "pgd"), ("foolbox", "pgd"), ("naive", "disadv"))
+    report([compare(laps, *pair) for pair in pairs], given.json, chunk=given.chunk_size)
 
 
 if __name__ == "__main__":
-    run_workload("attack", Measurement(measure, Workload(), 15), __doc__)
+    main()

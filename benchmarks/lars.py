@@ -8,38 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from pytorch_optimizer import LARS
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from conadv.optim.groups import parameter_groups
-from conadv.optim.lars import Lars
-from conadv.study.bench.alternate import Tell, alternate
-from conadv.study.bench.command import Measurement
-from conadv.study.bench.result import Findings, Goal, work_ratio
-from conadv.study.bench.workload import Workload
-from libraries import absence, load
-from scripts import run_workload
+import conadv
+from alternate import alternate, arguments, compare, one_core, report
+from conadv.task.models import build_model
 
-_RATE, _MOMENTUM, _DECAY = 1e-4, 0.9, 5e-4
+RATE, MOMENTUM, DECAY = 1e-4, 0.9, 5e-4
 
 
-def measure(workload: Workload, rounds: int, tell: Tell) -> Findings:
-    """Time of ours divided by that of the others."""
-    model = workload.build()
-    optimizers: dict[str, Optimizer] = {
-        "lars": Lars(parameter_groups(model, _DECAY), _RATE, _MOMENTUM),
-        "sgd": SGD(model.parameters(), _RATE, _MOMENTUM, weight_decay=_DECAY, foreach=True),
+def optimizers(model: nn.Module) -> dict[str, Optimizer]:
+    return {
+        "lars": conadv.Lars(conadv.parameter_groups(model, DECAY), RATE, MOMENTUM),
+        "sgd": SGD(model.parameters(), RATE, MOMENTUM, weight_decay=DECAY, foreach=True),
+        "pytorch_optimizer": LARS(model.parameters(), RATE, momentum=MOMENTUM, weight_decay=DECAY),
     }
-    library = load("pytorch_optimizer")
-    if library is not None:
-        other = library.LARS(model.parameters(), _RATE, momentum=_MOMENTUM, weight_decay=_DECAY)
-        optimizers["pytorch_optimizer"] = other
-    steps = {name: optimizer.step for name, optimizer in optimizers.items()}
-    laps = alternate(steps, rounds, prepare=restore_gradients(model), tell=tell)
-    goals = {"sgd": Goal("≤", 1.0)}
-    ratios = [work_ratio(laps, "lars", name, goals.get(name)) for name in optimizers if name != "lars"]
-    notes = [f"{workload.model}: {len(list(model.parameters()))} tensors; sgd: torch.optim.SGD(foreach=True)"]
-    return Findings(ratios, notes if library is not None else [*notes, absence("pytorch_optimizer")])
 
 
 def restore_gradients(model: nn.Module) -> Callable[[], None]:
@@ -51,11 +36,20 @@ def restore_gradients(model: nn.Module) -> Callable[[], None]:
         parameter.grad = gradient
 
     def restore() -> None:
-        with torch.no_grad():
-            torch._foreach_copy_(gradients, originals)
+        torch._foreach_copy_(gradients, originals)
 
     return restore
 
 
+def main() -> None:
+    given = arguments(__doc__ or "", rounds=75, model="resnet50")
+    model = build_model(given.model, 1000, 3, None)
+    steps = {name: optimizer.step for name, optimizer in optimizers(model).items()}
+    with one_core():
+        laps = alternate(steps, given.rounds, restore_gradients(model))
+    ratios = [compare(laps, "lars", name) for name in ("sgd", "pytorch_optimizer")]
+    report(ratios, given.json, tensors=len(list(model.parameters())))
+
+
 if __name__ == "__main__":
-    run_workload("lars", Measurement(measure, Workload("resnet50", classes=1000), 75), __doc__)
+    main()

@@ -22,7 +22,6 @@ from typing import Any
 
 from conadv.config import load_recipe
 from conadv.parallel.collectives import joined, own_device
-from conadv.study.bench.result import Spread
 from conadv.trainer.build import Job, build_job, build_stream, check_fit
 from conadv.trainer.build_task import build_task
 from conadv.trainer.checkpoint import Checkpoint
@@ -98,8 +97,8 @@ def costs(seconds: dict[str, list[float]], every: int) -> list[dict[str, Any]]:
     rows = []
     for way in WAYS[1:]:
         longer = [one - other for one, other in zip(seconds[way], seconds["none"], strict=True)]
-        spread = Spread.of([1 + seconds / apart for seconds in longer])
-        rows.append({"name": f"{way}/none", "ratio": spread.median, **spread.to_json()})
+        low, *_, median, _, _, _, high = statistics.quantiles([1 + seconds / apart for seconds in longer], n=10)
+        rows.append({"name": f"{way}/none", "ratio": median, "low": low, "high": high, "n": len(longer)})
     return rows
 
 

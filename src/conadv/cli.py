@@ -235,12 +235,6 @@ def _app() -> App:
     app.command(study_commands.sweep, sort_key=5)
     app.command(study_commands.report, sort_key=6)
     app.command(study_commands.timeline, sort_key=9)
-    app.command(
-        "conadv.study.bench.command:bench",
-        name="bench",
-        sort_key=8,
-        help="Measure the time of a step: of each method (step), or with roles on several ranks (layout).",
-    )
     return app
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 from cyclopts import App, Group, Parameter
 
-from conadv.setting import Setting, descriptions, settings_of, show
+from conadv.setting import Setting, show
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _OPPOSITE = {"true": "false", "false": "true"}
@@ -73,39 +72,6 @@ def with_flags(command: Callable[..., None], flags: Iterable[inspect.Parameter])
     with_flags.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
     with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
     return with_flags
-
-
-def flags_of(table: type[Any], groups: Mapping[str, str]) -> Iterator[inspect.Parameter]:
-    """A flag for each field of a dataclass; the text below a field is its help.
-
-    Args:
-        table: the dataclass.
-        groups: titles of groups in the help, by the first field of each.
-    """
-    own: type = table
-    texts, defaults = descriptions(table.__module__), {field.name: field.default for field in fields(table)}
-    titles = list(groups.values())
-    title = titles[0]
-    for setting in settings_of(own):
-        title = groups.get(setting.key, title)
-        group = Group(title, sort_key=1 + titles.index(title))
-        yield flag(setting, texts[f"{table.__name__}.{setting.key}"], _shown(defaults[setting.key]), group)
-
-
-def parse_flags(table: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of those flags of a dataclass that were given."""
-    own: type = table
-    settings = {setting.key: setting for setting in settings_of(own)}
-    known = {name: value for name, value in given.items() if value is not None}
-    return {name: value if isinstance(value, bool) else settings[name].parse(value) for name, value in known.items()}
-
-
-def _shown(default: Any) -> str | None:
-    """A default as one would write it after the flag."""
-    if default is None or default is False or default == ():
-        return None
-    items = default if isinstance(default, tuple) else (default,)
-    return " ".join(f'"{item}"' if " " in str(item) else str(item) for item in items)
 
 
 def spell_out(app: App, words: Sequence[str], is_argument: Callable[[str], bool]) -> list[str]:

@@ -95,7 +95,7 @@ def _study(random: Random, root: Path) -> Path:
 
 def _flags(random: Random, root: Path) -> Path:
     """One word per line, since words have no line breaks of their own here but for escaped ones."""
-    command = random.choice(("train", "eval", "export", "recipes", "data inspect", "report", "timeline", "bench"))
+    command = random.choice(("train", "eval", "export", "recipes", "data inspect", "report", "timeline"))
     words = command.split() + [random.choice(("digits", str(root), *TEXTS))] * random.randrange(3)
     for setting in random.choices([*config.settings().values()], k=random.randrange(4)):
         words += [setting.flag, _value(random)]
