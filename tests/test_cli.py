@@ -21,6 +21,7 @@ from PIL import Image
 import conadv.trainer
 from conadv import cli, config
 from conadv.config import Data, Recipe, dump_recipe, load_recipe, override
+from conadv.trainer.adversary import RobustTest
 from conadv.trainer.signals import Interrupted
 from examples_of_help import examples
 
@@ -221,6 +222,9 @@ def test_code_to_import_may_be_named_by_a_flag(commands):
         ("eval", "RUN"),
         ("eval . --steps 3", "--robust"),
         ("eval . --robust --steps 0", "--steps"),
+        ("eval . --restarts 3", "--robust"),
+        ("eval . --robust --restarts 0", "--restarts"),
+        ("eval . --robust --images 0", "--images"),
         ("eval . --robust --epsilon 2", "--epsilon"),
         ("eval . --seed 3", "--seed"),
         ("sweep study.toml --jobs", "--jobs needs a value, but nothing follows it"),
@@ -275,10 +279,13 @@ def test_resume_refuses_what_would_change_the_numbers(commands, capsys, run):
 def test_eval_hands_on_the_recipe_of_the_run(commands, run, capsys):
     assert cli.main(["eval", str(run)]) == 0
     assert cli.main(["eval", str(run), "--robust", "--epsilon", "8/255", "--steps", "20", "--data.workers", "2"]) == 0
+    words = ["--robust", "--restarts", "5", "--images", "100", "--best"]
+    assert cli.main(["eval", str(run), *words]) == 0
     moved = override(Recipe(seed=3), {"data.workers": 2})
     assert commands.calls == [
-        ("evaluate", Recipe(seed=3), run, False, 4 / 255, 10),
-        ("evaluate", moved, run, True, 8 / 255, 20),
+        ("evaluate", Recipe(seed=3), run, None, False),
+        ("evaluate", moved, run, RobustTest(8 / 255, "linf", 20, 2, None), False),
+        ("evaluate", Recipe(seed=3), run, RobustTest(Recipe().attack.epsilon, "linf", 20, 5, 100), True),
     ]
 
 

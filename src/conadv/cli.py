@@ -116,22 +116,33 @@ def evaluate(
     /,
     *,
     robust: Annotated[bool, option("Also evaluate under attack by PGD.")] = False,
-    epsilon: Annotated[str | None, option("Radius of the attack, a fraction of the pixel range.", "X", "4/255")] = None,
-    steps: Annotated[str | None, option("Steps of the attack.", "N", "10")] = None,
+    epsilon: Annotated[str | None, option("Radius of the attack.", "X", "that of the run")] = None,
+    steps: Annotated[str | None, option("Steps of the attack.", "N", "20")] = None,
+    restarts: Annotated[str | None, option("Random starts of the attack; the worst one counts.", "N", "2")] = None,
+    images: Annotated[str | None, option("Test images to attack, a fixed sample.", "N", "all")] = None,
+    best: Annotated[bool, option("Evaluate RUN/best.safetensors, not the newest checkpoint.")] = False,
     json: Json = False,
     **fields: Field,
 ) -> None:
     """Evaluate the newest checkpoint of a run."""
-    if not robust and (epsilon is not None or steps is not None):
-        raise ValueError("--epsilon and --steps describe the attack of --robust: add --robust, or drop them")
-    radius = replace(config.settings()["attack.epsilon"], key="epsilon").parse(epsilon or "4/255")
-    count = replace(config.settings()["attack.steps"], key="steps").parse(steps or "10")
-    assert isinstance(radius, float)
-    assert isinstance(count, int)
+    given = {"epsilon": epsilon, "steps": steps, "restarts": restarts, "images": images}
+    if not robust and any(value is not None for value in given.values()):
+        raise ValueError(
+            "--epsilon, --steps, --restarts and --images describe the attack of --robust: add --robust, or drop them"
+        )
+    kinds = {"epsilon": "attack.epsilon", "steps": "attack.steps", "restarts": "attack.steps", "images": "batch_size"}
+    known = {
+        key: replace(config.settings()[kinds[key]], key=key).parse(value)
+        for key, value in given.items()
+        if value is not None
+    }
     recipe = config.recipe_of_run(run, dotted(fields))
     from conadv.trainer import trained
+    from conadv.trainer.adversary import RobustTest
 
-    report_result(lambda: trained.evaluate(recipe, run, robust, radius, count), json)
+    settings: dict[str, Any] = {"epsilon": recipe.attack.epsilon, "norm": recipe.attack.norm, **known}
+    test = RobustTest(**settings) if robust else None
+    report_result(lambda: trained.evaluate(recipe, run, test, best), json)
 
 
 def analyze(

@@ -39,7 +39,7 @@ def test_each_attack_is_of_its_class_and_has_every_member_of_the_protocol(name: 
 @pytest.mark.parametrize("own", [{"norm": "l2", "grid": False}, {"norm": "linf", "grid": True}])
 def test_the_fields_of_a_recipe_reach_the_class(name: str, own: dict[str, Any]) -> None:
     changed = {"epsilon": 0.25, "step_size": 0.125, "steps": 3, "direction": "raw", "random_start": 0.5}
-    settings = {**changed, "targeted": True, **own}
+    settings = {**changed, "targeted": True, "statistics": "running", **own}
     attack = build(name, **settings)
     takes = ATTACKS[name].takes
     assert takes

@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, plain_state_dict, split_batchnorm
+from conadv.core.batchnorm.splitbn import Statistics
 from settings import small_batches, small_cnn
 
 EPSILON, SIZE, RATE = 8 / 255, 3 / 255, 0.2
 
 
-def attacked(model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Tensor:
+def attacked(model: nn.Module, images: Tensor, labels: Tensor, steps: int, running: bool) -> Tensor:
     """PGD from the image along signed gradients, on a copy of the model, so that its statistics stay."""
-    model, twins = copy.deepcopy(model), images
+    model, twins = copy.deepcopy(model).train(not running), images
     for _ in range(steps):
         leaf = twins.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(F.cross_entropy(model(leaf), labels), leaf)
@@ -25,26 +26,29 @@ def attacked(model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Te
     return twins
 
 
-def robust_loop(delay: int, steps: int) -> nn.Module:
+def robust_loop(delay: int, steps: int, running: bool) -> nn.Module:
     """Plain adversarial training of a plain model, with the attack on the weights of `delay` steps ago."""
     model = small_cnn()
     optimizer = torch.optim.SGD(model.parameters(), RATE)
     versions: list[nn.Module] = []
     for images, labels in small_batches(5):
         versions.append(copy.deepcopy(model))
-        twins = attacked(versions[max(0, len(versions) - 1 - delay)], images, labels, steps)
+        twins = attacked(versions[max(0, len(versions) - 1 - delay)], images, labels, steps, running)
         optimizer.zero_grad()
         F.cross_entropy(model(twins), labels).backward()
         optimizer.step()
     return model
 
 
+@pytest.mark.parametrize("statistics", ["batch", "running"])
 @pytest.mark.parametrize("own_backward", [False, True])
 @pytest.mark.parametrize(("delay", "steps"), [(0, 1), (1, 1), (2, 3)])
-def test_it_is_a_plain_loop_on_adversarial_examples(delay: int, steps: int, own_backward: bool) -> None:
+def test_it_is_a_plain_loop_on_adversarial_examples(
+    delay: int, steps: int, own_backward: bool, statistics: Statistics
+) -> None:
     model = split_batchnorm(small_cnn(), ("main",))
     optimizer = torch.optim.SGD(model.parameters(), RATE)
-    attack = PGD(EPSILON, SIZE, steps, random_start=0, branch="main")
+    attack = PGD(EPSILON, SIZE, steps, random_start=0, branch="main", statistics=statistics)
     method = ConAdv(model, F.cross_entropy, attack, delay=delay, adv_weight=1, twin_branch="main")
     for batch in small_batches(5):
         optimizer.zero_grad()
@@ -53,7 +57,7 @@ def test_it_is_a_plain_loop_on_adversarial_examples(delay: int, steps: int, own_
         else:
             method(batch)
         optimizer.step()
-    wanted = robust_loop(delay, steps).state_dict()
+    wanted = robust_loop(delay, steps, statistics == "running").state_dict()
     for name, tensor in plain_state_dict(model).items():  # the running statistics among them
         torch.testing.assert_close(tensor, wanted[name], rtol=0, atol=1e-12, msg=name)
 
@@ -81,3 +85,15 @@ def test_what_would_leave_the_evaluated_branch_untrained_is_refused() -> None:
     with pytest.raises(ValueError, match="adv_weight 1 learns from twins only"):
         method.adv_weight = 1.0
     assert method.adv_weight == 0.5
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_an_attack_with_running_statistics_starts_from_those_of_a_new_branch(delay: int) -> None:
+    model = split_batchnorm(small_cnn())
+    images, labels = small_batches(1)[0]
+    wanted = attacked(small_cnn(), images, labels, 1, running=True)
+    attack = PGD(EPSILON, SIZE, random_start=0, statistics="running")
+    torch.testing.assert_close(attack(model, F.cross_entropy, images, labels), wanted, rtol=0, atol=1e-12)
+    method = ConAdv(model, F.cross_entropy, attack, delay=delay)
+    for batch in small_batches(3):
+        assert method(batch).adv > 0

@@ -89,7 +89,7 @@ def test_a_run_is_evaluated_and_exported_with_its_average(tmp_path):
     assert (summary["test_top1"], summary["raw_test_top1"]) == (test_top1("ema."), test_top1("model."))
     assert summary["test_top1"] != summary["raw_test_top1"]
     assert json.loads((run / "summary.json").read_text())["raw_test_top1"] == summary["raw_test_top1"]
-    again = evaluate(recipe, run, False, 4 / 255, 10)
+    again = evaluate(recipe, run, None)
     assert {key: again[key] for key in ("test_top1", "raw_test_top1", "train_top1")} == {
         key: summary[key] for key in ("test_top1", "raw_test_top1", "train_top1")
     }

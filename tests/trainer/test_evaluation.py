@@ -11,9 +11,10 @@ import tiny
 from conadv.parallel.collectives import World
 from conadv.task.augment import augmentation
 from conadv.trainer import evaluation
-from conadv.trainer.build_task import Task, build_task
+from conadv.trainer.adversary import RobustTest, robust_attack
+from conadv.trainer.build_task import Task, build_task, twins_of
 from conadv.trainer.ema import Ema
-from conadv.trainer.evaluation import evaluate_source, evaluate_task, robust_attack
+from conadv.trainer.evaluation import evaluate_source, evaluate_task
 
 CPU = torch.device("cpu")
 
@@ -94,6 +95,32 @@ def test_the_steps_of_an_attack_cross_the_ball_or_reach_its_edge(steps, path):
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_robust_accuracy_is_told_only_where_it_was_measured(steps):
-    task, attack = task_of(), robust_attack(8 / 255, steps) if steps else None
-    figures = evaluate_task(task, World(0, 1, CPU), Ema(task.model, 0), attack)
+    task, test = task_of(), RobustTest(8 / 255, steps=steps) if steps else None
+    figures = evaluate_task(task, World(0, 1, CPU), Ema(task.model, 0), test)
     assert [name for name in figures if "robust" in name] == ["robust_top1"] * steps
+
+
+@pytest.mark.parametrize(("method", "told"), [("vanilla", False), ("sam", False), ("conadv", True), ("recycled", True)])
+def test_the_accuracy_of_twins_is_told_where_there_are_any(method, told):
+    task = build_task(tiny.recipe(method=method), CPU)
+    assert ("adv_top1" in evaluate_task(task, World(0, 1, CPU), Ema(task.model, 0))) == told
+
+
+def test_twins_of_recycled_are_attacked_as_its_clean_pass_does():
+    found = twins_of(tiny.recipe(method="recycled", attack__random_start=0.8))
+    assert (found.attack.branch, found.attack.random_start, found.branch) == ("main", 0.0, "adv")
+    found = twins_of(tiny.recipe(method="conadv", attack__random_start=0.8, attack__statistics="running"))
+    assert (found.attack.branch, found.attack.random_start, found.attack.statistics) == ("adv", 0.8, "running")
+
+
+def test_ranks_share_the_chunks_of_twins_and_their_counts_add_up(looked_at, monkeypatch):
+    task = build_task(tiny.recipe(method="conadv", data__train_size=1400, batch_size=40, chunk_size=40), CPU)
+    sums = []
+    monkeypatch.setattr(World, "all_reduce", lambda _, tensor: sums.append(tensor) or tensor.clamp(min=1))
+    for world in [World(0, 1, CPU), *(World(rank, 3, CPU) for rank in range(3))]:
+        evaluation.twin_top1(task, world, task.twins)
+    whole, *parts = looked_at
+    assert [index for part in parts for index in part] == whole
+    assert len(set(whole)) == 1000
+    assert sum(part[1] for part in sums[1:]) == sums[0][1] == 1000
+    assert all(len(part) % 40 == 0 for part in parts)

@@ -23,7 +23,7 @@ TABLES = {"attack": Attack, "optimizer": Optimizer, "schedule": Schedule, "data"
 
 # What may change when a run is resumed: it does not affect the results.
 RESUMABLE = (
-    "layout", "threads", "timeout", "max_steps", "eval_every", "eval_train", "log", "profile",
+    "layout", "threads", "timeout", "max_steps", "eval_every", "eval_train", "eval_robust", "log", "profile",
     "data.path", "data.workers", "data.memory",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 )  # fmt: skip
@@ -32,6 +32,7 @@ RESUMABLE = (
 ADDED = (
     "ema", "rho", "twin_share", "attack.name", "attack.grid", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
     "data.mixup", "data.cutmix", "deterministic", "tf32", "compile", "together", "twin_branch",
+    "attack.statistics", "data.held_out",
 )  # fmt: skip
 
 # Before the digest of what follows, in the first line of a config.toml.

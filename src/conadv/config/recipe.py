@@ -52,6 +52,8 @@ class Attack:
     """Probability of a random start in the ball; otherwise the attack starts at the image."""
     targeted: bool = False
     """Attack towards a random wrong label instead of away from the true one."""
+    statistics: Literal["batch", "running"] = "batch"
+    """What BatchNorm normalizes with during the attack: the statistics of the chunk, or the running ones."""
     grid: bool = False
     """linf only: random starts in whole grey levels. Twins of one step of whole levels then cross between ranks as
     bytes, a quarter of the data."""
@@ -123,6 +125,9 @@ class Data:
     """Path of your own data; its format is detected."""
     train_size: Count | None = None
     """Training images to use. none: all."""
+    held_out: Whole = 0
+    """Training images, of train_size, not to learn from: their accuracy under PGD (held_out_robust_top1) is part of
+    each evaluation, and the weights with the best one are kept in RUN/best.safetensors. 0: none."""
     image_size: Annotated[int, within(1, 8192)] | None = None
     """Height and width in pixels to resize to. none: 224 for the augmentations of photographs, else
     as they are stored (synthetic: 32)."""
@@ -247,6 +252,9 @@ class Recipe:
     """Epochs between evaluations. 0: only at the end."""
     eval_train: Literal["sample", "all"] = "sample"
     """Training images to evaluate on: a fixed sample, as large as the test set, or all of them."""
+    eval_robust: Whole = 0
+    """Test images, a fixed sample, whose accuracy under PGD within attack.epsilon (20 steps, 2 random starts) is
+    robust_top1 at the end of the run. 0: none."""
     log: tuple[Annotated[str, OneOf(tuple(SINKS))], ...] | None = None
     """Where else to log metrics, separated by commas; metrics.jsonl is always written. tensorboard and wandb need
     pip install 'conadv[tensorboard]' or 'conadv[wandb]'; wandb is offline unless WANDB_MODE says otherwise."""

@@ -153,7 +153,7 @@ class AttackInfo:
         return attack(**{field: settings[field] for field in self.takes if field in settings}, **more)
 
 
-_PGD = ("epsilon", "step_size", "steps", "norm", "direction", "random_start", "targeted", "grid")
+_PGD = ("epsilon", "step_size", "steps", "norm", "direction", "random_start", "targeted", "statistics", "grid")
 ATTACKS = {row.name: row for row in (AttackInfo("pgd", "core.pgd:PGD", _PGD),)}
 
 # Libraries whose models are named as LIBRARY:NAME. Unlike package.module:callable, that imports no code of the user.

@@ -147,9 +147,10 @@ class PGD:
 
     def check_reusable(self) -> None:
         """Raise a ValueError unless this attack is one step along a gradient; see `Attack`."""
-        if self.steps != 1 or self.targeted:
+        if self.steps != 1 or self.targeted or self.statistics != "batch":
             raise ValueError(
-                "recycled takes one untargeted step along the gradient that it has: steps=1, targeted=False"
+                "recycled takes one untargeted step along the gradient that it has: "
+                'steps=1, targeted=False, statistics="batch"'
             )
 
     def check_range(self, images: Tensor) -> None:

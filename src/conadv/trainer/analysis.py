@@ -25,8 +25,8 @@ from conadv.task.evaluate import evaluate
 from conadv.task.models import evaluating
 from conadv.task.sharpness import Surface, largest_eigenvalues, random_start, trace, worst_value
 
+from .adversary import robust_attack
 from .build_task import Task
-from .evaluation import robust_attack
 from .files import read_text, write_atomically
 from .progress import ProgressBar
 

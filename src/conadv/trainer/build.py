@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from conadv.config import Recipe
 from conadv.core.attack import Attack
 from conadv.core.batch import Batch, Chunked
-from conadv.core.catalog import ATTACKS, METHODS, MethodInfo
+from conadv.core.catalog import METHODS, MethodInfo
 from conadv.core.handoff import Handoff
 from conadv.core.methods import Method
 from conadv.core.roles import Place, Role
@@ -30,7 +30,7 @@ from conadv.parallel.member import Member, build_member
 from conadv.parallel.wire import Wire
 from conadv.task.data import Stream
 
-from .build_task import DTYPES, Task, mix_of
+from .build_task import DTYPES, Task, attack_of, mix_of
 from .ema import Ema
 from .memory import check_copies
 
@@ -152,7 +152,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     """Build everything that this rank needs for a run from step `start` on."""
     steps = stream.steps_per_epoch * recipe.epochs
     stop = max(start, min(steps, recipe.max_steps or steps))
-    attack = _attack(recipe)
+    attack = attack_of(recipe)
     check_copies(task.model, 2 + recipe.delay * world.is_main + (recipe.ema > 0))  # gradients, momentum, stale weights
     member = build_member(
         world,
@@ -193,11 +193,6 @@ def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy
         skip_limit=recipe.skip_limit,
         late=device.type != "cpu",
     )
-
-
-def _attack(recipe: Recipe) -> Attack:
-    attack: Attack = ATTACKS[recipe.attack.name].build(asdict(recipe.attack), branch=recipe.twin_branch)
-    return attack
 
 
 def _method(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
@@ -10,16 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv.config import Recipe
-from conadv.core.attack import Loss
+from conadv.core.attack import Attack, Loss
 from conadv.core.batchnorm.branches import split_layers
 from conadv.core.batchnorm.splitbn import split_batchnorm
-from conadv.core.catalog import METHODS, is_built_in
+from conadv.core.catalog import ATTACKS, METHODS, is_built_in
+from conadv.core.pgd import PGD
+from conadv.core.roles import Role
 from conadv.core.seeds import untouched_randomness
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Share, keep, open_data
+from conadv.task.data.splits import stratified
 from conadv.task.models import build_model, check_output, fastest_memory
 
+from .adversary import HeldOut, RobustTest, Twins
 from .compiling import compile_model
 from .memory import check_model
 
@@ -27,6 +31,7 @@ from .memory import check_model
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 # Images of at least this height and width, in pixels, get a network that downsamples first.
 _LARGE = 64
+_WATCH_STEPS = 10  # of PGD on held-out images: it runs during training
 _BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
@@ -46,6 +51,10 @@ class Task:
     """The 16-bit dtype of forward passes, in evaluations too; None: the dtype of the weights."""
     train_sample: int | None = None
     """How many training images to evaluate on; None: all."""
+    twins: Twins | None = None
+    """How the run generates twins; None: it has none."""
+    held_out: HeldOut | None = None
+    """Training images whose robust accuracy is watched."""
 
 
 def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data: DataSet | None = None) -> Task:
@@ -61,6 +70,7 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
         torch.set_num_threads(recipe.threads)
     data = data or open_task_data(recipe)
     recipe = resolved(recipe, data)
+    data, held_out = _hold_out(recipe, data)
     augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
     data = keep(data, augment.fit, recipe.data.memory, train=augment.looks_at_fit)
     with untouched_randomness(device, recipe.seed):
@@ -79,7 +89,48 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
         recipe.data.workers,
         torch.bfloat16 if recipe.precision == "bfloat16" else None,
         len(data.test) if recipe.eval_train == "sample" else None,
+        twins_of(recipe),
+        held_out,
     )
+
+
+def _hold_out(recipe: Recipe, data: DataSet) -> tuple[DataSet, HeldOut | None]:
+    """Take the held-out images from the training images, the same ones in every run."""
+    count = recipe.data.held_out
+    if not count:
+        return data, None
+    if count + recipe.batch_size > len(data.train):
+        raise ValueError(
+            f"data.held_out {count} leaves {max(len(data.train) - count, 0)} training images, less than a batch of "
+            f"{recipe.batch_size}: lower --data.held-out or --batch-size"
+        )
+    chosen = stratified(data.train.labels, len(data.train.classes), count)
+    watch = RobustTest(recipe.attack.epsilon, recipe.attack.norm, _WATCH_STEPS, restarts=1)
+    held_out, rest = (data.train.take(mask.nonzero()[0].tolist()) for mask in (chosen, ~chosen))
+    return replace(data, train=rest), HeldOut(held_out, watch)
+
+
+def final_test(recipe: Recipe) -> RobustTest | None:
+    """Return the robust test at the end of a run; None: the recipe asks for none."""
+    attack = recipe.attack
+    return RobustTest(attack.epsilon, attack.norm, images=recipe.eval_robust) if recipe.eval_robust else None
+
+
+def attack_of(recipe: Recipe) -> Attack:
+    """Return the attack that generates the twins of a run."""
+    attack: Attack = ATTACKS[recipe.attack.name].build(asdict(recipe.attack), branch=recipe.twin_branch)
+    return attack
+
+
+def twins_of(recipe: Recipe) -> Twins | None:
+    """Return how a run generates twins; None: its method has none."""
+    maker = METHODS[recipe.method].maker
+    if maker is None:
+        return None
+    attack = attack_of(recipe)
+    if maker == Role.CLEAN and isinstance(attack, PGD):  # one step from the image along the gradient of the clean pass
+        attack = replace(attack, branch="main", random_start=0.0)
+    return Twins(attack, recipe.twin_branch, recipe.chunk_size)
 
 
 def mix_of(recipe: Recipe) -> Mix | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conadv.core.attack import Attack
-from conadv.core.pgd import PGD
 from conadv.parallel.collectives import World
 from conadv.task.data import Source, evaluation_batches
 from conadv.task.data.draws import permutation
 from conadv.task.evaluate import Evaluation, evaluate
+from conadv.task.robust import count_robust, count_twin_hits
 
+from .adversary import RobustTest, Twins
 from .build_task import Task
 from .compiling import not_compiled
 from .ema import Ema
@@ -20,33 +22,68 @@ from .ema import Ema
 _BATCH = 256
 # Seed of the sample of training images: the same in every run, so that runs can be compared.
 _SAMPLE_SEED = 14
+_TWINS = 1000  # training images, about, whose twins are evaluated
 
 
-def evaluate_source(
-    task: Task, world: World, source: Source, attack: Attack | None = None, sample: int | None = None
-) -> Evaluation:
+def evaluate_source(task: Task, world: World, source: Source, sample: int | None = None) -> Evaluation:
     """Compute accuracy and loss on the images of a source, without augmentation.
 
     Args:
         task: the model and its settings.
         world: the ranks, all of which must call this.
         source: the images.
-        attack: also compute the accuracy under this attack.
         sample: how many of the images to use, always the same ones; None: all.
     """
-    chosen = sampled(len(source), sample)
-    first, last = (len(chosen) * rank // world.size for rank in (world.rank, world.rank + 1))
-    totals = torch.zeros(5, dtype=torch.float64, device=world.device)
-    if first < last:
+    part, _ = _part(world, sampled(len(source), sample))
+    totals = torch.zeros(4, dtype=torch.float64, device=world.device)
+    if part:
         pin_memory = task.device.type == "cuda"
-        part = chosen[first:last].tolist()
         batches = evaluation_batches(source, _BATCH, task.augment.fit, task.workers, part, pin_memory=pin_memory)
-        own = evaluate(task.model, batches, device=task.device, attack=attack, seed=first, autocast=task.autocast)
-        means = (own.top1, own.top5, own.loss, own.robust_top1 or 0.0)
+        own = evaluate(task.model, batches, device=task.device, autocast=task.autocast)
+        means = (own.top1, own.top5, own.loss)
         totals += totals.new_tensor([own.images, *(mean * own.images for mean in means)])
     images, *sums = world.all_reduce(totals).tolist()
-    top1, top5, loss, robust = (total / images for total in sums)
-    return Evaluation(top1, top5, loss, int(images), None if attack is None else robust)
+    top1, top5, loss = (total / images for total in sums)
+    return Evaluation(top1, top5, loss, int(images))
+
+
+def robust_top1(task: Task, world: World, source: Source, test: RobustTest) -> float:
+    """Compute the robust accuracy in percent, of the model in eval mode. Every rank must call it."""
+    part, first = _part(world, sampled(len(source), test.images))
+    batches = evaluation_batches(source, _BATCH, task.augment.fit, task.workers, part)
+    attacks = test.attacks()
+    counts = count_robust(task.model, batches, attacks, restarts=test.restarts, seed=first, autocast=task.autocast)
+    return _percent(world, counts)
+
+
+def twin_top1(task: Task, world: World, twins: Twins) -> float:
+    """Compute the accuracy in percent on twins of training images, as the model sees them in training.
+
+    It is higher than on the images themselves if the network reads the label from the statistics of a batch that was
+    attacked as a whole. Every rank must call it.
+    """
+    images = len(task.data.train)
+    size = min(twins.chunk_size, images)
+    chunks = sampled(images, max(min(_TWINS, images) // size, 1) * size).reshape(-1, size)
+    part, first = _part(world, chunks)
+    chosen = [index for chunk in part for index in chunk]
+    batches = evaluation_batches(task.data.train, size, task.augment.fit, task.workers, chosen)
+    counts = count_twin_hits(
+        task.model, batches, twins.attack, twins.branch, loss=task.loss, seed=first, autocast=task.autocast
+    )
+    return _percent(world, counts)
+
+
+def _part(world: World, chosen: NDArray[np.int64]) -> tuple[list[Any], int]:
+    """The part of some indices that this rank evaluates, and where it begins."""
+    first, last = (len(chosen) * rank // world.size for rank in (world.rank, world.rank + 1))
+    return chosen[first:last].tolist(), first
+
+
+def _percent(world: World, counts: tuple[int, int]) -> float:
+    """The share of hits over all ranks, from the hits and images of each."""
+    hits, images = world.all_reduce(torch.tensor(counts, dtype=torch.float64, device=world.device)).tolist()
+    return float(100 * hits / images)
 
 
 def sampled(length: int, count: int | None) -> NDArray[np.int64]:
@@ -56,22 +93,23 @@ def sampled(length: int, count: int | None) -> NDArray[np.int64]:
     return np.sort(permutation(length, _SAMPLE_SEED)[:count])
 
 
-def robust_attack(epsilon: float, steps: int, branch: str = "main") -> PGD:
-    """Return PGD within `epsilon`, with a step size large enough to cross the ball and come back."""
-    size = epsilon if steps == 1 else 2.5 * epsilon / steps
-    return PGD(epsilon, size, steps, random_start=1.0, branch=branch, statistics="running")
-
-
-def evaluate_task(task: Task, world: World, ema: Ema, attack: Attack | None = None) -> dict[str, float]:
+def evaluate_task(task: Task, world: World, ema: Ema, robust: RobustTest | None = None) -> dict[str, float]:
     """Return the metrics of a model for its summary: accuracy in percent on test and training images, and the gap.
 
     If there is a moving average of the weights, it is evaluated, and `raw_test_top1` is of the weights themselves.
-    Every rank must call it.
+    `adv_top1` is the accuracy on twins of training images, see `twin_top1`. Every rank must call it.
+
+    Args:
+        task: the model, its data and its settings.
+        world: the ranks.
+        ema: the moving average of the weights.
+        robust: also compute the robust accuracy on test images.
     """
     with not_compiled(task.model):  # batches of other sizes would be compiled again
         with ema.swapped_in():
-            test = evaluate_source(task, world, task.data.test, attack)
+            test = evaluate_source(task, world, task.data.test)
             train = evaluate_source(task, world, task.data.train, sample=task.train_sample)
+            attacked = _under_attack(task, world, robust)
         metrics = {"test_top1": test.top1}
         if ema:
             metrics["raw_test_top1"] = evaluate_source(task, world, task.data.test).top1
@@ -82,4 +120,15 @@ def evaluate_task(task: Task, world: World, ema: Ema, attack: Attack | None = No
         "test_loss": test.loss,
         "train_loss": train.loss,
     }
-    return metrics if test.robust_top1 is None else {**metrics, "robust_top1": test.robust_top1}
+    return metrics | attacked
+
+
+def _under_attack(task: Task, world: World, robust: RobustTest | None) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    if task.twins is not None:
+        metrics["adv_top1"] = twin_top1(task, world, task.twins)
+    if task.held_out is not None:
+        metrics["held_out_robust_top1"] = robust_top1(task, world, task.held_out.source, task.held_out.test)
+    if robust is not None:
+        metrics["robust_top1"] = robust_top1(task, world, task.data.test, robust)
+    return metrics

@@ -13,13 +13,16 @@ from conadv.config import RESUMABLE, Recipe, added_values, check_run_folder, fla
 from conadv.core.catalog import ATTACKS, METHODS
 from conadv.parallel.collectives import World, own_device
 
+from .adversary import RobustTest
 from .analysis import FILE, Analysis
 from .analysis import analyze as run_analysis
+from .best import FILE as BEST
+from .best import read_about, read_weights
 from .build import build_optimizer
 from .build_task import Task, build_task, resolved
 from .checkpoint import Checkpoint, newest_whole
 from .ema import Ema
-from .evaluation import evaluate_task, robust_attack
+from .evaluation import evaluate_task
 from .files import replace_file
 from .fingerprint import data_digest
 from .folder import resume_command
@@ -32,13 +35,23 @@ from .state import average_weights, fill_state, load_model
 _POSITION = ("layout", "world_size", "steps", "skipped", "seconds", "images_per_second")
 
 
-def evaluate(recipe: Recipe, folder: Path, robust: bool, epsilon: float, steps: int) -> dict[str, Any]:
-    """Evaluate the newest checkpoint of a run; `robust` adds the accuracy under PGD with `epsilon` and `steps`."""
+def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool = False) -> dict[str, Any]:
+    """Evaluate the weights of a run.
+
+    Args:
+        recipe: The recipe of the run.
+        folder: The folder of the run.
+        robust: How to measure robust accuracy; None: not at all.
+        best: Evaluate the weights with the best robust accuracy on held-out images, not the newest checkpoint.
+    """
     task, checkpoint, ema = _trained(recipe, folder)
-    attack = robust_attack(epsilon, steps) if robust else None
-    with kernels(task.device, recipe.deterministic, recipe.tf32):
-        metrics = evaluate_task(task, World(0, 1, task.device), ema, attack)
     about = {key: checkpoint.about["position"][key] for key in _POSITION if key in checkpoint.about["position"]}
+    if best:
+        task.model.load_state_dict(read_weights(folder / BEST))
+        ema = Ema(task.model, 0)  # the file has the average already
+        about["best_step"] = read_about(folder / BEST)["step"]
+    with kernels(task.device, recipe.deterministic, recipe.tf32):
+        metrics = evaluate_task(task, World(0, 1, task.device), ema, robust)
     return {**facts(resolved(recipe, task.data)), **about, **metrics}
 
 
@@ -55,7 +68,7 @@ def analyze(recipe: Recipe, folder: Path, wanted: Analysis, again: bool, quiet: 
     task, checkpoint, ema = _trained(recipe, folder)
     data = data_digest(task.data, recipe.data.path)
     about = {"step": checkpoint.about["step"], "ema": bool(ema), "data": data}
-    twins = partial(ATTACKS[recipe.attack.name].build, asdict(recipe.attack), statistics="running")
+    twins = partial(ATTACKS[recipe.attack.name].build, {**asdict(recipe.attack), "statistics": "running"})
     path = folder / FILE
     with ema.swapped_in(), kernels(task.device, recipe.deterministic, recipe.tf32):
         found = run_analysis(

@@ -20,8 +20,9 @@ from conadv.parallel.watch import watched
 from conadv.sinks import SINKS, check_sinks
 from conadv.task.data import Stream
 
+from .best import BestWeights
 from .build import Job, build_job, build_policy, build_stream, check_fit, method_of
-from .build_task import Task, build_task, open_task_data, resolved
+from .build_task import Task, build_task, final_test, open_task_data, resolved
 from .checkpoint import Checkpoint
 from .compiling import compiler_errors
 from .evaluation import evaluate_task
@@ -95,7 +96,7 @@ def train(
                     tell(f"stopped after step {progress.step}; to resume: {resume_command(place.path, recipe.model)}")
                     world.barrier()  # torchrun ends all ranks when one exits, and rank 0 may still be writing
                     raise Interrupted(signal_number)
-                evaluation = evaluate_task(task, world, job.ema)
+                evaluation = evaluate_task(task, world, job.ema, final_test(recipe))
                 optional.log(progress.step, evaluation)
             summary = {**facts(resolved(recipe, task.data)), **position(job, progress), **evaluation}
             if world.is_main:
@@ -169,11 +170,12 @@ def _common(recipe: Recipe, task: Task) -> dict[str, dict[str, Any]]:
 
 
 def _optional_sinks(recipe: Recipe, job: Job, folder: Path, progress: Progress, callbacks: Callbacks | None) -> Sinks:
-    """The sinks of --log and the callbacks, which also get the final evaluation."""
+    """The sinks of --log, the best weights and the callbacks, which also get the final evaluation."""
     if not job.world.is_main:
         return Sinks()
     made = [SINKS[name].make(folder, progress.step, flatten(recipe)) for name in dict.fromkeys(recipe.log or ())]
-    return Sinks([*made, *([callbacks] if callbacks else [])])
+    best = [BestWeights(folder, job.task.model, job.ema, tell)] if job.task.held_out is not None else []
+    return Sinks([*made, *best, *([callbacks] if callbacks else [])])
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def routed(
     ways = [Way(branch, _uses_batch(layer, model, statistics), tracking, True, tally) for layer in layers]
     for layer, way in zip(layers, ways, strict=True):
         for name in names:
-            _check_branch(layer, name, way.batch_statistics, frozen=model.training and not layer.training)
+            _check_branch(layer, name, way.batch_statistics, in_training=model.training)
     try:
         with _set_ways(layers, ways):
             yield
@@ -258,14 +258,14 @@ def _uses_batch(layer: SplitLayer, model: nn.Module, statistics: Statistics | No
     return statistics == "batch" and not frozen
 
 
-def _check_branch(layer: SplitLayer, branch: str, batch_statistics: bool | None, frozen: bool) -> None:
+def _check_branch(layer: SplitLayer, branch: str, batch_statistics: bool | None, in_training: bool) -> None:
     if branch == "main":
         return
     if branch not in layer.branches:
         raise ValueError(f"the model has no branch {branch!r}: split it with split_batchnorm(model, branches=...)")
     evaluated = not (layer.training if batch_statistics is None else batch_statistics)
     tracked = layer.owner(branch)._buffers.get("num_batches_tracked")
-    if evaluated and not frozen and tracked is not None and tracked == 0:
+    if evaluated and not in_training and tracked is not None and tracked == 0:
         raise ValueError(
             f"the {branch} branch was never trained, so it has no running statistics: "
             "call model.train() before a training step, or train it before you evaluate it"

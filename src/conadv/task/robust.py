@@ -1,0 +1,105 @@
+"""Accuracy under attack: of images that every attack may change, and of twins as training sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conadv.core.attack import Attack, Loss, without_trace
+from conadv.core.batch import to_pixels
+from conadv.core.seeds import mix
+from conadv.task.models import evaluating
+
+Batches = Iterable[Sequence[Tensor]]
+
+
+def count_robust(
+    model: nn.Module,
+    batches: Batches,
+    attacks: Sequence[Attack],
+    *,
+    restarts: int = 1,
+    loss: Loss = F.cross_entropy,
+    seed: int = 0,
+    autocast: torch.dtype | None = None,
+) -> tuple[int, int]:
+    """Count the images that are classified correctly as they are and after each attack from each random start.
+
+    An image that was misclassified once is not attacked again.
+
+    Args:
+        model: the network, evaluated and attacked in eval mode.
+        batches: of (images, labels, ...), images as bytes or floats in [0, 1].
+        attacks: tried one after the other.
+        restarts: how often each is tried, with other random numbers.
+        loss: (logits, labels) to the mean over the images, which the attacks increase.
+        seed: of the attacks.
+        autocast: 16-bit type to compute in; None: the dtype of the weights.
+
+    Returns:
+        How many images are robust, and how many there are.
+    """
+    like = next(model.parameters())
+    precision = nullcontext() if autocast is None else torch.autocast(like.device.type, autocast)
+    robust = count = 0
+    with evaluating(model), torch.no_grad(), precision:
+        for number, (raw_images, raw_labels, *_) in enumerate(batches):
+            images = to_pixels(raw_images, like.device, like.dtype).to(like.dtype)
+            labels = raw_labels.long().to(like.device)
+            count += len(labels)
+            images, labels = _survivors(model, images, images, labels)
+            for place, attack in enumerate(attacks):
+                for restart in range(restarts):
+                    if len(labels):
+                        with torch.enable_grad():
+                            changed = attack(model, loss, images, labels, mix(seed, number, place, restart))
+                        images, labels = _survivors(model, changed.detach(), images, labels)
+            robust += len(labels)
+    return robust, count
+
+
+def count_twin_hits(
+    model: nn.Module,
+    batches: Batches,
+    attack: Attack,
+    branch: str,
+    *,
+    loss: Loss = F.cross_entropy,
+    seed: int = 0,
+    autocast: torch.dtype | None = None,
+) -> tuple[int, int]:
+    """Count the twins that the model classifies correctly as it learns from them, without changing it.
+
+    Each batch is attacked and classified as a chunk in training: with its own BatchNorm statistics, through `branch`.
+
+    Returns:
+        How many twins are classified correctly, and how many there are.
+    """
+    like = next(model.parameters())
+    precision = nullcontext() if autocast is None else torch.autocast(like.device.type, autocast)
+    hits = count = 0
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.train()
+        for number, (raw_images, raw_labels, *_) in enumerate(batches):
+            images = to_pixels(raw_images, like.device, like.dtype).to(like.dtype)
+            labels = raw_labels.long().to(like.device)
+            with precision:
+                twins = attack(model, loss, images, labels, mix(seed, number)).detach()
+                with torch.no_grad(), without_trace(model, branch, "batch", seed):
+                    hits += int((model(twins).argmax(1) == labels).sum())
+            count += len(labels)
+    finally:
+        for module, training in modes:
+            module.training = training
+    return hits, count
+
+
+def _survivors(model: nn.Module, changed: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The images, with their labels, that are classified correctly after they were changed."""
+    right = model(changed).argmax(1) == labels
+    return images[right], labels[right]

@@ -1,0 +1,98 @@
+"""Robust accuracy: where the worst attack is known by formula, what restarts do, and twins as training sees them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conadv import PGD, split_batchnorm
+from conadv.task.robust import count_robust, count_twin_hits
+from settings import small_batches, small_cnn
+
+EPSILON = 0.03
+
+
+def test_of_a_linear_model_it_counts_the_margins_above_the_largest_change() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double()
+    images = 0.4 + 0.2 * torch.rand(200, 3, 2, 2, dtype=torch.float64)  # the ball stays within [0, 1]
+    labels = torch.randint(2, (200,))
+    weight = model[1].weight[1] - model[1].weight[0]
+    margin = (images.flatten(1) @ weight + model[1].bias[1] - model[1].bias[0]) * (2 * labels - 1)
+    for epsilon in (0.005, 0.03):
+        wanted = int((margin > epsilon * weight.abs().sum()).sum())
+        assert 0 < wanted < int((margin > 0).sum())
+        attack = PGD(epsilon, epsilon / 4, steps=20, random_start=1)
+        batches = [(images[:150], labels[:150]), (images[150:], labels[150:])]
+        assert count_robust(model, batches, [attack]) == (wanted, 200)
+
+
+class Fooling:
+    """An attack that makes one more class of images unrecognizable in each call."""
+
+    def __init__(self) -> None:
+        self.seeds: list[int] = []
+        self.sizes: list[int] = []
+
+    def __call__(
+        self, model: nn.Module, loss: Any, images: Tensor, labels: Tensor, seed: int, call: Any = None
+    ) -> Tensor:
+        self.seeds.append(seed)
+        self.sizes.append(len(images))
+        own = labels == len(self.seeds)
+        return torch.where(own[:, None], -images, images)
+
+
+class Lookup(nn.Module):
+    """The images are their logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scale * images
+
+
+def test_an_image_is_robust_if_no_restart_fools_the_model_and_fooled_ones_are_not_attacked_again() -> None:
+    labels = torch.tensor([0, 1, 2, 3, 4, 2])
+    images = F.one_hot(labels, 5).float()
+    images[3] = images[0]  # misclassified as it is
+    attack = Fooling()
+    assert count_robust(Lookup(), [(images, labels)], [attack], restarts=2) == (2, 6)  # classes 0 and 4 remain
+    assert attack.sizes == [5, 4]
+    assert len(set(attack.seeds)) == 2
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("branch", ["main", "adv"])
+def test_twins_are_classified_with_the_statistics_of_their_chunk_and_nothing_changes(
+    branch: str, training: bool
+) -> None:
+    model, plain = split_batchnorm(small_cnn()), small_cnn()
+    with torch.no_grad():
+        for mine, other in ((model[1], plain[1]), (model[4], plain[4])):
+            owner = mine if branch == "main" else mine.adv
+            owner.weight.mul_(-1)
+            other.weight.mul_(-1)
+    model.train(training)
+    model[7].eval()
+    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    batches = small_batches(3, size=16)
+    attack = PGD(EPSILON, random_start=0, branch=branch)
+    found = count_twin_hits(model, batches, attack, branch)
+    hits = 0
+    for images, labels in batches:
+        leaf = images.clone().requires_grad_()
+        F.cross_entropy(plain(leaf), labels).backward()
+        assert leaf.grad is not None
+        twins = (images + EPSILON * leaf.grad.sign()).clamp(0, 1)
+        hits += int((plain(twins).argmax(1) == labels).sum())
+    assert found == (hits, 48)
+    assert modes == [module.training for module in model.modules()]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

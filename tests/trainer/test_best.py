@@ -1,0 +1,112 @@
+"""The best weights of a run by robust accuracy on held-out images, and the warning of a collapse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import tiny
+from conadv import cli, split_batchnorm
+from conadv.trainer.best import FILE, METRIC, BestWeights, read_about
+from conadv.trainer.build_task import build_task
+from conadv.trainer.ema import Ema
+from settings import small_cnn
+
+CPU = torch.device("cpu")
+
+
+def weight_of(folder: Path) -> float:
+    return float(safetensors.torch.load_file(folder / FILE)["7.bias"][0])
+
+
+def numbered(model: nn.Module, number: float) -> None:
+    with torch.no_grad():
+        model[7].bias.fill_(number)  # type: ignore[index, union-attr, operator]
+
+
+def test_it_keeps_the_weights_of_the_best_evaluation_and_warns_once_of_a_collapse(tmp_path: Path) -> None:
+    model, said = split_batchnorm(small_cnn()), list[str]()
+    best = BestWeights(tmp_path, model, Ema(model, 0), said.append)
+    for number, accuracy in enumerate([20.0, 40.0, 39.0, 20.5, 19.0, 1.0]):
+        numbered(model, number)
+        best.log(10 * number, {METRIC: accuracy, "test_top1": 90.0})
+        best.log(10 * number + 1, {"loss": 1.0})
+        assert len(said) == (number >= 4), "below half of the best"
+    assert weight_of(tmp_path) == 1
+    assert read_about(tmp_path / FILE) == {"step": 10, METRIC: 40.0}
+    assert "fell from 40.0 % (step 10) to 19.0 %" in said[0]
+    small_cnn().load_state_dict(safetensors.torch.load_file(tmp_path / FILE))  # of the plain model
+
+    resumed = BestWeights(tmp_path, model, Ema(model, 0), said.append)
+    numbered(model, 7)
+    resumed.log(70, {METRIC: 30.0})
+    assert weight_of(tmp_path) == 1
+    resumed.log(80, {METRIC: 41.0})
+    assert weight_of(tmp_path) == 7
+
+
+def test_of_averaged_weights_it_keeps_the_average_which_was_evaluated(tmp_path: Path) -> None:
+    model = split_batchnorm(small_cnn())
+    numbered(model, 4)
+    ema = Ema(model, 0.5)
+    numbered(model, 2)
+    ema.update()
+    BestWeights(tmp_path, model, ema, print).log(0, {METRIC: 1.0})
+    assert weight_of(tmp_path) == 3
+    assert model[7].bias[0].item() == 2
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"nothing")
+    model = split_batchnorm(small_cnn())
+    with pytest.raises(ValueError, match=r"best\.safetensors is damaged"):
+        BestWeights(tmp_path, model, Ema(model, 0), print)
+
+
+def test_held_out_images_are_of_all_classes_and_not_learnt_from() -> None:
+    whole, task = (build_task(tiny.recipe(data__train_size=600, data__held_out=count), CPU) for count in (0, 50))
+    assert task.held_out is not None
+    assert whole.held_out is None
+    held, learnt = task.held_out.source, task.data.train
+    assert (len(held), len(learnt)) == (50, 550)
+    assert torch.bincount(torch.as_tensor(held.labels)).tolist() == [5] * 10
+    parts = [sorted(source.image(index).tobytes() for index in range(len(source))) for source in (held, learnt)]
+    everything = sorted(whole.data.train.image(index).tobytes() for index in range(600))
+    assert sorted(parts[0] + parts[1]) == everything
+    with pytest.raises(ValueError, match=r"data\.held_out 599 leaves 1 training images, less than a batch"):
+        build_task(tiny.recipe(data__train_size=600, data__held_out=599), CPU)
+
+
+def test_a_robust_run_has_its_metrics_and_its_best_weights_can_be_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    robust = "--adv-weight 1 --twin-branch main --attack.steps 2 --data.held-out 20 --eval-every 1 --eval-robust 30"
+    words = f"train digits --quiet --json --epochs 3 --batch-size 40 --chunk-size 40 {robust} --run {run}"
+    assert cli.main(words.split()) == 0
+    summary: dict[str, Any] = json.loads(capsys.readouterr().out)
+    names = ("adv_top1", "held_out_robust_top1", "robust_top1")
+    assert all(0 <= summary[name] <= 100 for name in names)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    watched = {line["step"]: line[METRIC] for line in lines if METRIC in line} | {summary["steps"]: summary[METRIC]}
+    assert len(watched) == 3
+    assert cli.main(["eval", run, "--best", "--robust", "--images", "30", "--json"]) == 0
+    evaluated = json.loads(capsys.readouterr().out)
+    assert evaluated[METRIC] == max(watched.values()) == watched[evaluated["best_step"]]
+    assert cli.main(["eval", run, "--robust", "--images", "30", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert {name: again[name] for name in names} == {name: summary[name] for name in names}
+
+
+def test_without_held_out_images_there_are_no_best_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    assert cli.main(f"train digits --quiet --epochs 1 --run {run}".split()) == 0
+    assert not (tmp_path / "run" / FILE).exists()
+    assert cli.main(["eval", run, "--best"]) == 2
+    assert "--data.held-out" in capsys.readouterr().err
