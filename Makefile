@@ -4,13 +4,20 @@ BIN := .venv/bin
 # One thread a process: on a busy two-core machine two threads can be fifteen times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-cuda test-slurm check format slow soak integrations environments docs clean
+.PHONY: demo test test-torch test-cuda test-slurm check format slow soak integrations environments docs clean
 
 demo: .venv/installed        ## train four ways on the embedded digits: a table and a picture, a few minutes
 	$(BIN)/python examples/demo.py
 
 test: check                  ## format, lint, types, then every test that is not slow
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/$(PYTEST)
+
+# The options of every run of the whole suite.
+PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Another release of PyTorch, in an environment of its own (PyPI's wheels bring CUDA libraries of several GB).
+TORCH ?= 2.15.0
+test-torch: .venv-torch-$(TORCH)/installed   ## every test that is not slow, with another PyTorch: make test-torch TORCH=2.15.0
+	.venv-torch-$(TORCH)/bin/$(PYTEST)
 
 test-cuda: .venv/installed   ## on a node with GPUs: NCCL, hidden waits, determinism, layouts
 	$(BIN)/pytest tests/cuda -rs
@@ -49,6 +56,12 @@ soak: .venv/installed        ## disturb runs for ten minutes (kills, signals, di
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+.venv-torch-$(TORCH)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-torch-$(TORCH)
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > .venv-torch-$(TORCH)/constraints.txt
+	.venv-torch-$(TORCH)/bin/pip install --quiet --disable-pip-version-check -c .venv-torch-$(TORCH)/constraints.txt -e '.[dev]'
+	touch $@
+
 .venv-integrations/installed: pyproject.toml constraints-integrations.txt
 	$(PYTHON) -m venv .venv-integrations
 	.venv-integrations/bin/pip install --quiet --disable-pip-version-check -c constraints-integrations.txt -e '.[dev,integrations]'
@@ -60,4 +73,4 @@ soak: .venv/installed        ## disturb runs for ten minutes (kills, signals, di
 	touch $@
 
 clean:
-	rm -rf .venv .venv-integrations .venv-docs site
+	rm -rf .venv .venv-torch-* .venv-integrations .venv-docs site

@@ -1,4 +1,7 @@
-"""What every test starts from: one thread, a known seed, and no process group or default left behind by another."""
+"""What every test starts from: one thread, a known seed, and no process group or default left behind by another.
+
+bfloat16 is tried first, as a run does; a worker that a signal ends is reported with the name of the signal.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
 import torch.distributed as dist
 
+from conadv import bf16
+from conadv.last_words import explained_status
 from ranks import Pool, Run
 
 # On a busy two-core machine two threads can be fifteen times slower than one.
@@ -33,6 +39,24 @@ hypothesis.settings.load_profile("patient")
 
 # Few tests that work or wait for long: a worker that came to one of these files last would end long after the other.
 LONG = ("test_examples.py", "test_watch.py", "test_memory.py", "test_compiling.py", "test_torchrun.py")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Make bfloat16 work, before pytest-xdist starts its workers, which inherit the environment."""
+    is_worker = hasattr(session.config, "workerinput")
+    if not is_worker and (note := bf16.prepare()):
+        _print(session.config, note)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if error:
+        _print(node.config, f"worker {node.gateway.id} {explained_status(node.gateway._io.wait())}")
+
+
+def _print(config: pytest.Config, line: str) -> None:
+    """Print a line also with -q, which leaves out the header."""
+    config.pluginmanager.getplugin("terminalreporter").write_line(line)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

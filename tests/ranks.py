@@ -26,6 +26,7 @@ import torch.distributed as dist
 import covering
 import teams
 from conadv import cli
+from conadv.last_words import explained_status
 from conadv.parallel import watch
 from conadv.trainer import build_task, saver
 
@@ -125,7 +126,12 @@ class Pool:
                 break
             for rank in missing:
                 if self._ends[rank] in ready:
-                    number, fine, value = self._ends[rank].recv()
+                    try:
+                        number, fine, value = self._ends[rank].recv()
+                    except EOFError:
+                        self._processes[rank].join()
+                        status = self._processes[rank].exitcode or 0
+                        raise ChildProcessError(f"rank {rank} {explained_status(status)}") from None
                     if number == self._task:  # else it is of an earlier task that failed
                         results[rank] = fine, value
                         end = end if fine else min(end, time.monotonic() + 10)

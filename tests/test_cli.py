@@ -479,7 +479,7 @@ def test_cli_and_config_do_without_torch():
     ours = ["conadv", "conadv.atomic", "conadv.cli", "conadv.config"]
     ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog"]
     ours += ["conadv.core.memory", "conadv.core.roles"]
-    ours += ["conadv.flags", "conadv.optim", "conadv.optim.catalog"]
+    ours += ["conadv.flags", "conadv.last_words", "conadv.optim", "conadv.optim.catalog"]
     ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.ending", "conadv.parallel.launch"]
     ours += ["conadv.printing", "conadv.readable", "conadv.recipe_flags"]
     ours += [
@@ -491,6 +491,12 @@ def test_cli_and_config_do_without_torch():
         "conadv.trainer.signals",
     ]
     assert done.stdout.splitlines()[-1] == str(ours)
+
+
+@pytest.mark.parametrize("flag", ["--run-dir", "--run"])
+def test_the_folder_of_a_run_has_a_name_that_torchrun_lets_through_and_a_short_one(flag):
+    _, bound = cli.parse(["train", "digits", flag, "here"])
+    assert bound.arguments["run"] == Path("here")
 
 
 @pytest.mark.parametrize("words", ["recipes", "train --epochs 0"])

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from inspect import BoundArguments
@@ -20,8 +21,9 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from conadv import config, study_commands
 from conadv.core.memory import ADVICE, is_out_of_memory
 from conadv.flags import Json, option, spell_out
+from conadv.last_words import witnessed
 from conadv.parallel.agreement import AgreedError
-from conadv.parallel.launch import adopt_slurm, local_rank, own_rank
+from conadv.parallel.launch import adopt_slurm, local_rank, own_rank, world_size
 from conadv.printing import allow_any_encoding, say
 from conadv.printing import report as report_result
 from conadv.recipe_flags import Field, dotted, with_fields
@@ -33,8 +35,8 @@ _EVAL_FIELDS = ("model", "threads", "data.path", "data.workers", "data.memory")
 # Seconds that a rank waits for lower ranks to print the error.
 _TURN = 5.0
 
-# torchrun refuses --run anywhere on its command line: it takes it for an abbreviation of its own flags.
-_RUN = ("--run", "--run-dir")
+# --run is short, but torchrun takes it for an abbreviation of its own --run-path, and refuses it.
+_RUN = ("--run-dir", "--run")
 
 Run = Annotated[Path, Parameter(help="The folder of a run.")]
 
@@ -46,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if arguments is None else arguments
         adopt_slurm()
         command, bound = parse(words)
-        status = command(*bound.args, **bound.kwargs)
+        who = f"rank {own_rank()}" if world_size() > 1 else "conadv train"
+        with witnessed(who) if arguments is None and words[:1] == ["train"] else nullcontext():
+            status = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except CycloptsError as error:
@@ -101,7 +105,7 @@ def train(
     if resume is None:
         chosen = config.load_recipe(recipe, dotted(fields))
     elif recipe is not None or run is not None:
-        raise ValueError("--resume takes the recipe and the folder from the run: drop RECIPE and --run")
+        raise ValueError("--resume takes the recipe and the folder from the run: drop RECIPE and --run-dir")
     else:
         chosen = config.recipe_of_run(resume, dotted(fields))
     # When a connection breaks, PyTorch would print its C++ stack on every rank around our one line.

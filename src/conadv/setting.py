@@ -97,6 +97,8 @@ class Setting:
             return self._check_items(value)
         if self.percent and (share := _percent(value)) is not None:
             return share
+        if value == "bf16" and "bfloat16" in self.choices:
+            return "bfloat16"
         form = _number(value) if self.kind is float else value
         if type(form) is not self.kind or not self._allows(form):
             wrong = f"{self.key} is {show(value)} but must be {self.wanted}: change {self.flag}"

@@ -18,6 +18,9 @@ from conadv.trainer.metrics import read_metrics
 from conadv.trainer.training import train
 
 FILE = Path(__file__).with_name("losses.json")
+# Some of the losses were written down as float32, which rounds to 6e-8. Other instruction sets (SSE to AVX-512) and
+# PyTorch 2.8 to 2.15 change them by 2e-10 at most.
+TOLERANCE = 1e-7
 METHODS = {
     "vanilla": {"method": "vanilla"},
     "disadv": {"method": "disadv"},
@@ -43,7 +46,7 @@ def losses(name: str, folder: Path) -> list[float]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_losses_are_those_written_down(name, tmp_path):
-    assert losses(name, tmp_path) == pytest.approx(json.loads(FILE.read_text())[name], rel=1e-7)
+    assert losses(name, tmp_path) == pytest.approx(json.loads(FILE.read_text())[name], rel=TOLERANCE)
 
 
 if __name__ == "__main__":

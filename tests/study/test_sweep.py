@@ -71,7 +71,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 words = sys.argv[1:]
 resumes = "--resume" in words
-home = Path(words[words.index("--resume" if resumes else "--run") + 1])
+home = Path(words[words.index("--resume" if resumes else "--run-dir") + 1])
 if resumes:
     seed = int(home.name.split("seed")[1].split("-")[0])
 else:

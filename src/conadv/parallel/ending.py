@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from conadv import last_words
+
 
 def say_line(text: str) -> None:
     """Print one line on standard error, if anything still reads it."""
@@ -26,6 +28,7 @@ def end_process(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+    last_words.leave()
     os._exit(status)
 
 

@@ -169,7 +169,7 @@ def train_words(cell: Cell, home: Path) -> list[str]:
         return ["train", "--quiet", "--resume", str(home)]
     for partial in home.glob(".config.toml*.partial"):  # left by a run that was killed while starting
         partial.unlink()
-    return ["train", cell.recipe, *flags({**_CHECKPOINTS, **cell.overrides}), "--quiet", "--run", str(home)]
+    return ["train", cell.recipe, *flags({**_CHECKPOINTS, **cell.overrides}), "--quiet", "--run-dir", str(home)]
 
 
 def _check_runs(study: Study, folder: Path, resolve: Resolve) -> None:

@@ -91,7 +91,9 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(f"cannot make {self.path} ({error.strerror}): choose another folder with --run") from None
+            raise ValueError(
+                f"cannot make {self.path} ({error.strerror}): choose another folder with --run-dir"
+            ) from None
         self._lock.acquire()
         self._created = missing
         if (self.path / "config.toml").exists():  # another process was faster, and has ended since
@@ -121,11 +123,11 @@ def _check_free(folder: Path) -> None:
     """Refuse a folder that contains another run, or anything else."""
     if (folder / "config.toml").exists():
         raise ValueError(
-            f"{folder} already holds a run: choose another folder (--run, in Python folder=), or resume it "
+            f"{folder} already holds a run: choose another folder (--run-dir, in Python folder=), or resume it "
             f"(--resume {folder}, in Python resume=)"
         )
     if folder.exists() and (not folder.is_dir() or any(not _is_leftover(path) for path in folder.iterdir())):
-        raise ValueError(f"{folder} is not an empty folder: choose another one with --run")
+        raise ValueError(f"{folder} is not an empty folder: choose another one with --run-dir")
 
 
 def reopen(folder: Path, config: str, step: int) -> None:

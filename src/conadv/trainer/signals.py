@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from conadv import last_words
 from conadv.parallel.ending import end_process, say_line
 from conadv.parallel.launch import local_rank, own_rank, started_by_torchrun
 
@@ -163,4 +164,5 @@ def _listen(reader: socket.socket, request: StopRequest) -> None:
             first = time.monotonic()
             request.take(numbers[0])
         elif time.monotonic() - first > _ONE_REQUEST:
+            last_words.leave()
             os._exit(128 + numbers[0])

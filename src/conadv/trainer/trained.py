@@ -9,6 +9,7 @@ from typing import Any
 
 import safetensors.torch
 
+from conadv import bf16
 from conadv.config import RESUMABLE, Recipe, added_values, check_run_folder, flatten
 from conadv.core.catalog import ATTACKS, METHODS
 from conadv.parallel.collectives import World, own_device
@@ -115,7 +116,10 @@ def facts(recipe: Recipe) -> dict[str, Any]:
 
 def _trained(recipe: Recipe, folder: Path) -> tuple[Task, Checkpoint, Ema]:
     """Load the newest checkpoint: the task with its weights, and their moving average."""
-    task = build_task(recipe, own_device())
+    device = own_device()
+    if recipe.precision == "bfloat16" and device.type == "cpu" and (note := bf16.prepare()):
+        tell(note)
+    task = build_task(recipe, device)
     checkpoint = find_checkpoint(folder, expected(recipe, task), tell)
     if checkpoint is None:
         raise ValueError(

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from conadv import bf16
 from conadv.config import Recipe, dump_recipe, flatten, sealed
 from conadv.core.batchnorm.splitbn import plain_state_dict
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.parallel.collectives import World, joined
-from conadv.parallel.launch import world_size
+from conadv.parallel.launch import local_rank, world_size
 from conadv.parallel.layout import Layout
 from conadv.parallel.outcome import DriftError, NotFiniteError
 from conadv.parallel.watch import watched
@@ -78,6 +79,7 @@ def train(
             request.obey_by(lambda number: end_all(128 + number, stopped_early(number, *advice)))
         flags = {key: value for key, value in flatten(recipe).items() if key not in _MACHINE_FLAGS}
         check_agreement(world, {"flags": flags})  # first, since everything else depends on the flags
+        _try_bfloat16(recipe, world, sets=owns_process)
         task, stream = _build(recipe, world)
         with kernels(task.device, recipe.deterministic, recipe.tf32):
             check_agreement(world, _common(recipe, task))
@@ -102,6 +104,15 @@ def train(
             if world.is_main:
                 write_summary(place.path, summary)
     return {**summary, "run": str(place.path)} if world.is_main else {}
+
+
+def _try_bfloat16(recipe: Recipe, world: World, sets: bool) -> None:
+    """Try bfloat16 on one rank of each machine if the run computes with it on CPUs; `sets`: set what it needs."""
+    if recipe.precision != "bfloat16" or world.device.type != "cpu":
+        return
+    note = bf16.prepare(world.all_reduce_max, tries=local_rank() == 0, sets=sets)
+    if note:
+        tell(note)
 
 
 def _build(recipe: Recipe, world: World) -> tuple[Task, Stream]:
