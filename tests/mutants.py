@@ -61,7 +61,6 @@ COSTLY = {
         "parallel/team_method.py",
     ],
     "parallel/test_watch.py": ["parallel/ending.py", "parallel/watch.py"],
-    "trainer/test_analysis.py": ["trainer/analysis.py"],
     "trainer/test_bad_input.py": [],
     "trainer/test_compiling.py": ["trainer/compiling.py"],
     "trainer/test_elastic.py": [],

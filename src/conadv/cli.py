@@ -149,37 +149,6 @@ def evaluate(
     report_result(lambda: trained.evaluate(recipe, run, test, best), json)
 
 
-def analyze(
-    run: Run,
-    /,
-    *,
-    images: Annotated[int, option("How many training images, and test images, to measure on.", "N", "512")] = 512,
-    eigenvalues: Annotated[int, option("How many of the largest eigenvalues of the Hessian to compute.", "N", "5")] = 5,
-    iterations: Annotated[int, option("Maximum number of Lanczos iterations.", "N", "60")] = 60,
-    probes: Annotated[int, option("Random vectors to estimate the trace of the Hessian with.", "N", "20")] = 20,
-    rho: Annotated[
-        float, option("Radius around the weights within which to search for the highest loss.", "X", "0.05")
-    ] = 0.05,
-    epsilon: Annotated[
-        str, option("Radius of PGD on test images, a fraction of the pixel range.", "X", "4/255")
-    ] = "4/255",
-    steps: Annotated[int, option("Steps of PGD.", "N", "10")] = 10,
-    again: Annotated[bool, option("Measure again what RUN/analysis.json already has.")] = False,
-    quiet: Annotated[bool, option("Print no progress.")] = False,
-    json: Json = False,
-    **fields: Field,
-) -> None:
-    """Measure the sharpness and the robustness of a trained network, for each BatchNorm branch (docs/theory.md)."""
-    radius = replace(config.settings()["attack.epsilon"], key="epsilon").parse(epsilon)
-    assert isinstance(radius, float)
-    recipe = config.recipe_of_run(run, dotted(fields))
-    from conadv.trainer import trained
-    from conadv.trainer.analysis import Analysis
-
-    wanted = Analysis(images, eigenvalues, iterations, probes, rho, radius, steps)
-    report_result(lambda: trained.analyze(recipe, run, wanted, again, quiet), json)
-
-
 def export(
     run: Run,
     out: Annotated[Path, Parameter(help="The file to write, NAME.safetensors.")],
@@ -241,7 +210,6 @@ def _app() -> App:
     defaults = {key: config.toml_value(value).strip('"') for key, value in values.items()}
     app.command(with_fields(train, defaults), sort_key=0)
     app.command(with_fields(evaluate, dict.fromkeys(_EVAL_FIELDS, "that of the run")), name="eval", sort_key=1)
-    app.command(with_fields(analyze, dict.fromkeys(_EVAL_FIELDS, "that of the run")), sort_key=10)
     app.command(export, sort_key=2)
     app.command(recipes, sort_key=3)
     data = App(name="data", help="Inspect data sets.", sort_key=4)

@@ -115,19 +115,6 @@ def test_a_damaged_setting_of_the_work_of_a_cell_is_one_line(
     assert message.count("\n") == 1 and "line 6 of" in message and "results.jsonl' is damaged" in message
 
 
-def test_numbers_of_an_analysis_that_are_too_large_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_study(tmp_path, STUDY, steps=4)
-    sharp = {"eigenvalues": [1.0], "weight_norm": 1e200, "trace": 1.0, "worst_loss": 1.0, "loss": 1.0}
-    analysis = {"about": {"step": 4}, "parts": {"main.sharpness": {**sharp, "gradient_norm": 1.0}}}
-    for run in (tmp_path / "runs").iterdir():
-        (run / "analysis.json").write_text(json.dumps(analysis), encoding="utf-8")
-    assert cli.main(["report", str(tmp_path)]) == 2
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1 and "analysis.json' is damaged" in message
-
-
 @pytest.mark.parametrize("name", ["results.jsonl", "origin.json", "metrics.jsonl"])
 def test_what_is_no_file_is_refused_before_it_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str

@@ -1,8 +1,7 @@
-"""Digests of the data and the software of a rank, which must be the same on all ranks, and of what was analyzed."""
+"""Digests of the data and the software of a rank, which must be the same on all ranks."""
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -32,11 +31,6 @@ def data_facts(data: DataSet, path: str | None) -> dict[str, Any]:
         facts[f"{part} names"] = _digest("\n".join(_names(source, path)).encode())
         facts[f"{part} pixels"] = _digest(*(_pixels(source, index) for index in _spread(len(source), _SAMPLES)))
     return facts
-
-
-def data_digest(data: DataSet, path: str | None) -> str:
-    """Return one digest of `data_facts`, which has the same arguments."""
-    return _digest(json.dumps(data_facts(data, path), sort_keys=True).encode())
 
 
 def software_facts(versions: dict[str, str], model: nn.Module) -> dict[str, Any]:

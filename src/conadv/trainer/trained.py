@@ -1,9 +1,7 @@
-"""Evaluate, analyze and export a trained run."""
+"""Evaluate and export a trained run."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,10 @@ import safetensors.torch
 
 from conadv import bf16
 from conadv.config import RESUMABLE, Recipe, added_values, check_run_folder, flatten
-from conadv.core.catalog import ATTACKS, METHODS
+from conadv.core.catalog import METHODS
 from conadv.parallel.collectives import World, own_device
 
 from .adversary import RobustTest
-from .analysis import FILE, Analysis
-from .analysis import analyze as run_analysis
 from .best import FILE as BEST
 from .best import read_about, read_weights
 from .build import build_optimizer
@@ -25,7 +21,6 @@ from .checkpoint import Checkpoint, newest_whole
 from .ema import Ema
 from .evaluation import evaluate_task
 from .files import replace_file
-from .fingerprint import data_digest
 from .folder import resume_command
 from .kernels import kernels
 from .progress import tell
@@ -54,28 +49,6 @@ def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool
     with kernels(task.device, recipe.deterministic, recipe.tf32):
         metrics = evaluate_task(task, World(0, 1, task.device), ema, robust)
     return {**facts(resolved(recipe, task.data)), **about, **metrics}
-
-
-def analyze(recipe: Recipe, folder: Path, wanted: Analysis, again: bool, quiet: bool) -> dict[str, Any]:
-    """Measure sharpness and robust accuracy of the newest checkpoint by branch, and write analysis.json.
-
-    Args:
-        recipe: The recipe of the run.
-        folder: The folder of the run.
-        wanted: What to measure, and how precisely.
-        again: Measure again what analysis.json already contains.
-        quiet: Print no progress.
-    """
-    task, checkpoint, ema = _trained(recipe, folder)
-    data = data_digest(task.data, recipe.data.path)
-    about = {"step": checkpoint.about["step"], "ema": bool(ema), "data": data}
-    twins = partial(ATTACKS[recipe.attack.name].build, {**asdict(recipe.attack), "statistics": "running"})
-    path = folder / FILE
-    with ema.swapped_in(), kernels(task.device, recipe.deterministic, recipe.tf32):
-        found = run_analysis(
-            task, lambda name: twins(branch=name), recipe.chunk_size, path, about, wanted, again, quiet
-        )
-    return {**about, **found, "file": str(path)}
 
 
 def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:

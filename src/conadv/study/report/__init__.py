@@ -1,7 +1,7 @@
 """The report of a study as one HTML page and as Markdown, from the files that a sweep wrote. Loads no torch.
 
 evidence   the folder, read            conditions     runs that differ only in the seed, and what is compared
-accuracy   training   setup            against_paper  theory  cost  the sections
+accuracy   training   setup            against_paper  cost  the sections
 document   blocks, HTML and Markdown   figures        SVG by matplotlib      templates/  the page and its style sheets
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from conadv.study.results import keep
 from conadv.trainer.files import replace_file
 
-from . import accuracy, against_paper, cost, setup, theory, training
+from . import accuracy, against_paper, cost, setup, training
 from .document import Block, Code, Document, Paragraph, Section, figure_files, render_markdown, render_page
 from .evidence import Evidence, collect
 from .figures import standalone
@@ -34,8 +34,6 @@ def write_report(folder: Path, out: Path | None = None) -> dict[str, Any]:
     text, figures = page.with_suffix(".md"), page.with_name(f"{page.stem}-figures")
     _check_free(page, text, figures)
     found = training.find_curves(evidence)
-    if found:
-        found |= theory.staleness_curves(evidence)
     kept = keep(folder / training.CURVES, found, training.check_curves)
     names = [evidence.name(one) for one in evidence.shown]  # an arm that was renamed or removed is not shown
     curves = {kind: {name: of[name] for name in names if name in of} for kind, of in kept.items()}
@@ -72,7 +70,6 @@ def build_document(evidence: Evidence, curves: training.Curves) -> Document:
         sections += [accuracy.by_method(evidence), *accuracy.by_setting(evidence), against_paper.section(evidence)]
         sections += [training.rates(evidence), training.gap(evidence), cost.section(evidence)]
         sections += [training.time(evidence) if evidence.timed else None]
-        sections += [theory.staleness(curves), theory.sharpness(evidence)]
         sections += [training.curves(curves), training.pictures(evidence)]
     sections += [setup.failures(evidence), setup.setup(evidence), setup.commands(evidence)]
     return Document(evidence.title, lead, [section for section in sections if section is not None])
