@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import conadv
 import tiny
 from conadv import bf16, config
 from launcher import Torchrun
@@ -94,17 +95,17 @@ def test_a_rank_with_a_limit_of_its_user_keeps_it_when_others_need_one(monkeypat
     assert os.environ[bf16.VARIABLE] == "AVX2"
 
 
-def conadv(*words: str) -> subprocess.CompletedProcess[str]:
+def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "conadv", *words], capture_output=True, text=True)
 
 
 def test_a_run_on_a_processor_that_dies_trains_and_can_be_evaluated(dying, tmp_path):
     dying(LIMITED)
     run = str(tmp_path / "run")
-    done = conadv("train", "digits", "--precision", "bf16", "--max-steps", "2", "--quiet", "--run-dir", run)
+    done = command("train", "digits", "--precision", "bf16", "--max-steps", "2", "--quiet", "--run-dir", run)
     assert (done.returncode, done.stderr) == (0, NOTE + "\n")
     assert 'precision = "bfloat16"' in (tmp_path / "run" / "config.toml").read_text()
-    done = conadv("eval", run)
+    done = command("eval", run)
     assert (done.returncode, done.stderr) == (0, NOTE + "\n")
 
 
@@ -122,7 +123,7 @@ def test_ranks_try_it_once_and_all_set_the_limit(dying, tmp_path):
 def test_a_run_that_cannot_work_ends_with_a_line_and_leaves_no_folder(dying, tmp_path):
     dying(NEVER)
     run = tmp_path / "run"
-    done = conadv("train", "digits", "--precision", "bfloat16", "--quiet", "--run-dir", str(run))
+    done = command("train", "digits", "--precision", "bfloat16", "--quiet", "--run-dir", str(run))
     assert done.returncode == 2
     assert done.stderr.startswith("error: bfloat16 crashes on this processor")
     assert done.stderr.count("\n") == 1
@@ -131,8 +132,16 @@ def test_a_run_that_cannot_work_ends_with_a_line_and_leaves_no_folder(dying, tmp
 
 def test_a_run_in_float32_tries_nothing(dying, tmp_path):
     dying(NEVER)
-    done = conadv("train", "digits", "--max-steps", "1", "--quiet", "--run-dir", str(tmp_path / "run"))
+    done = command("train", "digits", "--max-steps", "1", "--quiet", "--run-dir", str(tmp_path / "run"))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_training_from_python_names_the_variable_since_it_may_be_too_late_to_set_it(dying, tmp_path):
+    dying(LIMITED)
+    recipe = config.load_recipe("digits", {"precision": "bfloat16", "max_steps": "1"})
+    with pytest.raises(ValueError, match="set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 before Python starts"):
+        conadv.train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])

@@ -94,7 +94,8 @@ def verdict(who: str, words: bytes) -> str | None:
     """Return what a witness prints after the last words of a process; None: it ended by itself, or was asked to."""
     text = words.decode(errors="replace")
     found = re.search("Fatal Python error: (.+)", text)
-    if words and not found:  # a goodbye, or where a request to stop came
+    asked = words and not found  # then they are the stack where a request to stop came
+    if asked or words.endswith(_GOODBYE):
         return None
     name = _CRASHES.get(found[1].replace("-", " "), found[1]) if found else "SIGKILL"
     stack = text.partition("\nExtension modules")[0]
