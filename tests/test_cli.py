@@ -223,6 +223,8 @@ def test_code_to_import_may_be_named_by_a_flag(commands):
         ("eval . --steps 3", "--robust"),
         ("eval . --robust --steps 0", "--steps"),
         ("eval . --restarts 3", "--robust"),
+        ("eval . --autoattack", "--robust"),
+        ("eval . --robust --autoattack --steps 3", "drop --steps"),
         ("eval . --robust --restarts 0", "--restarts"),
         ("eval . --robust --images 0", "--images"),
         ("eval . --robust --epsilon 2", "--epsilon"),
@@ -281,11 +283,13 @@ def test_eval_hands_on_the_recipe_of_the_run(commands, run, capsys):
     assert cli.main(["eval", str(run), "--robust", "--epsilon", "8/255", "--steps", "20", "--data.workers", "2"]) == 0
     words = ["--robust", "--restarts", "5", "--images", "100", "--best"]
     assert cli.main(["eval", str(run), *words]) == 0
+    assert cli.main(["eval", str(run), "--robust", "--autoattack"]) == 0
     moved = override(Recipe(seed=3), {"data.workers": 2})
     assert commands.calls == [
         ("evaluate", Recipe(seed=3), run, None, False),
-        ("evaluate", moved, run, RobustTest(8 / 255, "linf", 20, 2, None), False),
-        ("evaluate", Recipe(seed=3), run, RobustTest(Recipe().attack.epsilon, "linf", 20, 5, 100), True),
+        ("evaluate", moved, run, RobustTest(8 / 255, "linf", 20, 2, None, False), False),
+        ("evaluate", Recipe(seed=3), run, RobustTest(Recipe().attack.epsilon, "linf", 20, 5, 100, False), True),
+        ("evaluate", Recipe(seed=3), run, RobustTest(Recipe().attack.epsilon, autoattack=True), False),
     ]
 
 

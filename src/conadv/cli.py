@@ -124,16 +124,20 @@ def evaluate(
     steps: Annotated[str | None, option("Steps of the attack.", "N", "20")] = None,
     restarts: Annotated[str | None, option("Random starts of the attack; the worst one counts.", "N", "2")] = None,
     images: Annotated[str | None, option("Test images to attack, a fixed sample.", "N", "all")] = None,
+    autoattack: Annotated[bool, option("Attack by AutoAttack; needs pip install 'conadv[robust]'.")] = False,
     best: Annotated[bool, option("Evaluate RUN/best.safetensors, not the newest checkpoint.")] = False,
     json: Json = False,
     **fields: Field,
 ) -> None:
     """Evaluate the newest checkpoint of a run."""
     given = {"epsilon": epsilon, "steps": steps, "restarts": restarts, "images": images}
-    if not robust and any(value is not None for value in given.values()):
+    if not robust and (autoattack or any(value is not None for value in given.values())):
         raise ValueError(
-            "--epsilon, --steps, --restarts and --images describe the attack of --robust: add --robust, or drop them"
+            "--epsilon, --steps, --restarts, --images and --autoattack describe the attack of --robust: "
+            "add --robust, or drop them"
         )
+    if autoattack and (steps is not None or restarts is not None):
+        raise ValueError("AutoAttack has its own steps and restarts: drop --steps and --restarts")
     kinds = {"epsilon": "attack.epsilon", "steps": "attack.steps", "restarts": "attack.steps", "images": "batch_size"}
     known = {
         key: replace(config.settings()[kinds[key]], key=key).parse(value)
@@ -144,7 +148,12 @@ def evaluate(
     from conadv.trainer import trained
     from conadv.trainer.adversary import RobustTest
 
-    settings: dict[str, Any] = {"epsilon": recipe.attack.epsilon, "norm": recipe.attack.norm, **known}
+    settings: dict[str, Any] = {
+        "epsilon": recipe.attack.epsilon,
+        "norm": recipe.attack.norm,
+        "autoattack": autoattack,
+        **known,
+    }
     test = RobustTest(**settings) if robust else None
     report_result(lambda: trained.evaluate(recipe, run, test, best), json)
 

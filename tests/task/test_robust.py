@@ -29,7 +29,7 @@ def test_of_a_linear_model_it_counts_the_margins_above_the_largest_change() -> N
         assert 0 < wanted < int((margin > 0).sum())
         attack = PGD(epsilon, epsilon / 4, steps=20, random_start=1)
         batches = [(images[:150], labels[:150]), (images[150:], labels[150:])]
-        assert count_robust(model, batches, [attack]) == (wanted, 200)
+        assert count_robust(model, batches, attack) == (wanted, 200)
 
 
 class Fooling:
@@ -64,7 +64,7 @@ def test_an_image_is_robust_if_no_restart_fools_the_model_and_fooled_ones_are_no
     images = F.one_hot(labels, 5).float()
     images[3] = images[0]  # misclassified as it is
     attack = Fooling()
-    assert count_robust(Lookup(), [(images, labels)], [attack], restarts=2) == (2, 6)  # classes 0 and 4 remain
+    assert count_robust(Lookup(), [(images, labels)], attack, restarts=2) == (2, 6)  # classes 0 and 4 remain
     assert attack.sizes == [5, 4]
     assert len(set(attack.seeds)) == 2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -15,29 +15,31 @@ from conadv.core.seeds import mix
 from conadv.task.models import evaluating
 
 Batches = Iterable[Sequence[Tensor]]
+# (model, loss, images, labels, seed) -> changed images; the model is in eval mode.
+Adversary = Callable[[nn.Module, Loss, Tensor, Tensor, int], Tensor]
 
 
 def count_robust(
     model: nn.Module,
     batches: Batches,
-    attacks: Sequence[Attack],
+    attack: Adversary,
     *,
     restarts: int = 1,
     loss: Loss = F.cross_entropy,
     seed: int = 0,
     autocast: torch.dtype | None = None,
 ) -> tuple[int, int]:
-    """Count the images that are classified correctly as they are and after each attack from each random start.
+    """Count the images that are classified correctly as they are and under an attack from each of its random starts.
 
     An image that was misclassified once is not attacked again.
 
     Args:
         model: the network, evaluated and attacked in eval mode.
         batches: of (images, labels, ...), images as bytes or floats in [0, 1].
-        attacks: tried one after the other.
-        restarts: how often each is tried, with other random numbers.
-        loss: (logits, labels) to the mean over the images, which the attacks increase.
-        seed: of the attacks.
+        attack: changes images so that they are misclassified.
+        restarts: how often it is tried, with other random numbers.
+        loss: (logits, labels) to the mean over the images, which the attack increases.
+        seed: of the attack.
         autocast: 16-bit type to compute in; None: the dtype of the weights.
 
     Returns:
@@ -52,12 +54,11 @@ def count_robust(
             labels = raw_labels.long().to(like.device)
             count += len(labels)
             images, labels = _survivors(model, images, images, labels)
-            for place, attack in enumerate(attacks):
-                for restart in range(restarts):
-                    if len(labels):
-                        with torch.enable_grad():
-                            changed = attack(model, loss, images, labels, mix(seed, number, place, restart))
-                        images, labels = _survivors(model, changed.detach(), images, labels)
+            for restart in range(restarts):
+                if len(labels):
+                    with torch.enable_grad():
+                        changed = attack(model, loss, images, labels, mix(seed, number, 0, restart))
+                    images, labels = _survivors(model, changed.detach(), images, labels)
             robust += len(labels)
     return robust, count
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
 from dataclasses import dataclass
 
-from conadv.core.attack import Attack
+from torch import Tensor, nn
+
+from conadv.core.attack import Attack, Loss
 from conadv.core.pgd import PGD, Norm
+from conadv.core.seeds import untouched_randomness
 from conadv.task.data import Source
+from conadv.task.robust import Adversary
 
 
 @dataclass(frozen=True)
@@ -22,9 +26,41 @@ class RobustTest:
     """How often PGD starts, at another random point each time."""
     images: int | None = None
     """How many images to attack, a fixed sample; None: all."""
+    autoattack: bool = False
+    """AutoAttack, once, instead of PGD."""
 
-    def attacks(self) -> Sequence[Attack]:
-        return [robust_attack(self.epsilon, self.steps, norm=self.norm)]
+    def attack(self) -> Adversary:
+        if self.autoattack:
+            return AutoAttack(self.epsilon, self.norm)
+        return robust_attack(self.epsilon, self.steps, norm=self.norm)
+
+
+@dataclass(frozen=True)
+class AutoAttack:
+    """The standard ensemble of Croce and Hein (2020), by their own code: APGD-CE, APGD-T, FAB-T and Square."""
+
+    epsilon: float
+    norm: Norm = "linf"
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("pyautoattack") is None:
+            raise ValueError("AutoAttack is not installed: pip install 'conadv[robust]'")
+
+    def __call__(self, model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, seed: int = 0) -> Tensor:
+        """Change the images within epsilon; `loss` is not used, since each of its attacks has its own."""
+        import pyautoattack
+
+        classes = model(images[:1]).shape[1]
+        if classes < 4:
+            raise ValueError(f"AutoAttack needs at least 4 classes, and this model has {classes}: use PGD")
+        norm = {"linf": "Linf", "l2": "L2"}[self.norm]
+        with untouched_randomness(images.device, seed):
+            attack = pyautoattack.AutoAttack(
+                model, norm=norm, eps=self.epsilon, seed=seed % 2**31, device=images.device
+            )
+            attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, classes - 1)
+            changed: Tensor = attack.run_standard_evaluation(images, labels, batch_size=len(images))[0]
+        return changed
 
 
 @dataclass(frozen=True)

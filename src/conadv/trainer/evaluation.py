@@ -51,8 +51,8 @@ def robust_top1(task: Task, world: World, source: Source, test: RobustTest) -> f
     """Compute the robust accuracy in percent, of the model in eval mode. Every rank must call it."""
     part, first = _part(world, sampled(len(source), test.images))
     batches = evaluation_batches(source, _BATCH, task.augment.fit, task.workers, part)
-    attacks = test.attacks()
-    counts = count_robust(task.model, batches, attacks, restarts=test.restarts, seed=first, autocast=task.autocast)
+    restarts = 1 if test.autoattack else test.restarts
+    counts = count_robust(task.model, batches, test.attack(), restarts=restarts, seed=first, autocast=task.autocast)
     return _percent(world, counts)
 
 
