@@ -125,6 +125,9 @@ class Data:
     """Path of your own data; its format is detected."""
     train_size: Count | None = None
     """Training images to use. none: all."""
+    copies: Annotated[int, within(1, 64)] = 1
+    """How often each image is in a batch and an epoch, augmented differently each time (Batch Augmentation); copies
+    are in different chunks, and batch_size counts them all."""
     held_out: Whole = 0
     """Training images, of train_size, not to learn from: their accuracy under PGD (held_out_robust_top1) is part of
     each evaluation, and the weights with the best one are kept in RUN/best.safetensors. 0: none."""
@@ -206,6 +209,11 @@ class Recipe:
     twin_branch: Annotated[str, OneOf(("adv", "main"))] = "adv"
     """BatchNorm branch that twins go through: adv, with its own statistics and affine parameters (as in the paper), or
     main, with the affine parameters of the images and statistics of the twins' own batch."""
+    adv_until: PositiveShare = 1.0
+    """Share of the run that learns from twins, such as 1/2; the rest learns from the images alone."""
+    scale_norms: bool = False
+    """Divide the gradients of BatchNorm's weight and bias by the share of their branch in the loss, so that they learn
+    as fast as in vanilla. With sgd or lars."""
     batch_size: Count = 256
     """Images per step, over all ranks."""
     chunk_size: Count = 64
@@ -291,6 +299,11 @@ class Recipe:
                 f"a batch of {self.batch_size} is larger than the {self.data.train_size} training images: "
                 "lower --batch-size or raise --data.train-size"
             )
+        if self.batch_size // self.chunk_size % self.data.copies:
+            raise ValueError(
+                f"{self.batch_size // self.chunk_size} chunks per batch cannot hold {self.data.copies} copies of each "
+                "image: change --batch-size, --chunk-size or --data.copies"
+            )
         if self.data.mixup or self.data.cutmix:
             self._check_mixing()
         if self.adv_weight == 1 and METHODS[self.method].maker is not None:
@@ -308,6 +321,8 @@ class Recipe:
                 "adv_weight 1 has no clean pass, and recycled takes its gradient from there: "
                 "lower --adv-weight, or choose --method conadv"
             )
+        if self.adv_until != 1:
+            raise ValueError("adv_weight 1 learns from twins only, and adv_until ends that: drop one of them")
         if self.twin_branch != "main" or self.twin_share != 1:
             raise ValueError(
                 "adv_weight 1 learns from twins only, so that all images need one, through the branch that is "

@@ -33,6 +33,7 @@ from conadv.task.data import Stream
 from .build_task import DTYPES, Task, attack_of, mix_of
 from .ema import Ema
 from .memory import check_copies
+from .protocol import Protocol
 
 _BOTH = Role.CLEAN | Role.ADV
 
@@ -65,8 +66,7 @@ class Job:
     optimizer: Optimizer
     rate: Schedule
     ema: Ema
-    adv_weight: float
-    """The weight of the adversarial loss, from 0 to 1."""
+    protocol: Protocol
     stop: int
     """The number of steps after which the run ends."""
 
@@ -145,6 +145,7 @@ def build_stream(recipe: Recipe, task: Task) -> Stream:
         task.workers,
         pin_memory=task.device.type == "cuda",
         mix=mix_of(recipe),
+        copies=recipe.data.copies,
     )
 
 
@@ -174,7 +175,11 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         optimizer=build_optimizer(recipe, task.model),
         rate=_rate(recipe, steps),
         ema=Ema(task.model, recipe.ema),
-        adv_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
+        protocol=Protocol(
+            adv_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
+            last=round(steps * recipe.adv_until),
+            scales_norms=recipe.scale_norms,
+        ),
         stop=stop,
     )
 

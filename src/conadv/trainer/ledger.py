@@ -97,7 +97,7 @@ class Ledger:
             self._sinks.log(step.number, metrics)
 
     def _metrics(self, step: Step, outcome: Outcome) -> dict[str, Any]:
-        weight = self._job.adv_weight
+        weight = self._job.protocol.weight(step.number)
         return {
             "epoch": (step.number + 1) / self._job.stream.steps_per_epoch,
             "lr": step.rate,

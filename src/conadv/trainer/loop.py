@@ -41,6 +41,7 @@ def run(
     with closing(job.batches(progress.step)) as batches, closing(profile):
         for now, ahead in job.method.feed(batches) if progress.step < job.stop else ():
             profile.begin_step()
+            job.protocol.begin_step(job.method, progress.step)
             unread = job.member.step(now, ahead, request.signal or 0, saver.requests_save(policy.save_seconds))
             step = Step(progress.step, job.rate(progress.step), unread)
             ledger.add(step)
@@ -83,15 +84,16 @@ def _update(job: Job, policy: Policy, step: Step, undo: Undo) -> None:
     may_undo = step.outcome is None and policy.nonfinite == "skip"
     if may_undo:
         undo.keep()
-    _apply(job, step.rate)
+    _apply(job, step)
     if may_undo:
         undo.undo_unless(step.unread.finite)
     undo.is_ready = True
 
 
-def _apply(job: Job, rate: float) -> None:
+def _apply(job: Job, step: Step) -> None:
     for group in job.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = step.rate
+    job.protocol.scale(job.task.model, step.number)
     update_running_stats(job.task.model)
     job.optimizer.step()
     job.ema.update()

@@ -269,3 +269,25 @@ def test_evaluation_of_some_images() -> None:
 def test_evaluation_in_empty_batches_is_refused() -> None:
     with pytest.raises(ValueError, match="a batch of 0 images"):
         evaluation_batches(digits().test, 0, Fit())
+
+
+def test_copies_of_an_image_share_a_batch_but_neither_a_chunk_nor_an_augmentation() -> None:
+    once, twice = (
+        make_stream(count=40, batch_size=8, chunk_size=4),
+        make_stream(count=40, batch_size=16, chunk_size=4, copies=2),
+    )
+    assert once.steps_per_epoch == twice.steps_per_epoch == 5
+    for step in (0, 3, 7):
+        for chunk in range(4):
+            assert twice.indices(step, chunk).tolist() == once.indices(step, chunk // 2).tolist()
+    source = Arrays(
+        np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8), np.arange(40) % 10, tuple("0123456789")
+    )
+    crops = Stream(source, 16, 4, seed=5, augment=augmentation("crop-flip"), copies=2)
+    plain = Stream(source, 8, 4, seed=5, augment=augmentation("crop-flip"))
+    first, second, third = (crops.chunk(2, chunk)[0] for chunk in (0, 1, 2))
+    assert torch.equal(first, plain.chunk(2, 0)[0])
+    assert torch.equal(third, plain.chunk(2, 1)[0])
+    assert not any(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    with pytest.raises(ValueError, match="3 chunks per batch cannot hold 2 copies"):
+        make_stream(count=40, batch_size=12, chunk_size=4, copies=2)

@@ -64,6 +64,8 @@ class Stream:
     """Return page-locked tensors, which are copied to a CUDA device asynchronously."""
     mix: Mix | None = None
     """If given, labels are shares of the classes, (N, classes), instead of class numbers."""
+    copies: int = 1
+    """How often each image is in a batch, augmented differently; copies of an image are in consecutive chunks."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_size <= len(self.source):
@@ -76,17 +78,19 @@ class Stream:
                 f"batch_size {self.batch_size} is not a whole number of chunks of {self.chunk_size} images: "
                 "choose a chunk_size that divides it"
             )
+        if self.chunks_per_step % self.copies:
+            raise ValueError(f"{self.chunks_per_step} chunks per batch cannot hold {self.copies} copies of each image")
         if self.workers < 0:
             raise ValueError(f"workers {self.workers}: choose 0 or more")
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self.source) // self.batch_size
+        return len(self.source) * self.copies // self.batch_size
 
     @property
     def remainder(self) -> int:
         """Images left out of each epoch, different ones every time."""
-        return len(self.source) % self.batch_size
+        return len(self.source) % (self.batch_size // self.copies)
 
     @property
     def chunks_per_step(self) -> int:
@@ -95,13 +99,15 @@ class Stream:
     def indices(self, step: int, chunk: int) -> NDArray[np.int64]:
         """The indices of the images of a chunk."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        first = place * self.batch_size + chunk * self.chunk_size
+        first = place * (self.batch_size // self.copies) + chunk // self.copies * self.chunk_size
         return _order(len(self.source), self.seed, epoch)[first : first + self.chunk_size]
 
     def chunk(self, step: int, chunk: int) -> Chunk:
         """A chunk: (images, labels), or (images, labels, augmented)."""
         indices = self.indices(step, chunk)
         seeds = mix_all(self.seed, _AUGMENT, step // self.steps_per_epoch, indices)
+        if copy := chunk % self.copies:
+            seeds = mix_all(seeds, copy)
         with _advice():
             views, labels = self.augment(self.source, indices, seeds), self.source.labels[indices]
             if self.mix is not None:

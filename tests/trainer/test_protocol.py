@@ -1,0 +1,97 @@
+"""Twins for a part of the run only, and gradients of BatchNorm rescaled to those of vanilla."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tiny
+from conadv import PGD, ConAdv, cli, split_batchnorm
+from conadv.config import load_recipe
+from conadv.trainer.protocol import Protocol, branch_shares
+from settings import small_batches, small_cnn
+
+
+@pytest.mark.parametrize("weight", [0.25, 0.5])
+def test_rescaled_gradients_are_those_of_vanilla_where_twins_are_the_images(weight: float) -> None:
+    batch = small_batches(1)[0]
+    plain = small_cnn()
+    F.cross_entropy(plain(batch[0]), batch[1]).backward()
+    model = split_batchnorm(small_cnn())
+    ConAdv(model, F.cross_entropy, PGD(0, random_start=0), adv_weight=weight)(batch)
+    Protocol(weight, last=1, scales_norms=True).scale(model, step=0)
+    for place in (0, 3, 7):
+        torch.testing.assert_close(model[place].weight.grad, plain[place].weight.grad, rtol=0, atol=1e-12)
+    for place in (1, 4):
+        for own in (model[place], model[place].adv):
+            torch.testing.assert_close(own.weight.grad, plain[place].weight.grad, rtol=0, atol=1e-12)
+            torch.testing.assert_close(own.bias.grad, plain[place].bias.grad, rtol=0, atol=1e-12)
+
+
+def test_the_shares_of_the_branches_add_up_to_the_loss() -> None:
+    assert branch_shares(("main", "adv"), 0.25) == {"main": 0.75, "adv": 0.25}
+    assert branch_shares(("main", "aug", "adv"), 0.5) == {"main": 0.25, "aug": 0.25, "adv": 0.5}
+    assert branch_shares(("main",), 0.5) == {"main": 1.0}, "twins go through main, too"
+
+
+@pytest.mark.parametrize("method", ["conadv", "recycled"])
+def test_after_adv_until_a_run_learns_from_the_images_alone(method: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = tiny.words(method=method, epochs=6, adv_until="1/2", adv_weight=0.25, twin_branch="main")
+    assert cli.main(["train", *words, "--quiet", "--run", str(run)]) == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    half = len(lines) // 2
+    for number, line in enumerate(lines):
+        weight = 0.25 if number < half else 0.0
+        assert line["loss"] == pytest.approx((1 - weight) * line["clean_loss"] + weight * line["adv_loss"], abs=1e-12)
+    assert [line["clean_loss"] for line in lines] == pytest.approx(plain_losses(method, half, len(lines)), abs=1e-9)
+
+
+def plain_losses(method: str, half: int, steps: int) -> list[float]:
+    """The clean losses of the same run by hand: the weight of the twins is set to 0 in the middle."""
+    import conadv
+    from conadv.parallel.collectives import World
+    from conadv.trainer.build import build_job, build_stream, check_fit
+    from conadv.trainer.build_task import build_task
+
+    recipe = tiny.recipe(method=method, epochs=6, adv_weight=0.25, twin_branch="main")
+    device = torch.device("cpu")
+    task = build_task(recipe, device, trains=True)
+    stream = build_stream(recipe, task)
+    job = build_job(recipe, task, stream, check_fit(recipe, 1), World(0, 1, device), start=0)
+    attack = PGD(
+        recipe.attack.epsilon,
+        recipe.attack.step_size,
+        recipe.attack.steps,
+        random_start=recipe.attack.random_start,
+        branch="main",
+    )
+    options = {"adv_weight": 0.25, "twin_branch": "main", "chunk_size": recipe.chunk_size, "seed": recipe.seed}
+    kind = {"conadv": conadv.ConAdv, "recycled": conadv.Recycled}[method]
+    own = kind(task.model, task.loss, attack, batch=lambda chunk: conadv.Batch(*chunk), **options)
+    losses = []
+    for step, batch in enumerate(stream.batches(0, steps)):
+        if step == half:
+            own.adv_weight = 0.0
+        job.optimizer.zero_grad()
+        for group in job.optimizer.param_groups:
+            group["lr"] = job.rate(step)
+        losses.append(float(own(batch).clean))
+        job.optimizer.step()
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"adv_weight": "1", "twin_branch": "main", "adv_until": "1/2"}, "adv_until ends that"),
+        ({"data.copies": "2", "batch_size": "96", "chunk_size": "96"}, "1 chunks per batch cannot hold 2 copies"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(changes: dict[str, str], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        load_recipe("digits", changes)
