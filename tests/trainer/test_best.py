@@ -91,8 +91,9 @@ def test_a_robust_run_has_its_metrics_and_its_best_weights_can_be_evaluated(
     words = f"train digits --quiet --json --epochs 3 --batch-size 40 --chunk-size 40 {robust} --run {run}"
     assert cli.main(words.split()) == 0
     summary: dict[str, Any] = json.loads(capsys.readouterr().out)
-    names = ("adv_top1", "held_out_robust_top1", "robust_top1")
+    names = ("adv_top1", "held_out_top1", "held_out_robust_top1", "robust_top1")
     assert all(0 <= summary[name] <= 100 for name in names)
+    assert summary["held_out_robust_top1"] <= summary["held_out_top1"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     watched = {line["step"]: line[METRIC] for line in lines if METRIC in line} | {summary["steps"]: summary[METRIC]}
     assert len(watched) == 3

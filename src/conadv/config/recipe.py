@@ -129,8 +129,9 @@ class Data:
     """How often each image is in a batch and an epoch, augmented differently each time (Batch Augmentation); copies
     are in different chunks, and batch_size counts them all."""
     held_out: Whole = 0
-    """Training images, of train_size, not to learn from: their accuracy under PGD (held_out_robust_top1) is part of
-    each evaluation, and the weights with the best one are kept in RUN/best.safetensors. 0: none."""
+    """Training images, of train_size, not to learn from: the accuracy on them as they are (held_out_top1) and under
+    PGD (held_out_robust_top1) is part of each evaluation, and the weights with the best robust accuracy are kept in
+    RUN/best.safetensors. 0: none."""
     image_size: Annotated[int, within(1, 8192)] | None = None
     """Height and width in pixels to resize to. none: 224 for the augmentations of photographs, else
     as they are stored (synthetic: 32)."""

@@ -128,6 +128,7 @@ def _under_attack(task: Task, world: World, robust: RobustTest | None) -> dict[s
     if task.twins is not None:
         metrics["adv_top1"] = twin_top1(task, world, task.twins)
     if task.held_out is not None:
+        metrics["held_out_top1"] = evaluate_source(task, world, task.held_out.source).top1
         metrics["held_out_robust_top1"] = robust_top1(task, world, task.held_out.source, task.held_out.test)
     if robust is not None:
         metrics["robust_top1"] = robust_top1(task, world, task.data.test, robust)

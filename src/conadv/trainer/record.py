@@ -65,7 +65,7 @@ class Callbacks:
 
 def is_of_evaluation(name: str) -> bool:
     """Whether a metric comes from an evaluation rather than from a training step."""
-    return name in ("gap", "adv_top1") or any(part in name for part in ("test_", "train_", "robust_"))
+    return name in ("gap", "adv_top1", "held_out_top1") or any(part in name for part in ("test_", "train_", "robust_"))
 
 
 class StateSaver(Protocol):
