@@ -11,7 +11,6 @@ from cyclopts import Parameter
 from conadv import config
 from conadv.flags import Json, option
 from conadv.printing import report as report_result
-from conadv.printing import say
 
 _OUT = ("--out", "-o")
 
@@ -36,9 +35,7 @@ def sweep(
     folder = out or Path("runs") / study.stem
 
     def work() -> Mapping[str, object]:
-        counts = run_sweep(read_study(study, resolve), folder, resolve, config.added_values(), jobs, nice, quiet)
-        _add_pictures(folder)
-        return counts
+        return run_sweep(read_study(study, resolve), folder, resolve, config.added_values(), jobs, nice, quiet)
 
     return 1 if report_result(work, json)["failed"] else 0
 
@@ -49,15 +46,17 @@ def report(
     *,
     out: Annotated[
         Path | None,
-        option("The page to write; Markdown and figures go next to it.", "FILE.html", "FOLDER/report.html", _OUT),
+        option("The page to write; a CSV file of all cells goes next to it.", "FILE.html", "FOLDER/report.html", _OUT),
     ] = None,
+    paper: Annotated[bool, option("Add the numbers of the paper.")] = False,
     json: Json = False,
 ) -> None:
-    """Write the results of a study as one self-contained HTML page, and as Markdown."""
-    from conadv.study.report import write_report
-
-    _add_pictures(folder)
-    report_result(lambda: write_report(folder, out), json)
+    """Write the results of a study as one self-contained HTML page."""
+    try:
+        from conadv.study.report import write_report
+    except ImportError as error:
+        raise ValueError(f"a report needs {error.name}: pip install 'conadv[study]'") from None
+    report_result(lambda: write_report(folder, out, paper), json)
 
 
 def timeline(
@@ -78,16 +77,3 @@ def timeline(
 def resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
     """All values of a recipe, by dotted key, with changes on top."""
     return dict(config.flatten(config.load_recipe(recipe, overrides)))
-
-
-def _add_pictures(folder: Path) -> None:
-    """Make the missing pictures of a study from its checkpoints; PyTorch is imported only if some are missing."""
-    from conadv.study.results import without_pictures
-
-    results = without_pictures(folder)
-    if results:
-        from conadv.parallel.collectives import own_device
-        from conadv.study.gallery import add_galleries
-        from conadv.trainer.build_task import build_task
-
-        add_galleries(folder, results, lambda run: build_task(config.recipe_of_run(run), own_device()), say)

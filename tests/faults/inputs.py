@@ -25,7 +25,8 @@ from conadv.parallel.layout import Layout
 from conadv.study.study_file import read_study
 from conadv.study.timeline import read_timeline
 from conadv.trainer import checkpoint, metrics, trained, training
-from study.test_report_damage import STUDY, damaged, prepare
+from study.studies import SMALL as STUDY
+from study.studies import damaged, prepare
 from task.data.hostile import DAMAGES
 
 NUMBERS = (

@@ -57,7 +57,7 @@ def test_the_commit_is_marked_where_sources_have_changed(tmp_path: Path, monkeyp
     assert origin._commit() == f"{commit} (sources changed since)"
 
 
-@pytest.mark.parametrize("text", ["[", "{}", "[3]", '[{"date": "2026-11-15"}]', "[NaN]", "[" * 100_000, '"\\ud800"'])
+@pytest.mark.parametrize("text", ["[", "{}", "[3]", "[NaN]", "[" * 100_000, '"\\ud800"'])
 def test_a_damaged_file_is_one_line_to_a_reader_and_replaced_by_a_sweep(tmp_path: Path, text: str) -> None:
     (tmp_path / origin.FILE).write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"damaged.*remove it") as caught:

@@ -303,8 +303,10 @@ def test_copied_results_of_which_a_line_is_damaged_are_not_run_again_over_the_ot
     assert [seed for seed, *_ in starts(fake_train)] == [1]
 
 
-@pytest.mark.parametrize(("word", "kept"), [("false", [True, False]), ("true", [True, True])])
-def test_checkpoints_go_but_for_one_run_an_arm(fake_train: Path, tmp_path: Path, word: str, kept: list[bool]) -> None:
+@pytest.mark.parametrize(("word", "kept"), [("false", [False, False]), ("true", [True, True])])
+def test_checkpoints_go_unless_the_study_keeps_them(
+    fake_train: Path, tmp_path: Path, word: str, kept: list[bool]
+) -> None:
     study, out = seeds(tmp_path, 1, 2), tmp_path / "out"
     study.write_text(f"keep_checkpoints = {word}\n" + study.read_text(), encoding="utf-8")
     assert cli.main(["sweep", str(study), "--out", str(out)]) == 0

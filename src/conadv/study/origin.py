@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from conadv.machine import processor
-from conadv.trainer.files import write_atomically
+from conadv.trainer.files import read_text, write_atomically
 
-from .results import fits, read_saved
+from .results import parse_json
 
 FILE = "origin.json"
-_SCALARS = ("date", "processor", "cores", "memory_gb", "system", "commit")
 
 
 def record_origin(folder: Path) -> str | None:
@@ -39,16 +38,16 @@ def record_origin(folder: Path) -> str | None:
 
 def read_origins(folder: Path) -> list[dict[str, Any]]:
     """Read origin.json, oldest first; empty if there is no such file, and ValueError if it is damaged."""
-    return read_saved(folder / FILE, _checked, [])
-
-
-def _checked(origins: Any) -> list[dict[str, Any]]:
-    if not isinstance(origins, list):
-        raise ValueError("not a list of origins")
-    for origin in origins:
-        if not fits(origin["versions"], dict[str, Any]) or not all(fits(origin[key], Any) for key in _SCALARS):
-            raise ValueError("not an origin")
-    return list(origins)
+    path = folder / FILE
+    try:
+        origins = parse_json(read_text(path))
+        if not isinstance(origins, list) or not all(isinstance(origin, dict) for origin in origins):
+            raise ValueError("not a list of origins")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} is damaged ({error}): remove it; a report works without it") from None
+    return origins
 
 
 def _origin() -> dict[str, Any]:

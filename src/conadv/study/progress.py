@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
@@ -9,7 +10,7 @@ from statistics import fmean
 from conadv.readable import duration
 from conadv.trainer.progress import ProgressBar
 
-from .results import Result
+from .results import Result, number
 
 
 class SweepProgress:
@@ -30,7 +31,7 @@ class SweepProgress:
                 self._missing[result.arm] += 1
             else:
                 self._done += 1
-                self._seconds[result.arm].append(result.metric("seconds") or 0.0)
+                self._seconds[result.arm].append(number(result.summary.get("seconds")))
         done = f"; {self._done} of {self._cells} are already done" if self._done else ""
         self._bar.say(f"{self._cells} cells, {self._jobs} at a time{done}{self._time_left(0.0)}")
 
@@ -46,8 +47,8 @@ class SweepProgress:
             outcome = f"failed: {result.error}"
         else:
             self._seconds[result.arm].append(seconds)
-            accuracy = result.metric("test_top1")
-            outcome = "done" if accuracy is None else f"{accuracy:.2f} %"
+            accuracy = number(result.summary.get("test_top1"))
+            outcome = "done" if math.isnan(accuracy) else f"{accuracy:.2f} %"
         left = self._time_left(0.0)
         self._bar.say(f"{self._count} {result.name}: {outcome} ({duration(seconds)}){left}")
 

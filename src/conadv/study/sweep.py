@@ -27,7 +27,7 @@ from conadv.trainer.signals import Interrupted
 from .origin import record_origin
 from .pool import Job, Pool
 from .progress import SweepProgress
-from .results import FILE, Result, last_error, read_results, read_summary, result_of, showcase, write_results
+from .results import FILE, Result, last_error, read_results, read_summary, result_of, write_results
 from .study_file import NUMBERLESS, Cell, Resolve, Study, flags, identity_of
 
 # Checkpoint by time, because an epoch may be a single step. This does not change any result.
@@ -48,7 +48,6 @@ class Sweep:
         self._pool = pool
         self._progress = progress
         self._lock = lock
-        self._shown = {cell.slug for cell in showcase(study.cells).values()}
         self._commit: str | None = None
         self._results = {cell.slug: earlier.result(cell, self._home(cell)) for cell in study.cells}
 
@@ -93,9 +92,8 @@ class Sweep:
         self._progress.ended(self._results[cell.slug], ended.seconds)
 
     def _tidy(self, cell: Cell) -> None:
-        """Remove the checkpoints of a finished run, except for one run per arm, from which pictures are made."""
-        kept = self._study.keep_checkpoints or cell.slug in self._shown
-        if not kept and self._results[cell.slug].summary is not None:
+        """Remove the checkpoints of a finished run, unless the study keeps them."""
+        if not self._study.keep_checkpoints and self._results[cell.slug].summary is not None:
             shutil.rmtree(self._home(cell) / "checkpoints", ignore_errors=True)
 
     def _write(self) -> list[Result]:

@@ -82,7 +82,7 @@ def draw_timeline(timelines: Sequence[tuple[str, Timeline]], out: Path) -> dict[
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("a timeline needs matplotlib: pip install 'conadv[plots]'") from None
+        raise ValueError("a timeline needs matplotlib: pip install 'conadv[study]'") from None
     rows = sum(0.42 * len(timeline) + 0.55 for _, timeline in timelines)
     figure = Figure(figsize=(9, 0.9 + rows), layout="constrained")
     lengths = draw_steps(figure, timelines)

@@ -1,0 +1,181 @@
+"""What a report compares: conditions (runs of an arm that differ only in the seed), each with vanilla, seed by seed.
+
+results ──► cells (a row per run) ──► the best learning rate of each condition ──► conditions (a row each)
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from .results import Result, is_tuning, number
+from .study_file import NUMBERLESS, short
+
+RATE, TOP1, ROBUST = "optimizer.lr", "test_top1", "robust_top1"
+METRICS = (TOP1, ROBUST, "train_top1", "gap", "test_loss", "seconds", "images_per_second")
+LEVEL = 0.05
+"""Significance level, after the correction for several comparisons."""
+
+_WORDS = {"attack.epsilon": "ε", RATE: "learning rate", "batch_size": "batch", "data.augment": "augmentation"}
+# Tuned for each condition, or a consequence of another setting: they tell no two conditions of an arm apart.
+_ASIDE = {"seed", RATE, "schedule.warmup_epochs", "chunk_size", "max_steps"}
+# What only methods with twins use.
+_OF_TWINS = ("attack", "adv_weight", "adv_until", "scale_norms", "twin_share", "twin_branch")
+# What a condition shares with the vanilla that it is compared with, besides everything about the data but its copies.
+_CONTEXT = ("batch_size", "model", "width", "precision")
+
+
+def cells(results: Sequence[Result]) -> pd.DataFrame:
+    """One row per cell: its arm, its condition (`label`, unique among arms and settings), its seed and its metrics."""
+    rows = []
+    for result in results:
+        settings = _effective(result.values)
+        rate = number(result.values.get(RATE))
+        data = {key: value for key, value in settings.items() if key.startswith("data.") and key != "data.copies"}
+        context = {**data, **{key: settings.get(key) for key in _CONTEXT}}
+        known = {
+            "cell": result.cell,
+            "arm": result.arm,
+            "grids": ", ".join(result.grids),
+            "tuning": is_tuning(result),
+            "method": result.values["method"],
+            "seed": result.values["seed"],
+            "rate": rate,
+            "settings": _text({key: value for key, value in settings.items() if key not in _ASIDE}),
+            "context": _text(context),
+            "done": result.summary is not None,
+            "failed": result.error is not None,
+            "commit": result.commit,
+        }
+        rows.append({**known, **{name: number((result.summary or {}).get(name)) for name in METRICS}})
+    table = pd.DataFrame(rows)
+    table["label"] = _labels(table)
+    return table
+
+
+def main_cells(table: pd.DataFrame) -> pd.DataFrame:
+    """The cells to compare: no tuning runs, if there are others, and of each condition the best learning rate.
+
+    Of a seed that ran more than once, with settings that make no difference, the first run counts.
+    """
+    rest = table[~table.tuning]
+    table = rest if rest.done.any() else table
+    means = table.groupby(["label", "rate"], sort=False, dropna=False)[TOP1].mean()
+    best = {label: means[label].fillna(-np.inf).idxmax() for label in table.label.unique()}
+    chosen = table[[_same(rate, best[label]) for label, rate in zip(table.label, table.rate, strict=True)]]
+    return chosen.sort_values("done", ascending=False, kind="stable").drop_duplicates(["label", "seed"]).sort_index()
+
+
+def conditions(chosen: pd.DataFrame) -> pd.DataFrame:
+    """One row per condition: means, standard deviations, and the paired difference from its vanilla.
+
+    Columns: rate, n, failed, missing, mean and std of each metric (`test_top1`, `test_top1_std`, ...), low and high
+    (the 95 % interval of the mean of test_top1), baseline, difference, difference_low, difference_high, pairs (the
+    seeds of both), p and p_holm.
+    """
+    rows = {}
+    done = chosen[chosen.done & chosen[TOP1].notna()]
+    arms = {arm: place for place, arm in enumerate(done.arm.unique())}
+    done = done.sort_values("arm", key=lambda names: names.map(arms), kind="stable")  # the rows of an arm together
+    for label, own in done.groupby("label", sort=False):
+        everyone = chosen[chosen.label == label]
+        low, high = interval(own[TOP1])
+        base = baseline(done, own)
+        row = {"rate": own.rate.iloc[0], "n": len(own), "failed": int(everyone.failed.sum()), "low": low, "high": high}
+        row["missing"] = len(everyone) - len(own) - row["failed"]
+        row |= {name: own[name].mean() for name in METRICS}
+        row |= {f"{name}_std": own[name].std() for name in METRICS}
+        row |= {"baseline": base, **(paired(own, done[done.label == base]) if base not in (None, label) else {})}
+        rows[label] = row
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    for name in ("difference", "difference_low", "difference_high", "pairs", "p"):
+        table[name] = table.get(name, np.nan)
+    table["p_holm"] = holm(table.p)
+    return table
+
+
+def interval(values: pd.Series) -> tuple[float, float]:
+    """The 95 % confidence interval of a mean by Student's t; of a single number, none."""
+    if len(values) < 2:
+        return np.nan, np.nan
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+    return float(values.mean() - half), float(values.mean() + half)
+
+
+def paired(own: pd.DataFrame, base: pd.DataFrame) -> dict[str, float]:
+    """The difference of test accuracy over the seeds that both have, its 95 % interval and p-value (paired t-test)."""
+    both = pd.concat({"own": own.set_index("seed")[TOP1], "base": base.set_index("seed")[TOP1]}, axis=1).dropna()
+    found: dict[str, float] = {"pairs": len(both)}
+    if len(both):
+        found["difference"] = float((both.own - both.base).mean())
+    if len(both) > 1:
+        with warnings.catch_warnings():  # equal differences have no spread
+            warnings.simplefilter("ignore", RuntimeWarning)
+            test = stats.ttest_rel(both.own, both.base)
+            low, high = test.confidence_interval(0.95)
+        found |= {"difference_low": float(low), "difference_high": float(high), "p": float(test.pvalue)}
+    return found
+
+
+def holm(p_values: pd.Series) -> pd.Series:
+    """P-values corrected for several comparisons by Holm's method; those that are not known stay so."""
+    known = p_values.dropna().sort_values()
+    factors = np.arange(len(known), 0, -1)
+    corrected = pd.Series(np.maximum.accumulate(known * factors), known.index).clip(upper=1.0)
+    return corrected.reindex(p_values.index)
+
+
+def baseline(done: pd.DataFrame, own: pd.DataFrame) -> str | None:
+    """The vanilla condition with the same data, model and batch."""
+    alike = done[(done.method == "vanilla") & (done.context == own.context.iloc[0])]
+    return None if alike.empty else str(alike.label.iloc[0])
+
+
+def word(key: str) -> str:
+    """The common name of a setting."""
+    return _WORDS.get(key, short(key).replace("_", " "))
+
+
+def shown(key: str, value: Any) -> str:
+    """A setting for readers: epsilon in 255ths."""
+    if key == "attack.epsilon" and isinstance(value, float):
+        return f"{255 * value:.4g}/255"
+    return f"{value:,.6g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def _effective(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that determine a run's results. Methods without twins have no use for an attack."""
+    unused = _OF_TWINS if values["method"] in ("vanilla", "sam") else ()
+    return {k: v for k, v in values.items() if k not in NUMBERLESS and k.partition(".")[0] not in unused}
+
+
+def _labels(table: pd.DataFrame) -> list[str]:
+    """The arm of each cell, and the settings that vary within the arm, tuning runs aside."""
+    varied = {}
+    for (arm, tuning), own in table.groupby(["arm", "tuning"]):
+        several = [json.loads(text) for text in own.settings.unique()]
+        keys = dict.fromkeys(key for settings in several for key in settings)
+        varied[arm, tuning] = [key for key in keys if len({_text(one.get(key)) for one in several}) > 1]
+    owners: dict[str, tuple[str, str]] = {}
+    labels = []
+    for arm, tuning, text in zip(table.arm, table.tuning, table.settings, strict=True):
+        parts = [f"{word(key)} {shown(key, json.loads(text).get(key))}" for key in varied[arm, tuning]]
+        label = ", ".join([arm, *parts])
+        while owners.setdefault(label, (arm, text)) != (arm, text) and not tuning:
+            label += "'"  # an arm whose name is that of another arm with its settings
+        labels.append(label)
+    return labels
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=False)
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or (np.isnan(one) and np.isnan(other))

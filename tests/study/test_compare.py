@@ -1,0 +1,165 @@
+"""The numbers of a report against SciPy called directly, and by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from conadv.study.compare import TOP1, cells, conditions, holm, interval, main_cells
+from conadv.study.results import read_results
+from study.studies import SMALL, make_study
+
+# Test accuracies by arm and seed. ConAdv has no seed 3, vanilla no seed 4.
+RUNS = {"vanilla": {0: 30.0, 1: 31.0, 2: 32.5, 3: 30.2}, "conadv": {0: 33.1, 1: 33.4, 2: 36.0, 4: 39.0}}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    text = SMALL.replace("seed = [0, 1]", "seed = [0, 1, 2, 3, 4]")
+    folder = make_study(tmp_path_factory.mktemp("study"), text, lambda v: RUNS.get(v["method"], {}).get(v["seed"]))
+    return conditions(main_cells(cells(read_results(folder))))
+
+
+def test_the_difference_is_paired_by_seed(table: pd.DataFrame) -> None:
+    row = table.loc["conadv"]
+    mine, theirs = [33.1, 33.4, 36.0], [30.0, 31.0, 32.5]
+    assert (row.pairs, row.n, row.missing, row.baseline) == (3, 4, 1, "vanilla")
+    assert row.difference == pytest.approx((3.1 + 2.4 + 3.5) / 3)
+    test = stats.ttest_rel(mine, theirs)
+    assert row.p == pytest.approx(test.pvalue)
+    # By hand: the mean, and 4.3027 (97.5 % of Student's t with 2 degrees of freedom) standard errors around it.
+    half = 4.302653 * np.std([3.1, 2.4, 3.5], ddof=1) / math.sqrt(3)
+    assert (row.difference_low, row.difference_high) == pytest.approx((3.0 - half, 3.0 + half), rel=1e-6)
+    assert row.p_holm == row.p, "a single comparison needs no correction"
+
+
+def test_means_and_intervals(table: pd.DataFrame) -> None:
+    row = table.loc["vanilla"]
+    values = list(RUNS["vanilla"].values())
+    assert (row[TOP1], row[f"{TOP1}_std"]) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+    expected = stats.t.interval(0.95, 3, loc=np.mean(values), scale=stats.sem(values))
+    assert (row.low, row.high) == pytest.approx(expected)
+    assert math.isnan(row.difference), "vanilla is not compared with itself"
+    assert all(map(math.isnan, interval(pd.Series([1.0]))))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]),  # 3 × 0.01, then 2 × 0.03; 0.04 may not be below that
+        ([0.5, 0.9], [1.0, 1.0]),
+        ([0.02], [0.02]),
+        ([math.nan, 0.01, math.nan, 0.02], [math.nan, 0.02, math.nan, 0.02]),
+        ([], []),
+    ],
+)
+def test_holm_by_hand(given: list[float], expected: list[float]) -> None:
+    np.testing.assert_allclose(holm(pd.Series(given, dtype=float)), expected)
+
+
+def test_equal_differences_and_equal_runs_are_no_error(tmp_path: Path) -> None:
+    same = {
+        "vanilla": lambda seed: 30.0 + seed,
+        "conadv": lambda seed: 31.0 + seed,
+        "recycled": lambda seed: 30.0 + seed,
+    }
+    found = conditions(
+        main_cells(cells(read_results(make_study(tmp_path, SMALL, lambda v: same[v["method"]](v["seed"])))))
+    )
+    assert found.difference["conadv"] == 1.0 and found.p["conadv"] == 0.0
+    assert found.difference["recycled"] == 0.0 and not found.p["recycled"] < 0.05
+
+
+def study(tmp_path: Path, text: str, outcome) -> pd.DataFrame:
+    return main_cells(cells(read_results(make_study(tmp_path, text, outcome))))
+
+
+def test_tuning_runs_are_left_out_and_the_best_rate_is_taken(tmp_path: Path) -> None:
+    text = """
+        [[arm]]
+        name = "a"
+        [[grid]]
+        name = "tuning"
+        seed = [9]
+        optimizer.lr = [1, 2]
+        [[grid]]
+        name = "final"
+        seed = [0, 1]
+        optimizer.lr = [4, 8]
+    """
+    chosen = study(tmp_path, text, lambda v: 10.0 * v["optimizer.lr"] if v["optimizer.lr"] < 8 else 1.0)
+    assert (set(chosen.rate), set(chosen.seed)) == ({4.0}, {0, 1})
+    chosen = study(tmp_path / "early", text, lambda v: 10.0 * v["optimizer.lr"] if v["seed"] == 9 else None)
+    assert set(chosen.rate) == {2.0}, "as long as nothing else has finished, tuning runs are shown"
+
+
+def test_settings_that_a_method_does_not_use_make_no_difference(tmp_path: Path) -> None:
+    text = '[grid]\nmethod = ["vanilla", "conadv"]\nseed = [0, 1]\nattack.epsilon = [0, "4/255"]\n'
+    chosen = study(tmp_path, text, lambda v: 30.0 + v["seed"])
+    assert dict(chosen.groupby("label").size()) == {"vanilla": 2, "conadv, ε 0/255": 2, "conadv, ε 4/255": 2}
+
+
+def test_the_baseline_has_the_same_data_model_and_batch(tmp_path: Path) -> None:
+    text = """
+        [base]
+        chunk_size = 25
+        [grid]
+        method = ["vanilla", "conadv"]
+        batch_size = [25, 50]
+        seed = [0, 1]
+    """
+    found = conditions(study(tmp_path, text, lambda v: 30.0 + v["seed"] + v["batch_size"]))
+    assert found.baseline["conadv, batch 50"] == "vanilla, batch 50"
+    assert found.baseline["conadv, batch 25"] == "vanilla, batch 25"
+
+
+def test_an_arm_named_like_another_with_its_settings_stays_apart(tmp_path: Path) -> None:
+    text = """
+        [base]
+        chunk_size = 25
+        [[arm]]
+        name = "a"
+        [arm.grid]
+        batch_size = [25, 50]
+        [[arm]]
+        name = "a, batch 25"
+        delay = 3
+    """
+    chosen = study(tmp_path, text, lambda v: 30.0)
+    assert chosen.label.nunique() == 3
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(__file__).parents[2].glob("**/results.jsonl")), ids=lambda path: path.parent.name
+)
+def test_committed_studies_agree_with_scipy(path: Path) -> None:
+    """An independent computation from the lines of the file, for each arm that is compared at a single setting."""
+    found = conditions(main_cells(cells(read_results(path.parent))))
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    tested = found[found.p.notna()]
+    for label, row in tested[tested.index.isin({line["arm"] for line in lines})].iterrows():
+        by_seed = {
+            arm: {
+                line["values"]["seed"]: line["summary"]["test_top1"]
+                for line in lines
+                if line["arm"] == arm
+                and not all(grid.startswith("tun") for grid in line["grids"])
+                and line["values"]["optimizer.lr"] == found.rate[arm]
+            }
+            for arm in (label, row.baseline)
+            if arm in found.index and arm in {line["arm"] for line in lines}
+        }
+        if len(by_seed) < 2:  # the baseline is one of several settings of an arm
+            continue
+        seeds = sorted(by_seed[label].keys() & by_seed[row.baseline].keys())
+        test = stats.ttest_rel(
+            [by_seed[label][seed] for seed in seeds], [by_seed[row.baseline][seed] for seed in seeds]
+        )
+        assert row.p == pytest.approx(test.pvalue), label
+        assert (row.difference_low, row.difference_high) == pytest.approx(tuple(test.confidence_interval())), label
