@@ -180,13 +180,12 @@ def inspect_data(
     path: Annotated[Path, Parameter(help="The folder or file of a data set.")],
     /,
     *,
-    sheet: Annotated[Path | None, option("Draw some images of each class, as a PNG.", "FILE")] = None,
     json: Json = False,
 ) -> None:
     """Describe a data set: images per class, sizes, and damaged files. Every image is decoded once."""
     from conadv.task.data.inspection import inspect_data
 
-    found = inspect_data(path, sheet)
+    found = inspect_data(path)
     if json:
         report_result(found.as_dict, as_json=True)
     else:

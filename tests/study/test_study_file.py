@@ -162,6 +162,7 @@ def test_names_of_folders_are_safe_and_not_too_long(tmp_path: Path) -> None:
         ('timed = "no"', "must be true or false"),
         ("title = 3", "must be a text"),
         ('[base]\nmodel = "os:system"', "which a study file may not"),
+        ('[base]\ndata.path = "os:system"', "which a study file may not"),
         ('[grid]\nmodel = ["os:system"]', "which a study file may not"),
         ('[[arm]]\nname = "A"\n[[arm]]\nname = "a"', "share the folder"),
         ("a = ", "Invalid"),

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from conadv.task.augment import AUGMENTATIONS, augmentation
-from conadv.task.data import Arrays, Stream
+from conadv.task.data import Arrays, Source, Stream
 from conadv.task.data.draws import mix_all
-from conadv.task.data.kept import fitted
+from conadv.task.data.fit import fitted
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 32, 40, 3), dtype=np.uint8)
-SOURCE = Arrays(IMAGES, np.arange(6), tuple("abcdef"))
+SOURCE = Source(Arrays(IMAGES), np.arange(6), tuple("abcdef"))
 INDICES, SEEDS = np.array([4, 0, 3]), mix_all(5, np.arange(3))
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from conadv.task.augment import augmentation, randaugment
 from conadv.task.augment.randaugment import OPERATIONS, RandAugment
 from conadv.task.data.draws import mix_all, uniforms
-from conadv.task.data.source import Arrays
+from conadv.task.data.source import Arrays, Source
 from task import test_augment_autoaugment as written_apart
 from task.test_augment_autoaugment import FILL, autocontrast, equalize, moved, random_image
 
@@ -128,7 +128,7 @@ def test_two_operations_follow_one_another() -> None:
 
 
 def test_an_image_is_augmented_alike_in_any_company() -> None:
-    source = Arrays(np.stack([random_image(i, 16, 16) for i in range(6)]), np.arange(6), tuple("abcdef"))
+    source = Source(Arrays(np.stack([random_image(i, 16, 16) for i in range(6)])), np.arange(6), tuple("abcdef"))
     augment = augmentation("randaugment")
     (whole,) = augment(source, np.arange(6), SEEDS[:6])
     for index in range(6):

@@ -29,6 +29,9 @@ def test_a_file_may_name_a_library_but_no_code_of_its_own(tmp_path: Path) -> Non
     path = tmp_path / "recipe.toml"
     path.write_text('model = "timm:resnet18"\n')
     assert load_recipe(str(path)).model == "timm:resnet18"
-    path.write_text('model = "package.module:callable"\n')
-    with pytest.raises(ValueError, match="names code to import, which a file may not"):
-        load_recipe(str(path))
+    for field, flag in (('model = "{}"', "--model"), ('data.path = "{}"', "--data.path")):
+        path.write_text(field.format("package.module:callable"))
+        with pytest.raises(ValueError, match=f"names code to import, which a file may not: .* pass {flag} "):
+            load_recipe(str(path))
+    path.write_text('data.path = "hf:mnist"')
+    assert load_recipe(str(path), {"model": "resnet8"}).data.path == "hf:mnist"

@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv.task.data import open_data
-from conadv.task.data.fit import Fit
-from conadv.task.data.kept import fitted
+from conadv.task.data.fit import Fit, fitted
 from conadv.task.models import build_model
 
 SIZE, PADDING = 12, 2

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
-from conadv.core.catalog import is_callable
+from conadv.core.catalog import is_callable, names_dataset
 from conadv.setting import Setting, Value, descriptions, did_you_mean, settings_of, show
 from conadv.toml_file import read_toml
 
@@ -95,11 +95,13 @@ def load_recipe(name: str | Path | None, overrides: Mapping[str, object] | None 
     name = "digits" if name is None else name
     path = find_recipe(name)
     values = _read(path)
-    model = str(values.get("model", ""))
-    if is_callable(model) and "model" not in changes:
-        raise ValueError(
-            f"{show(str(path))} names code to import, which a file may not: if you trust it, pass --model {show(model)}"
-        )
+    for key, names_code in (("model", is_callable), ("data.path", names_dataset)):
+        value = str(values.get(key) or "")
+        if names_code(value) and key not in changes:
+            flag = f"--{key} {show(value)}"
+            raise ValueError(
+                f"{show(str(path))} names code to import, which a file may not: if you trust it, pass {flag}"
+            )
     return _build(_combine(values, changes))
 
 

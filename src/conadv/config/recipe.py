@@ -122,7 +122,8 @@ class Data:
     name: Literal["digits", "synthetic"] | None = None
     """A built-in data set. none: digits, or your own at data.path."""
     path: str | None = None
-    """Path of your own data; its format is detected."""
+    """Path of your own data, whose format is detected; hf:NAME_OR_PATH for a data set of the Hugging Face hub or a
+    folder of Parquet files; or package.module:callable for your own Dataset (as a flag only, never in a file)."""
     train_size: Count | None = None
     """Training images to use. none: all."""
     copies: Annotated[int, within(1, 64)] = 1

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conadv.core.catalog import is_callable
+from conadv.core.catalog import is_callable, names_dataset
 from conadv.setting import did_you_mean
 from conadv.setting import show as shown
 from conadv.toml_file import read_toml
@@ -167,6 +167,8 @@ def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str
             f"model {model!r} would import code, which a study file may not do: use a built-in model, or one of timm "
             "or torchvision"
         )
+    if names_dataset(data := overrides.get("data.path", "")):
+        raise ValueError(f"data.path {data!r} would import code, which a study file may not do: save the data as files")
     overrides.setdefault("threads", "1")
     values = resolve(recipe, overrides)
     arm = arm or str(values["method"])

@@ -55,9 +55,7 @@ def load_callable(reference: str) -> Callable[..., object]:
     except AttributeError as error:
         raise ValueError(f"{module_name!r} has no {attribute!r}: check the name after the colon") from error
     if not callable(found):
-        raise ValueError(
-            f"{reference!r} is of type {type(found).__name__}: name a function or a class that returns a model"
-        )
+        raise ValueError(f"{reference!r} is of type {type(found).__name__}: name a function or a class")
     return found  # type: ignore[no-any-return]
 
 

@@ -20,7 +20,7 @@ from conadv.core.seeds import untouched_randomness
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Share, keep, open_data
-from conadv.task.data.splits import stratified
+from conadv.task.data.draws import stratified
 from conadv.task.models import build_model, check_output, fastest_memory
 
 from .adversary import HeldOut, RobustTest, Twins

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from conadv import __version__
-from conadv.core.catalog import is_callable
+from conadv.core.catalog import is_callable, names_dataset
 from conadv.parallel.launch import launcher_command
 from conadv.readable import for_json
 
@@ -38,10 +38,11 @@ def default_folder(parent: Path, name: str, config: str, restarted: bool) -> Pat
     return parent / f"{name}-{number:03d}"
 
 
-def resume_command(folder: Path, model: str) -> str:
+def resume_command(folder: Path, model: str, data: str | None) -> str:
     """Return the command that resumes a run."""
     # Code is only imported if the command line names it, never because a folder does.
     named = f" --model {shlex.quote(model)}" if is_callable(model) else ""
+    named += f" --data.path {data}" if names_dataset(data or "") else ""
     return f"{launcher_command()}conadv train --resume {shlex.quote(str(folder))}{named}"
 
 

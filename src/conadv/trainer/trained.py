@@ -95,9 +95,8 @@ def _trained(recipe: Recipe, folder: Path) -> tuple[Task, Checkpoint, Ema]:
     task = build_task(recipe, device)
     checkpoint = find_checkpoint(folder, expected(recipe, task), tell)
     if checkpoint is None:
-        raise ValueError(
-            f"{folder} has no checkpoint yet: train it further with {resume_command(folder, recipe.model)}"
-        )
+        command = resume_command(folder, recipe.model, recipe.data.path)
+        raise ValueError(f"{folder} has no checkpoint yet: train it further with {command}")
     load_model(task.model, checkpoint.tensors)
     ema = Ema(task.model, recipe.ema)
     ema.load(average_weights(checkpoint.tensors))

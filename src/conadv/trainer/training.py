@@ -74,8 +74,9 @@ def train(
         watched(world, layout, agreed, place.close) as end_all,
         compiler_errors(),
     ):
+        to_resume = f"to resume: {resume_command(place.path, recipe.model, recipe.data.path)}"
         if owns_process:
-            advice = [f"to resume: {resume_command(place.path, recipe.model)}"] if resume else []
+            advice = [to_resume] if resume else []
             request.obey_by(lambda number: end_all(128 + number, stopped_early(number, *advice)))
         flags = {key: value for key, value in flatten(recipe).items() if key not in _MACHINE_FLAGS}
         check_agreement(world, {"flags": flags})  # first, since everything else depends on the flags
@@ -95,7 +96,7 @@ def train(
                     policy = build_policy(recipe, stream, world.device)
                     signal_number = run(job, progress, policy, request, sinks, saver, profile)
                 if progress.step < job.stop:
-                    tell(f"stopped after step {progress.step}; to resume: {resume_command(place.path, recipe.model)}")
+                    tell(f"stopped after step {progress.step}; {to_resume}")
                     world.barrier()  # torchrun ends all ranks when one exits, and rank 0 may still be writing
                     raise Interrupted(signal_number)
                 evaluation = evaluate_task(task, world, job.ema, final_test(recipe))

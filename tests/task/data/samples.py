@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,16 +35,6 @@ def encode(pixels: np.ndarray, form: str = "JPEG", **options) -> bytes:
 def jpeg_set(count: int, classes: int = 2, **size: int) -> list[tuple[bytes, int]]:
     """(bytes of a JPEG, label), labels in order so that every layout lists them alike."""
     return [(encode(picture(i, **size), quality=92), i * classes // count) for i in range(count)]
-
-
-class Held(list[bytes]):
-    """Reads files that are in memory."""
-
-    def __call__(self, index: int) -> bytes:
-        return self[index]
-
-    def take(self, indices: Sequence[int]) -> Held:
-        return Held(self[index] for index in indices)
 
 
 def write_tar(path: Path, members: list[Sample]) -> Path:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conadv.core.seeds import mix
-from conadv.task.data.draws import mix_all, permutation, uniforms
+from conadv.task.data.draws import mix_all, permutation, stratified, uniforms
 
 numbers = st.integers(-(2**63), 2**63 - 1)
 
@@ -37,3 +37,13 @@ def test_uniforms_are_uniform_and_uncorrelated() -> None:
     counts = np.stack([np.histogram(column, bins=20, range=(0, 1))[0] for column in draws.T])
     assert np.abs(counts - 1000).max() < 5 * np.sqrt(1000)
     assert np.abs(np.corrcoef(draws.T) - np.eye(4)).max() < 5 / np.sqrt(20_000)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.data())
+def test_a_stratified_part_takes_from_all_classes_alike(labels: list[int], data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, len(labels)))
+    mask = stratified(np.array(labels), 5, size)
+    taken, there = (np.bincount(np.array(part, dtype=int), minlength=5) for part in (np.array(labels)[mask], labels))
+    assert mask.sum() == size
+    for short in range(5):  # a class may have fewer than another only by one, or when it has no more to give
+        assert taken[short] == there[short] or taken[short] >= taken.max() - 1

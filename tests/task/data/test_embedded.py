@@ -7,10 +7,10 @@ import pytest
 from sklearn.datasets import load_digits
 
 from conadv.task.data.embedded import digits, synthetic
-from conadv.task.data.source import Arrays
+from conadv.task.data.source import Source
 
 
-def rows(source: Arrays) -> np.ndarray:
+def rows(source: Source) -> np.ndarray:
     return np.concatenate([source.images.reshape(len(source), -1), source.labels[:, None]], axis=1)
 
 

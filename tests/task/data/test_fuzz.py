@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from task.data.hostile import build, exercise
-from task.data.hostile_formats import FORMATS
+from task.data.hostile import FORMATS, build, exercise
 
 CASES, GROUPS = 160, 8
 

@@ -42,7 +42,7 @@ def test_rows_without_an_image_or_a_label_are_named(tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match="train row 6: the row has no image"):
         open_data("path", f"hf:{tmp_path}").train.image(6)
     write_table(tmp_path / "train.parquet", [*SAMPLES, (SAMPLES[0][0], None)])
-    with pytest.raises(ValueError, match="train row 6: label -1, but the classes are 0 to 1"):
+    with pytest.raises(ValueError, match="train row 6 has label -1, but the 2 classes are numbered 0 to 1"):
         open_data("path", f"hf:{tmp_path}")
 
 
@@ -79,5 +79,5 @@ def test_a_name_of_the_hub_is_looked_up_there(tmp_path: Path) -> None:
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"hf:x needs the datasets library: pip install 'conadv\[hf\]'"):
+    with pytest.raises(ValueError, match=r"hf:x: it needs the datasets library: pip install 'conadv\[hf\]'"):
         open_data("path", "hf:x")

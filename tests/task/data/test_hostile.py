@@ -1,15 +1,13 @@
-"""Inputs that once caused a traceback, a hang or exhausted memory now give a one-line error."""
+"""Hostile data sets give one line within bounded memory and time, and execute nothing."""
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import resource
 import socket
 import struct
 import tarfile
-import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -19,22 +17,11 @@ import numpy as np
 import pytest
 
 from conadv.cli import main
-from conadv.task.augment import augmentation
-from conadv.task.data import Fit, Stream, evaluation_batches, open_data
-from conadv.task.data.decode import open_picture
+from conadv.task.data import Fit, evaluation_batches, open_data
 from conadv.task.data.inspection import inspect_data
 from conadv.task.data.source import DamagedError
-from task.data.hostile_formats import IMAGES, LABELS
-from task.data.hostile_images import png_bytes
-from task.data.samples import encode, jpeg_set, members_of, picture, write_folder, write_shards_by_hand, write_tar
-from task.data.test_cifar import files_of, write_archive
-
-ARRAYS = {
-    "train_images": IMAGES,
-    "train_labels": LABELS.astype(np.int64),
-    "test_images": IMAGES[:3],
-    "test_labels": LABELS[:3].astype(np.int64),
-}
+from task.data.hostile import IMAGES, LABELS
+from task.data.samples import jpeg_set, members_of, write_folder, write_shards_by_hand, write_tar
 
 
 @pytest.fixture
@@ -47,13 +34,6 @@ def little_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def write_npy(root: Path, **changed: np.ndarray) -> Path:
-    root.mkdir()
-    for name, array in {**ARRAYS, **changed}.items():
-        np.save(root / f"{name}.npy", array)
-    return root
-
-
 def refused(path: Path, message: str) -> None:
     """Opened or inspected, the data set is refused in one line."""
     for use in (lambda: open_data("path", path), lambda: inspect_data(path)):
@@ -62,120 +42,46 @@ def refused(path: Path, message: str) -> None:
         assert str(caught.value).isprintable()
 
 
+def npy(header: str | bytes, content: bytes = bytes(432)) -> bytes:
+    header = header.encode() if isinstance(header, str) else header
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + content
+
+
 @pytest.mark.parametrize(
     "header",
-    [b'{"""', b"(" * 3000, b"-" * 3500 + b"1", b"{'descr': '|u1', 'fortran_order': False, 'shape': 5}", b"\0", b"{}"],
+    [
+        *(b'{"""', b"(" * 3000, b"-" * 3500 + b"1", b"\0", b"{}", b"__import__('os').system('touch harm')"),
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (6, 1099511627776, 8)}",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (99999999999999999999999, 9, 8)}",
+        "{'descr': 'O', 'fortran_order': False, 'shape': (6,)}",
+    ],
 )
-def test_a_numpy_header_that_cannot_be_parsed(tmp_path: Path, header: bytes) -> None:
-    root = write_npy(tmp_path / "data")
-    (root / "train_images.npy").write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + bytes(432))
-    refused(root, r"train_images\.npy: damaged.*; write it again with numpy\.save")
-
-
-def test_a_numpy_header_that_is_longer_than_the_file(tmp_path: Path, little_memory: None) -> None:
-    root = write_npy(tmp_path / "data")
-    (root / "train_images.npy").write_bytes(b"\x93NUMPY\2\0" + struct.pack("<I", 2**32 - 1) + b"{")
-    refused(root, r"train_images\.npy: damaged: a header of 4,294,967,295 bytes")
-
-
-def test_a_numpy_file_that_was_cut_off(tmp_path: Path) -> None:
-    root = write_npy(tmp_path / "data")
-    os.truncate(root / "train_images.npy", (root / "train_images.npy").stat().st_size - 1)
-    refused(root, rf"train_images\.npy: damaged: fewer bytes than its header's {IMAGES.nbytes}; write it again")
-
-
-@pytest.mark.parametrize("shape", ["(6, 1099511627776, 8)", "(99999999999999999999999, 9, 8)"])
-def test_a_numpy_header_that_promises_terabytes(tmp_path: Path, shape: str, little_memory: None) -> None:
-    root = write_npy(tmp_path / "data")
-    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".ljust(117).encode() + b"\n"
-    (root / "train_images.npy").write_bytes(b"\x93NUMPY\1\0\x76\0" + header + bytes(432))
-    refused(root, r"train_images\.npy: damaged: (fewer bytes|not the shape)")
-    names = {name: io.BytesIO() for name in ARRAYS}
-    for name, file in names.items():
-        np.save(file, ARRAYS[name])
-    names["train_images"] = io.BytesIO(b"\x93NUMPY\1\0\x76\0" + header + bytes(432))
+def test_a_numpy_header_that_is_wrong_or_promises_terabytes(
+    tmp_path: Path, header: str | bytes, little_memory: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "train_labels.npy", LABELS)
+    (tmp_path / "data" / "train_images.npy").write_bytes(npy(header))
+    refused(tmp_path / "data", r"train_images\.npy: ")
     with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
-        for name, file in names.items():
-            archive.writestr(f"{name}.npy", file.getvalue())
-    refused(tmp_path / "data.npz", r"data\.npz: damaged: (train_images\.npy does not have|not the shape)")
+        for name in ("train_images", "train_labels"):
+            archive.write(tmp_path / "data" / f"{name}.npy", f"{name}.npy")
+    refused(tmp_path / "data.npz", r"data\.npz: ")
+    assert list((tmp_path / "here").iterdir()) == []
 
 
-def spoilt_npz(path: Path, place: int, value: int) -> Path:
-    """Two bytes of the first entry in the directory of an archive exchanged, and in its local header."""
-    np.savez(path, **ARRAYS)
-    content = bytearray(path.read_bytes())
-    for start in (content.index(b"PK\x01\x02") + place, content.index(b"PK\x03\x04") + place - 2):
-        content[start : start + 2] = struct.pack("<H", value)
-    path.write_bytes(content)
-    return path
-
-
-def test_an_encrypted_npz(tmp_path: Path) -> None:
-    refused(spoilt_npz(tmp_path / "data.npz", 8, 1), r"data\.npz: damaged: train_images\.npy is encrypted, or")
-
-
-def test_an_npz_of_an_unknown_compression(tmp_path: Path) -> None:
-    refused(
-        spoilt_npz(tmp_path / "data.npz", 10, 97), r"data\.npz: damaged: .* compressed in a way that NumPy does not"
-    )
-
-
-def deflated(*pieces: bytes | int) -> bytes:
-    """A raw deflate stream of these pieces, a number being so many MiB of zeros, compressed once."""
-    squeeze = zlib.compressobj(9, zlib.DEFLATED, -15)
-
-    def flushed(data: bytes) -> bytes:
-        return squeeze.compress(data) + squeeze.flush(zlib.Z_FULL_FLUSH)
-
-    zeros = flushed(bytes(2**20))
-    parts = [zeros * piece if isinstance(piece, int) else flushed(piece) for piece in pieces]
-    return b"".join(parts) + squeeze.flush(zlib.Z_FINISH)
-
-
-def test_a_deflate_bomb_in_an_npz(tmp_path: Path, little_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three gigabytes of zeros in three megabytes."""
-    monkeypatch.setattr("conadv.task.data.bounds.free_memory", lambda: 2**30, raising=False)
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (6, 2**19, 1000)})
-    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
-        archive.writestr("train_images.npy", deflated(header.getvalue(), 3000))
-        for name in ("train_labels", "test_images", "test_labels"):
-            file = io.BytesIO()
-            np.save(file, ARRAYS[name])
-            archive.writestr(f"{name}.npy", file.getvalue())
-    content = bytearray((tmp_path / "data.npz").read_bytes())
-    for mark, method, size in ((b"PK\x01\x02", 10, 24), (b"PK\x03\x04", 8, 22)):
-        start = content.index(mark)
-        content[start + method] = zipfile.ZIP_DEFLATED
-        content[start + size : start + size + 4] = struct.pack("<I", len(header.getvalue()) + 3000 * 2**20)
-    (tmp_path / "data.npz").write_bytes(content)
-    refused(tmp_path / "data.npz", r"data\.npz: train_images\.npy: needs 2\.9 GiB of memory, and 1\.0 are free; save")
-
-
-@pytest.mark.parametrize("name", ["train_labels", "test_labels"])
-def test_a_scalar_in_place_of_labels(tmp_path: Path, name: str) -> None:
-    root = write_npy(tmp_path / "data", **{name: np.array(3)})
-    refused(root, r"labels are int64 of shape \(\): give one whole number per image")
-
-
-def test_time_spans_in_place_of_labels(tmp_path: Path) -> None:
-    refused(write_npy(tmp_path / "data", train_labels=np.zeros(6, "m8[s]")), "elements of type '<m8")
-
-
-@pytest.mark.parametrize("shape", [(6, 0, 8), (6, 9, 0), (6, 9, 8, 0)])
-def test_images_with_a_side_of_zero(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    empty = np.zeros(shape, np.uint8)
-    refused(write_npy(tmp_path / "data", train_images=empty, test_images=empty[:3]), "an empty array of shape")
-
-
-@pytest.mark.parametrize("largest", [2**60, 2**31])
-def test_labels_that_would_make_as_many_classes(tmp_path: Path, largest: int, little_memory: None) -> None:
-    root = write_npy(tmp_path / "data", train_labels=np.array([0, 1, 2, 0, 1, largest]))
-    refused(root, f"label {largest}: more than 100,000 classes are not supported")
+def test_a_bomb_in_an_npz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of megabytes of zeros in some hundred kilobytes."""
+    monkeypatch.setattr("conadv.task.data.bounds.free_memory", lambda: 2**26)
+    arrays = {"train_images": np.zeros((6, 2**13, 2**13), np.uint8), "train_labels": LABELS}
+    np.savez_compressed(tmp_path / "data.npz", **arrays)
+    refused(tmp_path / "data.npz", r"data\.npz: .*needs 0\.4 GiB of memory, and 0\.1 are free; save the arrays as")
 
 
 def test_a_tar_header_that_promises_terabytes(tmp_path: Path, little_memory: None) -> None:
-    """A long name, which is read whole."""
+    """A long name, which tarfile would read whole; and an image."""
     root = write_shards_by_hand(tmp_path, jpeg_set(4), jpeg_set(2))
     shard = root / "toy-train-0.tar"
     header = bytearray(tarfile.TarInfo("././@LongLink").tobuf(tarfile.GNU_FORMAT))
@@ -184,55 +90,25 @@ def test_a_tar_header_that_promises_terabytes(tmp_path: Path, little_memory: Non
     header[148:156] = b"%06o\0 " % sum(header)
     shard.write_bytes(bytes(header) + shard.read_bytes())
     os.truncate(shard, 2**43)
-    with pytest.raises(
-        ValueError, match=r"toy-train-0\.tar: the shard is truncated or not a tar file \(an extended header of 4,398"
-    ):
+    with pytest.raises(ValueError, match=r"toy-train-0\.tar: .*\(a header of 4,398,046,511,104 bytes\)"):
         open_data("path", root)
-
-
-@pytest.mark.timeout(30)
-def test_a_sparse_map_that_never_ends(tmp_path: Path) -> None:
-    """tarfile waits for a line break that the archive has not."""
-    root = write_shards_by_hand(tmp_path, jpeg_set(4), jpeg_set(2))
-    info = tarfile.TarInfo("0000.jpg")
-    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "0000.jpg"}
-    info.pax_headers["GNU.sparse.realsize"] = "9"
-    info.size = 512
-    (root / "toy-train-0.tar").write_bytes(info.tobuf(tarfile.PAX_FORMAT) + b"9999\n".ljust(1536, b"\0"))
-    assert len(open_data("path", root).train) == 2
-
-
-def test_a_member_as_large_as_no_image(tmp_path: Path, little_memory: None) -> None:
-    root = write_shards_by_hand(tmp_path, jpeg_set(2), jpeg_set(2))
-    header = tarfile.TarInfo("9.jpg")
-    header.size = 2**40
     label = write_tar(tmp_path / "label", [("9.cls", b"0")]).read_bytes()[:1024]
-    shard = root / "toy-train-0.tar"
-    shard.write_bytes(label + header.tobuf(tarfile.GNU_FORMAT))
+    image = tarfile.TarInfo("9.jpg")
+    image.size = 2**40
+    shard.write_bytes(label + image.tobuf(tarfile.GNU_FORMAT))
     os.truncate(shard, 1536 + 2**40 + 1024)
-    source = open_data("path", root).train
     with pytest.raises(DamagedError, match=r"9\.jpg: 1,099,511,627,776 bytes are more than the limit of 268,435,456"):
-        source.image(0)
+        open_data("path", root).train.image(0)
 
 
-def test_an_archive_that_unpacks_to_more_than_cifar(tmp_path: Path, little_memory: None) -> None:
-    pieces: list[bytes | int] = []
-    for name in files_of("10-bin")[0]:
-        info = tarfile.TarInfo(name)
-        info.size = 2**28
-        pieces += [info.tobuf(), 2**8]
-    (tmp_path / "c.tar.gz").write_bytes(gzip.compress(b"")[:10] + deflated(*pieces, bytes(1024)) + bytes(8))
-    with pytest.raises(
-        ValueError, match=r"c\.tar\.gz: damaged archive: .* extends beyond the end of the archive; download it again"
-    ):
-        open_data("path", tmp_path / "c.tar.gz")
-
-
-def test_a_pickle_that_asks_for_memory(tmp_path: Path, little_memory: None) -> None:
-    """A place in the memory of the unpickler that lies 32 GB behind the first."""
-    files = {**files_of("10-py")[0], "data_batch_1": b"\x80\x02Nr\xff\xff\xff\xff."}
-    with pytest.raises(ValueError, match="data_batch_1 is damaged: no table of bytes"):
-        open_data("path", write_archive(tmp_path / "c.tar.gz", files))
+def test_an_archive_that_unpacks_without_end(tmp_path: Path, little_memory: None) -> None:
+    squeeze = zlib.compressobj(9, wbits=31)
+    info = tarfile.TarInfo("data_batch_1")
+    info.size = 2**35
+    start = squeeze.compress(info.tobuf()) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    zeros = squeeze.compress(bytes(2**24)) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    (tmp_path / "c.tar.gz").write_bytes(start + zeros * 2**11)
+    refused(tmp_path / "c.tar.gz", r"^[^:]*c\.tar\.gz: (not enough memory|.*; download it again)")
 
 
 def fifo(path: Path) -> None:
@@ -245,21 +121,23 @@ def device(path: Path) -> None:
 
 def listener(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(os.path.relpath(path) if len(str(path)) > 100 else str(path))
+        server.bind(os.path.relpath(path))
 
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("make", [fifo, device, listener])
-@pytest.mark.parametrize("place", ["train/class0/x.jpg", "train.tar"])
-def test_what_is_no_regular_file_is_not_opened(
+@pytest.mark.parametrize("place", ["train/class0/x.jpg", "train.tar", "train_images.npy"])
+def test_what_is_no_regular_file_is_not_read(
     tmp_path: Path, make, place: str, little_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     root = write_folder(tmp_path / "d", jpeg_set(4), jpeg_set(2))
-    if "/" not in place:
+    if place == "train.tar":
         write_tar(root / "val.tar", members_of(jpeg_set(2)))
+    if place == "train_images.npy":
+        np.save(root / "train_labels.npy", LABELS)
     make(root / place)
-    with pytest.raises(ValueError, match=rf"{Path(place).name}.*not a regular file"):
+    with pytest.raises(ValueError, match=rf"{Path(place).name}.*(not a regular file|No such device)"):
         list(evaluation_batches(open_data("path", root).train, 1, Fit(8)))
     if "/" in place:
         assert [Path(problem.name).name for problem in inspect_data(root).damaged] == ["x.jpg"]
@@ -272,81 +150,17 @@ def test_the_path_itself_may_be_no_file(tmp_path: Path, make) -> None:
     refused(tmp_path / "x.npz", "neither a regular file nor a directory")
 
 
-@pytest.mark.timeout(60)
-def test_a_jpeg_of_thousands_of_scans(tmp_path: Path) -> None:
-    data = encode(np.zeros((3000, 3000, 3), np.uint8), progressive=True)
-    scan = data[data.rindex(b"\xff\xda") : -2]
-    with pytest.raises(DamagedError, match=r"^x\.jpg: a JPEG of 5,0\d\d scans, which would take too long"):
-        open_picture(data[:-2] + scan * 5_000 + data[-2:], 3, "x.jpg")
-    with pytest.raises(DamagedError, match=r"a JPEG of 3\d\d scans"):
-        open_picture(data[:-2] + scan * 300 + data[-2:], 3, "x.jpg").pixels()
-
-
-def test_an_ordinary_progressive_jpeg_is_read() -> None:
-    assert open_picture(encode(picture(0, 600, 800), progressive=True), 3, "x").pixels().shape == (600, 800, 3)
-
-
-def test_images_just_below_the_limit_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes up to a gigabyte while it is decoded, whatever the number of threads."""
-    from conadv.task.data import decode
-
-    side = 9_459
-    data = png_bytes((b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(b"")))
-    inside, most = 0, 0
-
-    def stand_in(*_: object) -> np.ndarray:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        threading.Event().wait(0.05)
-        inside -= 1
-        return np.broadcast_to(np.zeros((1, 1, 3), np.uint8), (side, side, 3))
-
-    monkeypatch.setattr(decode, "_decode_any", stand_in)
-    pictures = [open_picture(data, 3, f"{i}.png") for i in range(4)]
-    threads = [threading.Thread(target=one.pixels) for one in pictures]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == 1
-
-
-def test_a_chunk_that_would_not_fit_into_memory_is_refused_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("conadv.task.data.bounds.free_memory", lambda: 5_000_000, raising=False)
-    data = open_data("path", write_folder(tmp_path, jpeg_set(4, height=700, width=700), jpeg_set(4)))
-    message = r"4 images of 700 × 700 pixels at a time: needs 0\.0 GiB of memory.* lower the chunk size"
-    with pytest.raises(ValueError, match=message):
-        Stream(data.train, 4, 4, 0, augmentation("none")).chunk(0, 0)
-    with pytest.raises(ValueError, match="lower the chunk size"):
-        next(evaluation_batches(data.train, 4, Fit(7000)))
-    with pytest.raises(ValueError, match="lower the chunk size"):
-        Stream(data.train, 4, 4, 0, augmentation("resized-crop", 7000)).chunk(0, 0)
-
-
-def test_out_of_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_out_of_memory_is_one_line_and_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     root = write_folder(tmp_path, jpeg_set(4), jpeg_set(2))
 
     def no_memory(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("conadv.task.data.decode._decode_jpeg", no_memory)
-    monkeypatch.setattr("conadv.task.data.decode._decode_any", no_memory)
+    monkeypatch.setattr("conadv.task.data.decode._fast", no_memory)
     assert main(["data", "inspect", str(root)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(ValueError, match="not enough memory to prepare images: lower chunk_size"):
         next(evaluation_batches(open_data("path", root).train, 4, Fit(8)))
-
-
-def test_a_command_that_runs_out_of_memory_says_what_to_lower(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    def no_memory(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("conadv.task.data.inspection.inspect_data", no_memory)
-    assert main(["data", "inspect", "x"]) == 1
-    assert capsys.readouterr().err.startswith("error: out of memory: lower --chunk-size")
 
 
 @pytest.mark.parametrize("name", ["a\nb.jpg", "\x1b[31m.jpg", "\udcff.jpg"])
@@ -368,24 +182,12 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("os.scandir", forbidden)
     assert main(["data", "inspect", str(root)]) == 2
-    assert "Permission denied; check the path and its permissions" in capsys.readouterr().err
+    assert "Permission denied" in capsys.readouterr().err
 
 
-def test_an_archive_cannot_read_outside_itself(tmp_path: Path) -> None:
-    """Members that point elsewhere, or whose names do, are what they hold and nothing else."""
-    (tmp_path / "secret.jpg").write_bytes(encode(picture(0)))
-    root = write_shards_by_hand(tmp_path / "d", jpeg_set(2), jpeg_set(2))
-    with tarfile.open(root / "toy-train-0.tar", "w") as archive:
-        for name, content in (("../secret.jpg", b"inside"), ("../secret.cls", b"0"), ("/secret2.jpg", b"inside")):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-        link = tarfile.TarInfo("link.jpg")
-        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret.jpg")
-        archive.addfile(link)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match=r"/secret2\.cls is missing"):
-        open_data("path", root)
-    assert [path for path in sorted(tmp_path.rglob("*")) if "a cache" not in str(path)] == [
-        path for path in before if "a cache" not in str(path)
-    ]
+def test_an_array_that_was_cut_off(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.save(file, IMAGES)
+    np.save(tmp_path / "train_labels.npy", LABELS)
+    (tmp_path / "train_images.npy").write_bytes(file.getvalue()[:-1])
+    refused(tmp_path, r"train_images\.npy: .*; write it again with numpy\.save")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from io import BytesIO
 from pathlib import Path
 
@@ -13,9 +14,17 @@ from PIL import Image
 from conadv.task.augment import augmentation
 from conadv.task.data import DataSet, Fit, Stream, evaluation_batches, open_data
 from conadv.task.data.open import find_data
-from conadv.task.data.write_shards import write_shards
-from task.data.samples import encode, jpeg_set, picture, write_folder, write_hub, write_shards_by_hand
-from task.data.test_cifar import files_of
+from task.data.samples import (
+    encode,
+    jpeg_set,
+    members_of,
+    picture,
+    write_folder,
+    write_hub,
+    write_shards_by_hand,
+    write_tar,
+)
+from task.data.test_arrays import cifar
 
 TRAIN, TEST = jpeg_set(12, height=20, width=24), jpeg_set(4, height=20, width=24)
 
@@ -55,7 +64,7 @@ def test_forms_are_recognized(tmp_path: Path, kind: str) -> None:
 
 
 def test_cifar_is_recognized(tmp_path: Path) -> None:
-    for name, content in files_of("10-py")[0].items():
+    for name, content in cifar(10)[0].items():
         (tmp_path / name).write_bytes(content)
     assert find_data(tmp_path).kind == "CIFAR's own files"
 
@@ -69,9 +78,13 @@ def test_every_form_of_the_same_images_gives_bitwise_the_same_stream(
         kind: stream_of(open_data("path", write(tmp_path / kind, TRAIN, TEST)), augment, workers, size)
         for workers, (kind, write) in enumerate(WRITERS.items())
     }
-    rewritten = open_data("path", tmp_path / "NumPy arrays")
-    write_shards(rewritten, tmp_path / "png shards", images_per_shard=5)
-    streams["shards of PNG"] = stream_of(open_data("path", tmp_path / "png shards"), augment, size=size)
+    decoded = open_data("path", tmp_path / "NumPy arrays")
+    png = [
+        [(encode(part.image(i), "PNG"), part.labels[i]) for i in range(len(part))]
+        for part in (decoded.train, decoded.test)
+    ]
+    write_shards_by_hand(tmp_path / "PNG", *png)
+    streams["shards of PNG"] = stream_of(open_data("path", tmp_path / "PNG"), augment, size=size)
     first = streams.pop("image folder")
     for kind, stream in streams.items():
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(stream, first, strict=True)), kind
@@ -138,7 +151,7 @@ def test_the_search_for_damage_is_done_once_until_a_file_changes(
     root = spoil(tmp_path / "bad")
     open_data("path", root, damaged="skip")
     with monkeypatch.context() as patch:
-        patch.setattr("conadv.task.data.scan._decode", None)  # whoever decodes now fails
+        patch.setattr("conadv.task.data.open.ordered_map", None)  # whoever decodes now fails
         assert len(open_data("path", root, damaged="skip").skipped) == 3
     (root / "val" / "class1" / "notes.jpg").unlink()
     assert len(open_data("path", root, damaged="skip").skipped) == 2
@@ -170,15 +183,104 @@ def test_what_is_not_recognized_is_told_what_would_be(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="not recognized; it can be an image folder"):
             open_data("path", path)
     with pytest.raises(
-        ValueError, match=r"missing': no such .* directory; pass the path .* \(conadv train: --data.path\)$"
+        ValueError, match=r"missing: no such .* directory; pass the path .* \(conadv train: --data.path\)$"
     ):
         open_data("path", tmp_path / "missing")
     with pytest.raises(ValueError, match="data 'mnist': choose digits, synthetic, or path"):
         open_data("mnist")
 
 
-def test_class_folders_without_train_and_val_are_told_where_to_go(tmp_path):
+def test_class_folders_without_train_are_told_where_to_go(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.JPG").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"none called train and val; move the class folders to train/CLASS"):
+    with pytest.raises(ValueError, match=r"none called train; move the class folders to train/CLASS"):
         open_data("path", tmp_path)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_without_test_images_a_tenth_is_held_out_and_one_line_says_so(tmp_path: Path, kind: str) -> None:
+    samples = jpeg_set(40)
+    place = WRITERS[kind](tmp_path / "toy", samples, samples[:1])
+    for left in ("val", "data/test-00000-of-00001.parquet", "toy-val-0.tar", "test_images.npy", "test_labels.npy"):
+        path = tmp_path / "toy" / left
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    data, again = (open_data("path", place) for _ in range(2))
+    assert data.notes == ("no test images: 4 of the 40 training images, a tenth, are held out to test on",)
+    assert [np.bincount(part.labels).tolist() for part in (data.train, data.test)] == [[18, 18], [2, 2]]
+    names = [[part.name(i) for i in range(len(part))] for part in (data.train, data.test, again.test)]
+    assert not set(names[0]) & set(names[1])
+    assert names[1] == names[2]
+
+
+@pytest.mark.parametrize(
+    ("files", "train", "test"),
+    [
+        (["x-val-0", "x-train-1", "x-train-0"], ["x-train-0", "x-train-1"], ["x-val-0"]),
+        (["Train/0", "test/0"], ["Train/0"], ["test/0"]),
+        (["train-0", "test-0", "validation-0"], ["train-0"], ["validation-0"]),  # that test has no labels
+    ],
+)
+def test_shards_are_split_by_the_words_in_their_paths(
+    tmp_path: Path, files: list[str], train: list[str], test: list[str]
+) -> None:
+    root = tmp_path / "training data"  # a word in the path above the data says nothing
+    for file in files:
+        write_tar(root / f"{file}.tar", members_of(jpeg_set(1)))
+    data = open_data("path", root)
+    for source, names in ((data.train, train), (data.test, test)):
+        assert [source.name(i) for i in range(len(source))] == [f"{root}/{name}.tar/0000.jpg" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("test-0", "no file has train in its name"),
+        ("a", r"a\.tar: rename it, so that it has one of the words train, val, test \(now: none\)"),
+        ("latest-festival-trainer", "now: none"),
+        ("train-test", "now: test and train"),
+    ],
+)
+def test_names_of_shards_that_do_not_tell_are_refused(tmp_path: Path, file: str, message: str) -> None:
+    write_tar(tmp_path / f"{file}.tar", members_of(jpeg_set(1)))
+    with pytest.raises(ValueError, match=message):
+        open_data("path", tmp_path)
+
+
+def assert_same(own: DataSet, other: DataSet) -> None:
+    assert own.train.classes == other.train.classes == other.test.classes
+    for mine, theirs in ((own.train, other.train), (own.test, other.test)):
+        assert np.array_equal(mine.labels, theirs.labels)
+        assert all(np.array_equal(mine.image(index), theirs.image(index)) for index in range(len(mine)))
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("train_size", [None, 5])
+def test_every_process_gets_what_one_of_them_lists(tmp_path: Path, kind: str, train_size: int | None) -> None:
+    """Below a path of its own, and without a look at what the other listed."""
+    places = [WRITERS[kind](tmp_path / name, TRAIN, TEST) for name in ("here", "there")]
+    sent: list[bytes] = []
+
+    def first(work):
+        sent.append(work())
+        return sent[0]
+
+    leading = open_data("path", places[0], train_size=train_size, share=first)
+    if kind in ("image folder", "tar shards"):
+        assert len(sent[0]) < 2000
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("conadv.task.data.open.find_data", None)  # whoever lists files now fails
+            following = open_data("path", places[1], train_size=train_size, share=lambda work: sent[0])
+        assert following.train.name(0).startswith(str(tmp_path / "there"))
+    else:
+        assert sent == [b""]
+        following = open_data("path", places[1], train_size=train_size, share=lambda work: sent[0])
+    assert len(leading.train) == (train_size or len(TRAIN))
+    assert_same(leading, following)
+
+
+def test_what_was_left_out_is_known_to_every_process(tmp_path: Path) -> None:
+    root, sent = spoil(tmp_path / "bad"), []
+    leading = open_data("path", root, damaged="skip", share=lambda work: sent.append(work()) or sent[0])
+    following = open_data("path", root, damaged="skip", share=lambda work: sent[0])
+    assert [str(problem) for problem in following.skipped] == [str(problem) for problem in leading.skipped]
+    assert_same(leading, following)

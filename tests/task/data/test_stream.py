@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -16,18 +17,18 @@ from hypothesis import strategies as st
 from conadv.core.batch import Chunked
 from conadv.task.augment import Fit, augmentation
 from conadv.task.data.embedded import digits, synthetic
-from conadv.task.data.source import Arrays, Picture, Pixels
-from conadv.task.data.stream import Stream, evaluation_batches
+from conadv.task.data.source import Arrays, DamagedError, Picture, Source
+from conadv.task.data.stream import Stream, evaluation_batches, ordered_map
 
 
-def numbered(count: int) -> Arrays:
+def numbered(number: int) -> Source:
     """Images that say their own index."""
-    images = np.zeros((count, 4, 4, 2), np.uint8)
+    images = np.zeros((number, 4, 4, 2), np.uint8)
     images[..., 0], images[..., 1] = (
-        (np.arange(count) // 256)[:, None, None],
-        (np.arange(count) % 256)[:, None, None],
+        (np.arange(number) // 256)[:, None, None],
+        (np.arange(number) % 256)[:, None, None],
     )
-    return Arrays(images, np.arange(count), tuple(str(i) for i in range(count)))
+    return Source(Arrays(images), np.arange(number), tuple(str(i) for i in range(number)))
 
 
 def joined(batches: Iterator[Chunked]) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -113,7 +114,7 @@ def test_seeds_give_different_orders() -> None:
 
 
 def test_an_image_is_augmented_differently_in_another_epoch() -> None:
-    source = Arrays(np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1), np.array([0]), ("only",))
+    source = Source(Arrays(np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1)), np.array([0]), ("only",))
     stream = Stream(source, 1, 1, seed=0, augment=augmentation("crop-flip"))
     seen = {images.numpy().tobytes() for images, _ in joined(stream.batches(0, 300))}
     assert len(seen) == 18  # 3 × 3 places and a flip
@@ -149,25 +150,15 @@ def test_what_cannot_be_cut_is_refused(wrong: dict[str, int], message: str) -> N
 
 
 class Trap:
-    """A source whose image 7 cannot be read."""
+    """Pictures of which number 7 cannot be read."""
 
-    def __init__(self) -> None:
-        self.inner = numbered(20)
-        self.labels, self.classes = self.inner.labels, self.inner.classes
+    def name(self, row: int) -> str:
+        return f"trap-{row}.jpg"
 
-    def __len__(self) -> int:
-        return 20
-
-    def name(self, index: int) -> str:
-        return f"trap-{index}.jpg"
-
-    def picture(self, index: int) -> Picture:
-        if index == 7:
-            raise ValueError("trap-7.jpg: truncated")
-        return self.inner.picture(index)
-
-    def image(self, index: int) -> Pixels:
-        return self.picture(index).pixels()
+    def picture(self, row: int) -> Picture:
+        if row == 7:
+            raise DamagedError(self.name(row), "truncated")
+        return numbered(20).picture(row)
 
 
 def worker_threads() -> list[threading.Thread]:
@@ -176,12 +167,12 @@ def worker_threads() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("workers", [0, 3])
 def test_an_error_reaches_the_consumer_in_its_place(workers: int) -> None:
-    stream = Stream(Trap(), 2, 1, 0, augmentation("none"), workers)
+    stream = Stream(Source(Trap(), np.zeros(20, int), ("a",)), 2, 1, 0, augmentation("none"), workers)
     before = next(step for step in range(10) if 7 in [*stream.indices(step, 0), *stream.indices(step, 1)])
     batches = joined(stream.batches(0, None))
     for _ in range(before):
         next(batches)
-    with pytest.raises(ValueError, match=r"trap-7\.jpg: truncated"):
+    with pytest.raises(ValueError, match=r"trap-7\.jpg: truncated; repair the data, or leave out"):
         next(batches)
     assert worker_threads() == []
 
@@ -280,9 +271,8 @@ def test_copies_of_an_image_share_a_batch_but_neither_a_chunk_nor_an_augmentatio
     for step in (0, 3, 7):
         for chunk in range(4):
             assert twice.indices(step, chunk).tolist() == once.indices(step, chunk // 2).tolist()
-    source = Arrays(
-        np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8), np.arange(40) % 10, tuple("0123456789")
-    )
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
+    source = Source(Arrays(images), np.arange(40) % 10, tuple("0123456789"))
     crops = Stream(source, 16, 4, seed=5, augment=augmentation("crop-flip"), copies=2)
     plain = Stream(source, 8, 4, seed=5, augment=augmentation("crop-flip"))
     first, second, third = (crops.chunk(2, chunk)[0] for chunk in (0, 1, 2))
@@ -291,3 +281,70 @@ def test_copies_of_an_image_share_a_batch_but_neither_a_chunk_nor_an_augmentatio
     assert not any(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     with pytest.raises(ValueError, match="3 chunks per batch cannot hold 2 copies"):
         make_stream(count=40, batch_size=12, chunk_size=4, copies=2)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_results_keep_the_order_whoever_is_first(workers: int) -> None:
+    def work(number: int) -> int:
+        time.sleep(0.01 if number % 3 == 0 else 0)
+        return number * number
+
+    assert list(ordered_map(work, range(20), workers, 8)) == [n * n for n in range(20)]
+    assert list(ordered_map(work, [], workers, 8)) == []
+
+
+def test_no_more_is_made_than_was_allowed() -> None:
+    asked = []
+
+    def items():
+        for number in count():
+            asked.append(number)
+            yield number
+
+    results = ordered_map(lambda number: number, items(), 2, 5)
+    next(results)
+    assert len(asked) == 6
+    next(results)
+    assert len(asked) == 7
+    results.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_an_error_comes_in_its_place_and_nothing_after_it(workers: int) -> None:
+    def work(number: int) -> int:
+        if number == 4:
+            raise ValueError("four")
+        return number
+
+    results = ordered_map(work, count(), workers, 6)
+    assert [next(results) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="four"):
+        next(results)
+    assert list(results) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_items_reaches_the_consumer(workers: int) -> None:
+    def items():
+        yield 1
+        raise KeyError("no more")
+
+    with pytest.raises(KeyError, match="no more"):
+        list(ordered_map(lambda number: number, items(), workers, 4))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("conadv-data")]
+
+
+def test_work_that_was_not_begun_is_dropped_when_the_consumer_goes() -> None:
+    done, gate = [], threading.Event()
+
+    def work(number: int) -> int:
+        if number:
+            gate.wait(5)
+        done.append(number)
+        return number
+
+    results = ordered_map(work, range(50), 1, 40)
+    assert next(results) == 0
+    threading.Timer(0.05, gate.set).start()
+    results.close()
+    assert len(done) <= 2

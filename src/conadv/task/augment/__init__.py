@@ -12,8 +12,7 @@ from conadv.task.augment.geometry import DRAWS, ResizedCrop, Shift
 from conadv.task.augment.policies import CIFAR10, IMAGENET
 from conadv.task.augment.randaugment import RandAugment
 from conadv.task.data.draws import Seeds, mix_all, uniforms
-from conadv.task.data.fit import Fit, check_chunk
-from conadv.task.data.kept import fitted
+from conadv.task.data.fit import Fit, fitted
 from conadv.task.data.source import Planes, Source
 
 __all__ = ["AUGMENTATIONS", "Augmentation", "augmentation"]
@@ -60,7 +59,6 @@ class Augmentation:
             case Shift() as shift:
                 return shift(fitted(source, indices, self.fit), seeds)
             case ResizedCrop() as crop:
-                check_chunk(len(indices), (3, crop.size, crop.size))
                 draws = uniforms(seeds, DRAWS)
                 pictures = (source.picture(index) for index in indices.tolist())
                 return np.stack([crop(picture, row) for picture, row in zip(pictures, draws, strict=True)])

@@ -1,7 +1,6 @@
 """Labelled images, and the batches that training and evaluation take from them."""
 
-from conadv.task.data.fit import Fit
-from conadv.task.data.kept import keep
+from conadv.task.data.fit import Fit, keep
 from conadv.task.data.open import Share, open_data
 from conadv.task.data.source import Arrays, DataSet, Source
 from conadv.task.data.stream import Stream, evaluation_batches

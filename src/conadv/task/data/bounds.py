@@ -1,22 +1,16 @@
-"""Limits on what is read from disk, checked before memory is allocated."""
+"""Limits on what is read from disk, and free memory, checked before memory is allocated."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# Pillow's limit against decompression bombs: 270 MB decoded.
 MAX_PIXELS = 89_478_485
-MAX_SIDE = 8_192
-"""Largest height and width to resize images to, in pixels."""
-MAX_ENCODED = 2**28
-"""Bytes of one encoded image (JPEG, PNG and so on)."""
+"""Of one image: Pillow's own limit against decompression bombs, 270 MB decoded."""
+MAX_BYTES = 2**28
+"""Of one encoded image, or one file that is read whole."""
 MAX_CLASSES = 100_000
 """More than any data set has; a label beyond it is a mistake, not a class."""
-MAX_ARRAY = 2**36
-"""Largest array that a header may claim, in bytes; unless it is memory-mapped, it must also fit into free memory."""
-DEFLATE = 1032
-"""Largest ratio of uncompressed to compressed size in gzip and zip."""
 
 _GIB = 2**30
 

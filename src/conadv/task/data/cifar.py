@@ -1,152 +1,134 @@
-"""CIFAR-10 and CIFAR-100 as distributed by their author: binary or Python version, as archive or folder."""
+"""CIFAR-10 and CIFAR-100 as people have them: the Python version of their author, as an archive or a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from io import FileIO
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conadv.task.data.gunzip import Gunzip
-from conadv.task.data.pickled import ByteTable, read_pickle
-from conadv.task.data.regular import named_damage, open_regular, read_exactly, read_whole
-from conadv.task.data.source import Arrays, DataSet, Pixels
-from conadv.task.data.tar import BLOCK, looks_like_tar, tar_members
+from conadv.task.data.files import read_file
+from conadv.task.data.source import Arrays, Source, naming
 
-_PIXELS = 3 * 32 * 32
-_MAX_FILE = 2**28  # bytes; the largest file of the real ones has 155 MB
+_ADVICE = "download it again"
 _MAX_ARCHIVE = 2**29  # bytes unpacked; the real ones have 186 MB
-
-Part = tuple[Pixels, NDArray[np.int64]]
-
-
-@dataclass(frozen=True)
-class _Version:
-    """The files of one of the four distributions."""
-
-    name: str
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-    names: str
-    """The file with the names of the classes."""
-    parse: Callable[[bytes], Part]
-    parse_names: Callable[[bytes], tuple[str, ...]]
-
-
-def find_cifar(path: Path) -> DataSet | None:
-    """The data set in this archive or folder (or a folder in it), or None if it is not CIFAR."""
-    if path.is_file():
-        return _from_archive(path)
-    for folder in (path, *sorted(entry for entry in path.iterdir() if entry.is_dir())):
-        for version in _VERSIONS:
-            names = (*version.train, *version.test, version.names)
-            if all((folder / name).is_file() for name in names):
-                with named_damage(path, "download it again"):
-                    files = {name: read_whole(folder / name, _MAX_FILE) for name in names}
-                return _assemble(version, files, path)
-    return None
-
-
-def _from_archive(path: Path) -> DataSet | None:
-    """Read an archive without extracting it; only the last part of a member's name matters."""
-    wanted = {name for version in _VERSIONS for name in (*version.train, *version.test, version.names)}
-    files: dict[str, bytes] = {}
-    with named_damage(f"{path}: damaged archive", "download it again"), open_regular(path) as stored:
-        archive = _unpacked(stored)
-        if not looks_like_tar(first := archive.read(BLOCK)):
-            return None
-        for member in tar_members(archive, _MAX_ARCHIVE, first):
-            name = member.name.rpartition("/")[2]
-            if name in wanted and member.size <= _MAX_FILE:
-                archive.seek(member.offset)
-                files[name] = read_exactly(archive, member.size).tobytes()
-    for version in _VERSIONS:
-        if {*version.train, *version.test, version.names} <= files.keys():
-            return _assemble(version, files, path)
-    return None
-
-
-def _unpacked(stored: FileIO) -> Gunzip | FileIO:
-    start = stored.read(2)
-    stored.seek(0)
-    return Gunzip(stored) if start == b"\x1f\x8b" else stored
-
-
-def _assemble(version: _Version, files: Mapping[str, bytes], path: Path) -> DataSet:
-    def read(name: str, parse: Callable[[bytes], Any]) -> Any:
-        with named_damage(f"{path}: {name} is damaged", "download it again"):
-            return parse(files[name])
-
-    classes = read(version.names, version.parse_names)
-
-    def part(names: tuple[str, ...]) -> Arrays:
-        parts: list[Part] = [read(name, version.parse) for name in names]
-        images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return Arrays(images, labels, classes)
-
-    with named_damage(path, "download it again"):
-        return DataSet(part(version.train), part(version.test), version.name)
-
-
-def _images(rows: NDArray[np.uint8]) -> Pixels:
-    """(N, 3072), one plane per colour, to (N, 32, 32, 3)."""
-    return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-
-
-def _binary(label_bytes: int) -> Callable[[bytes], Part]:
-    """A parser of records: label bytes, of which the last is the class, then pixels."""
-
-    def parse(data: bytes) -> Part:
-        rows = np.frombuffer(data, np.uint8).reshape(-1, label_bytes + _PIXELS)
-        return _images(rows[:, label_bytes:]), rows[:, label_bytes - 1].astype(np.int64)
-
-    return parse
-
-
-def _pickled(label_key: bytes) -> Callable[[bytes], Part]:
-    def parse(data: bytes) -> Part:
-        match read_pickle(data):
-            case {b"data": ByteTable() as table, **others} if _all_of(others.get(label_key), int):
-                return _images(table.array), np.array(others[label_key], np.int64)
-        raise ValueError("no table of bytes with a label per row")
-
-    return parse
-
-
-def _pickled_names(key: bytes) -> Callable[[bytes], tuple[str, ...]]:
-    def parse(data: bytes) -> tuple[str, ...]:
-        names = read_pickle(data)[key]
-        if not _all_of(names, bytes):
-            raise ValueError("no list of names")
-        return tuple(name.decode() for name in names)
-
-    return parse
-
-
-def _all_of(items: object, kind: type) -> bool:
-    """Whether this is a flat list. (NumPy would recurse without end into a list that contains itself.)"""
-    return isinstance(items, list) and all(type(item) is kind for item in items)
-
-
-def _lines(data: bytes) -> tuple[str, ...]:
-    return tuple(line for line in data.decode().splitlines() if line)
-
-
-_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+# Training files, test file, file of class names; the keys of labels and of names.
 _VERSIONS = (
-    _Version(
-        "cifar10",
-        tuple(f"{name}.bin" for name in _BATCHES),
-        ("test_batch.bin",),
-        "batches.meta.txt",
-        _binary(1),
-        _lines,
-    ),
-    _Version("cifar100", ("train.bin",), ("test.bin",), "fine_label_names.txt", _binary(2), _lines),
-    _Version("cifar10", _BATCHES, ("test_batch",), "batches.meta", _pickled(b"labels"), _pickled_names(b"label_names")),
-    _Version("cifar100", ("train",), ("test",), "meta", _pickled(b"fine_labels"), _pickled_names(b"fine_label_names")),
+    (tuple(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta", b"labels", b"label_names"),
+    (("train",), "test", "meta", b"fine_labels", b"fine_label_names"),
 )
+_NAMES = {name for train, test, meta, _, _ in _VERSIONS for name in (*train, test, meta)}
+
+
+def find_cifar(path: Path) -> tuple[Source, Source] | None:
+    """Training and test images in this archive or folder (or a folder in it); None if it is not CIFAR."""
+    places: list[dict[str, Callable[[], bytes]]] = []
+    if path.is_file() and path.name.endswith((".tar", ".tar.gz", ".tgz")):
+        with naming(path, _ADVICE):
+            places.append(_unpacked(path))
+    for folder in (path, *sorted(filter(Path.is_dir, path.iterdir()))) if path.is_dir() else ():
+        places.append({name: partial(read_file, folder / name) for name in _NAMES if (folder / name).is_file()})
+    for files in places:
+        for train, test, meta, label_key, name_key in _VERSIONS:
+            if {*train, test, meta} <= files.keys():
+                with naming(path / meta, _ADVICE):
+                    classes = tuple(name.decode() for name in _unpickled(files[meta]())[name_key])
+                tables = []
+                for name in (*train, test):
+                    with naming(path / name, _ADVICE):
+                        tables.append(_table(_unpickled(files[name]()), label_key))
+                return _source(tables[:-1], classes), _source(tables[-1:], classes)
+    return None
+
+
+def _unpacked(path: Path) -> dict[str, Callable[[], bytes]]:
+    """The files of an archive by the last part of their names; nothing is written to disk."""
+    data = read_file(path)
+    if data.startswith(b"\x1f\x8b"):
+        data = zlib.decompressobj(wbits=31).decompress(data, _MAX_ARCHIVE)
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+        members = {member.name.rpartition("/")[2]: member for member in archive if member.isreg()}
+    return {
+        name: partial(bytes, memoryview(data)[one.offset_data : one.offset_data + one.size])
+        for name, one in members.items()
+        if name in _NAMES
+    }
+
+
+Table = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Rows of 3,072 bytes, one plane per colour, and their labels."""
+
+
+def _table(content: Any, label_key: bytes) -> Table:
+    rows, labels = content[b"data"].rows, content[label_key]
+    # A list that contains itself would send NumPy into an endless recursion.
+    if len(labels) != len(rows) or any(type(label) is not int for label in labels):
+        raise ValueError("no table of bytes with a label per row")
+    return rows, np.array(labels, np.int64)
+
+
+def _source(tables: list[Table], classes: tuple[str, ...]) -> Source:
+    rows = np.concatenate([rows for rows, _ in tables])
+    images = np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    return Source(Arrays(images), np.concatenate([labels for _, labels in tables]), classes)
+
+
+class _Rows:
+    """Stands for a NumPy array of bytes with two axes."""
+
+    rows: NDArray[np.uint8]
+
+    def __setstate__(self, state: object) -> None:
+        match state:
+            case (int(), (int(height), int(width)), _Type(), bool(by_column), bytes(data)):
+                self.rows = np.frombuffer(data, np.uint8).reshape(height, width, order="F" if by_column else "C")
+            case _:
+                raise ValueError("an array that is not of bytes")
+
+
+class _Type:
+    """Stands for the type of an array, which `_Rows` takes for bytes."""
+
+    def __setstate__(self, state: object) -> None: ...
+
+
+class _Names(dict[bytes | str, Any]):
+    """A dictionary by name: to hash a tuple of tuples of tuples could take forever."""
+
+    def __setitem__(self, key: bytes | str, value: object) -> None:
+        if not isinstance(key, bytes | str):
+            raise ValueError("a key that is not a name")
+        super().__setitem__(key, value)
+
+
+class _Unpickler(pickle._Unpickler):
+    """Reads dictionaries, lists, strings, numbers and arrays of bytes, and calls nothing but the stand-ins above.
+
+    In Python, not C, whose memo grows to any size that a file asks for.
+    """
+
+    dispatch = {  # noqa: RUF012
+        **{code: run for code, run in pickle._Unpickler.dispatch.items() if code not in b"d\x8f\x90\x91"},  # dict, sets
+        pickle.EMPTY_DICT[0]: lambda self: self.append(_Names()),  # type: ignore[attr-defined]
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        match f"{module}.{name}":
+            case "numpy.core.multiarray._reconstruct" | "numpy._core.multiarray._reconstruct":
+                return lambda *_: _Rows()
+            case "numpy.ndarray":
+                return lambda *_: None  # only named, as an argument of _reconstruct
+            case "numpy.dtype":
+                return lambda *_: _Type()
+        raise ValueError(f"it would import {module}.{name}")
+
+
+def _unpickled(data: bytes) -> Any:
+    return _Unpickler(io.BytesIO(data), encoding="bytes").load()

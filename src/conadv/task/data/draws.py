@@ -8,13 +8,16 @@ from numpy.typing import NDArray
 Seeds = NDArray[np.uint64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
+# A constant, not a user's seed: the split of a data set is the same in every run.
+_SPLIT = 1797
 
 
 def mix_all(*parts: int | NDArray[np.integer]) -> Seeds:
     """`core.seeds.mix` for arrays: parts are integers or arrays that broadcast. Returns one seed per element."""
     state = np.zeros(1, np.uint64)
     for part in parts:
-        state = _scramble(state + _as_unsigned(part) + np.uint64(_GOLDEN))
+        whole = np.array([part & 0xFFFFFFFFFFFFFFFF], np.uint64) if isinstance(part, int) else part.astype(np.uint64)
+        state = _scramble(state + whole + np.uint64(_GOLDEN))
     return state
 
 
@@ -29,10 +32,16 @@ def permutation(length: int, *parts: int) -> NDArray[np.int64]:
     return np.argsort(mix_all(*parts, np.arange(length)), kind="stable")
 
 
-def _as_unsigned(part: int | NDArray[np.integer]) -> Seeds:
-    if isinstance(part, int):
-        return np.array([part & 0xFFFFFFFFFFFFFFFF], np.uint64)
-    return part.astype(np.uint64)
+def stratified(labels: NDArray[np.int64], classes: int, size: int) -> NDArray[np.bool_]:
+    """A mask of `size` images, taken from the classes in turn."""
+    shuffled = permutation(len(labels), _SPLIT)
+    turns = np.empty(len(labels), np.int64)
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    counts = np.bincount(labels, minlength=classes)
+    turns[by_class] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    mask = np.zeros(len(labels), np.bool_)
+    mask[np.lexsort((labels, turns))[:size]] = True
+    return mask
 
 
 def _scramble(state: Seeds) -> Seeds:

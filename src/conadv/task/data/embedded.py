@@ -8,9 +8,8 @@ from importlib.resources import files
 import numpy as np
 
 from conadv.task.data.bounds import check_memory
-from conadv.task.data.draws import mix_all
-from conadv.task.data.source import Arrays, DataSet
-from conadv.task.data.splits import stratified
+from conadv.task.data.draws import mix_all, stratified
+from conadv.task.data.source import Arrays, DataSet, Source
 
 # A constant, not a user's seed: the synthetic pixels are the same in every run.
 _PIXELS = 8128
@@ -30,13 +29,9 @@ def digits(train_size: int = 1437) -> DataSet:
     if not 10 <= train_size < len(labels):
         raise ValueError(f"train_size {train_size}: choose 10 to {len(labels) - 1} of the {len(labels)} digits")
     images = ((levels * 255 + 8) // 16).astype(np.uint8)[..., None]
-    classes = tuple(str(digit) for digit in range(10))
-    chosen = stratified(labels, len(classes), train_size)
-    return DataSet(
-        train=Arrays(images[chosen], labels[chosen], classes),
-        test=Arrays(images[~chosen], labels[~chosen], classes),
-        name="digits",
-    )
+    everything = Source(Arrays(images), labels, tuple(str(digit) for digit in range(10)))
+    chosen = stratified(labels, 10, train_size)
+    return DataSet(everything.take(np.flatnonzero(chosen)), everything.take(np.flatnonzero(~chosen)), "digits")
 
 
 def synthetic(shape: tuple[int, int, int] = (32, 32, 3), classes: int = 10, count: int = 50_000) -> DataSet:
@@ -44,18 +39,13 @@ def synthetic(shape: tuple[int, int, int] = (32, 32, 3), classes: int = 10, coun
     if min(shape) < 1 or classes < 1 or count < 1:
         raise ValueError(f"synthetic data of shape {shape}, {classes} classes, {count} images: choose 1 or more")
     size = math.prod(shape)  # the strip takes four times its bytes while it is made, and a label 16
-    check_memory(
-        20 * count + 4 * size, "synthetic data", "lower --data.train-size, --data.image-size or --data.channels"
-    )
+    advice = "lower --data.train-size, --data.image-size or --data.channels"
+    check_memory(20 * count + 4 * size, "synthetic data", advice)
     names = tuple(f"class {number}" for number in range(classes))
-    return DataSet(
-        train=_noise(shape, names, count, part=0),
-        test=_noise(shape, names, max(1, count // 10), part=1),
-        name="synthetic",
-    )
+    return DataSet(_noise(shape, names, count, 0), _noise(shape, names, max(1, count // 10), 1), "synthetic")
 
 
-def _noise(shape: tuple[int, int, int], classes: tuple[str, ...], count: int, part: int) -> Arrays:
+def _noise(shape: tuple[int, int, int], classes: tuple[str, ...], count: int, part: int) -> Source:
     """Image i is a window into one strip of random bytes, i bytes from its start."""
     height, width, channels = shape
     length = height * width * channels + count - 1
@@ -63,4 +53,4 @@ def _noise(shape: tuple[int, int, int], classes: tuple[str, ...], count: int, pa
     windows = np.lib.stride_tricks.as_strided(
         strip, (count, *shape), (1, width * channels, channels, 1), writeable=False
     )
-    return Arrays(windows, np.arange(count) % len(classes), classes)
+    return Source(Arrays(windows), np.arange(count) % len(classes), classes)

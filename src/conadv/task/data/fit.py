@@ -1,33 +1,29 @@
-"""Resize images to one size: the centre for evaluation, and any box for training."""
+"""Resize images to one size, and keep them decoded in memory if they fit."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from conadv.task.data.bounds import MAX_SIDE, check_memory
-from conadv.task.data.source import Arrays, Picture, Planes, Source
+from conadv.task.data.bounds import free_memory
+from conadv.task.data.source import Arrays, DamagedError, DataSet, Picture, Planes, Source
 
 Box = tuple[int, int, int, int]
 """Left, top, right, bottom, in pixels."""
 
+_MAX_SIDE = 8_192  # pixels
+_MIB = 2**20
 
-def check_side(size: int | None) -> None:
+
+def check_side(size: int) -> None:
     """Raise a ValueError if images cannot be resized to this height and width."""
-    if size is not None and not 1 <= size <= MAX_SIDE:
-        raise ValueError(f"size {size}: choose 1 to {MAX_SIDE:,} pixels")
-
-
-def check_chunk(count: int, shape: tuple[int, ...]) -> None:
-    """Raise a ValueError if a chunk of images would not fit into memory."""
-    height, width = shape[-2:]
-    what = f"{count} images of {width} × {height} pixels at a time"
-    check_memory(count * math.prod(shape), what, "lower the chunk size, or set a smaller data.image_size")
+    if not 1 <= size <= _MAX_SIDE:
+        raise ValueError(f"size {size}: choose 1 to {_MAX_SIDE:,} pixels")
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,8 @@ class Fit:
     """256/224 is the usual choice for ImageNet, 1 for small images."""
 
     def __post_init__(self) -> None:
-        check_side(self.size)
+        if self.size is not None:
+            check_side(self.size)
 
     def keeps(self, height: int, width: int) -> bool:
         """Whether images of this size are left unchanged."""
@@ -48,27 +45,10 @@ class Fit:
 
     def __call__(self, picture: Picture) -> Planes:
         if self.size is None or self.keeps(picture.height, picture.width):
-            return picture.pixels().transpose(2, 0, 1)
+            return picture.pixels(1).transpose(2, 0, 1)
         side = max(1, round(min(picture.height, picture.width) / self.zoom))
         left, top = (picture.width - side) // 2, (picture.height - side) // 2
         return resized(picture, (left, top, left + side, top + side), self.size)
-
-
-def decoded(source: Source, indices: NDArray[np.int64], fit: Fit) -> Planes:
-    """These images as evaluation sees them, decoded: (N, C, H, W)."""
-    if isinstance(source, Arrays) and fit.keeps(*source.images.shape[1:3]):
-        return source.images[indices].transpose(0, 3, 1, 2)
-    images: list[Planes] = []
-    for index in indices.tolist():
-        images.append(fit(source.picture(index)))
-        if len(images) == 1:
-            check_chunk(len(indices), images[0].shape)
-        if images[-1].shape != images[0].shape:
-            raise ValueError(
-                f"{source.name(index)} has shape {images[-1].shape} and {source.name(int(indices[0]))} "
-                f"{images[0].shape}: set data.image_size to resize them all"
-            )
-    return np.stack(images)
 
 
 def resized(picture: Picture, box: Box, size: int) -> Planes:
@@ -85,3 +65,88 @@ def resized(picture: Picture, box: Box, size: int) -> Planes:
     part = torch.from_numpy(pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
     planes: Planes = F.interpolate(part[None], (size, size), mode="bilinear", antialias=True)[0].numpy()
     return planes
+
+
+def fitted(source: Source, indices: NDArray[np.int64], fit: Fit) -> Planes:
+    """These images as evaluation sees them, (N, C, H, W), from memory or decoded now."""
+    if isinstance(source.kept, Kept) and source.kept.fit == fit:
+        return source.kept.planes(source, indices)
+    return _decoded(source, indices, fit)
+
+
+class Kept:
+    """Images in memory, resized by `fit`, each from when it is first requested.
+
+    Threads share it without a lock: if two decode the same image, they write the same bytes.
+    """
+
+    def __init__(self, fit: Fit, count: int, shape: tuple[int, ...]) -> None:
+        self.fit, self._images = fit, np.empty((count, *shape), np.uint8)
+        self._there = np.zeros(count, np.bool_)
+
+    def planes(self, source: Source, indices: NDArray[np.int64]) -> Planes:
+        """These images, (N, C, H, W)."""
+        missing = indices[~self._there[indices]]
+        if len(missing):
+            made = _decoded(source, missing, self.fit)
+            if made.shape[1:] != self._images.shape[1:]:
+                raise _shapes_differ(source, int(missing[0]), made.shape[1:], 0, self._images.shape[1:])
+            self._images[missing] = made
+            self._there[missing] = True
+        return self._images[indices]
+
+
+def keep(data: DataSet, fit: Fit, megabytes: int, train: bool = True) -> DataSet:
+    """Keep the decoded images of a data set in memory, training images first, if they fit.
+
+    Args:
+        data: The data set; arrays that are used without resizing are in memory already.
+        fit: How evaluation resizes images, and training too unless it has its own crop.
+        megabytes: Largest memory to use, in MiB.
+        train: Whether training uses `fit`.
+
+    Returns:
+        The data set. If images will be decoded again in every epoch, `DataSet.notes` says so.
+    """
+    room = megabytes * _MIB
+    parts, notes = {"train": copy.copy(data.train), "test": copy.copy(data.test)}, list(data.notes)
+    for part, source in parts.items():
+        shape = _kept_shape(source, fit) if part == "test" or train else None
+        if shape is None:
+            continue
+        size = len(source) * int(np.prod(shape))
+        if size <= min(room, free_memory() // 2):
+            source.kept, room = Kept(fit, len(source), shape), room - size
+        elif megabytes and part == "train":
+            notes.append(
+                f"{part} images are decoded in every epoch: they take {size / _MIB:,.0f} MiB, more than is left of "
+                f"data.memory {megabytes}"
+            )
+    return replace(data, train=parts["train"], test=parts["test"], notes=tuple(notes))
+
+
+def _kept_shape(source: Source, fit: Fit) -> tuple[int, ...] | None:
+    """The shape of a resized image; None if images are used as they are, or if the first cannot be decoded."""
+    if isinstance(source.pictures, Arrays) and fit.keeps(*source.pictures.images.shape[1:3]):
+        return None
+    try:
+        return fit(source.picture(0)).shape
+    except DamagedError:  # reported when the image is needed
+        return None
+
+
+def _decoded(source: Source, indices: NDArray[np.int64], fit: Fit) -> Planes:
+    if isinstance(source.pictures, Arrays) and fit.keeps(*source.pictures.images.shape[1:3]):
+        return source.pictures.images[source.rows[indices]].transpose(0, 3, 1, 2)
+    images: list[Planes] = []
+    for index in indices.tolist():
+        images.append(fit(source.picture(index)))
+        if images[-1].shape != images[0].shape:
+            raise _shapes_differ(source, index, images[-1].shape, int(indices[0]), images[0].shape)
+    return np.stack(images)
+
+
+def _shapes_differ(source: Source, one: int, its: tuple[int, ...], other: int, shape: tuple[int, ...]) -> ValueError:
+    return ValueError(
+        f"{source.name(one)} has shape {its} and {source.name(other)} {shape}: set data.image_size to resize them all"
+    )

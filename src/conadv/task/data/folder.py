@@ -3,67 +3,60 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from conadv.task.data.bounds import MAX_CLASSES
 from conadv.task.data.decode import EXTENSIONS
-from conadv.task.data.encoded import Listing
-from conadv.task.data.source import DamagedError
-from conadv.task.data.stored import Stored
+from conadv.task.data.files import Files
+from conadv.task.data.source import DamagedError, Source
 
-TRAIN_FOLDERS = ("train", "training")
-TEST_FOLDERS = ("val", "valid", "validation", "test")
+_TRAIN, _TEST = ("train", "training"), ("val", "valid", "validation", "test")
 
 
-def split_folders(root: Path) -> tuple[Path, Path] | None:
-    """The folders of training and test images below `root`, or None unless it has both."""
-    train = next((root / name for name in TRAIN_FOLDERS if (root / name).is_dir()), None)
-    test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
-    return (train, test) if train and test else None
+def find_folders(root: Path) -> tuple[Path, Path | None] | None:
+    """The folders of training and test images below `root`; None if there are no training images."""
+    train, test = (next((root / name for name in names if (root / name).is_dir()), None) for names in (_TRAIN, _TEST))
+    return (train, test) if train else None
 
 
 def has_class_folders(root: Path) -> bool:
     """Whether there are images one folder below `root`."""
-    return any(file.suffix[1:].lower() in EXTENSIONS for file in root.glob("*/*"))
+    return any(_is_image(file.name) for file in root.glob("*/*"))
 
 
-def folder_classes(train: Path, test: Path) -> tuple[str, ...]:
+def folder_classes(train: Path, test: Path | None) -> tuple[str, ...]:
     """The names of the class folders, sorted; their order gives the class numbers."""
-    classes = tuple(sorted(_subfolders(train)))
+    classes = _subfolders(train)
     if not classes:
-        raise ValueError(f"{train}: no class folders; put the images of each class in a folder of its own")
-    if len(classes) > MAX_CLASSES:
-        raise ValueError(
-            f"{train}: {len(classes):,} class folders are more than the {MAX_CLASSES:,} that are supported"
-        )
-    if unknown := sorted(set(_subfolders(test)) - set(classes)):
-        raise ValueError(f"{test / unknown[0]}: {train} has no class of that name ({len(unknown)} such folders)")
+        raise DamagedError(train, "no class folders; put the images of each class in a folder of its own")
+    if unknown := sorted(set(_subfolders(test) if test else ()) - set(classes)):
+        raise DamagedError(test, f"{train} has no class {unknown[0]!r} ({len(unknown)} such folders)")
     return classes
 
 
-def list_folder(folder: Path, classes: tuple[str, ...], may_lack: bool) -> Listing:
-    """List the images of every class, sorted by name; `may_lack` allows classes without images."""
-    paths: list[str] = []
+def list_folder(root: Path, folder: Path, classes: tuple[str, ...], channels: int) -> tuple[Source, list[DamagedError]]:
+    """The images of every class, sorted by name, and the classes without images."""
+    names: list[str] = []
     labels: list[int] = []
-    problems = []
+    empty = []
     for label, name in enumerate(classes):
-        members = sorted(_images(folder / name)) if (folder / name).is_dir() else []
-        paths += members
+        members = sorted(
+            os.path.join(place, file)  # noqa: PTH118  # a Path for each of a million files takes longer
+            for place, _, files in os.walk(folder / name)
+            for file in files
+            if _is_image(file)
+        )
+        names += (member.removeprefix(f"{root}{os.sep}") for member in members)
         labels += [label] * len(members)
-        if not members and not may_lack:
-            problems.append(DamagedError(str(folder / name), "a class without images"))
-    return Listing(paths, np.array(labels, np.int64), Stored(paths), tuple(problems))
+        if not members:
+            empty.append(DamagedError(folder / name, "a class without images"))
+    return Source(Files(str(root), names, channels), np.array(labels, np.int64), classes), empty
 
 
-def _subfolders(folder: Path) -> list[str]:
-    return [entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+def _subfolders(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(one.name for one in os.scandir(folder) if one.is_dir() and not one.name.startswith(".")))
 
 
-def _images(folder: Path) -> Iterator[str]:
-    for place, _, files in os.walk(folder):
-        for file in files:
-            if not file.startswith(".") and file.rpartition(".")[2].lower() in EXTENSIONS:
-                yield f"{place}{os.sep}{file}"
+def _is_image(name: str) -> bool:
+    return not name.startswith(".") and name.rpartition(".")[2].lower() in EXTENSIONS

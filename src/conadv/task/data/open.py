@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import re
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from conadv.core.catalog import names_dataset
 from conadv.machine import usable_cores
-from conadv.task.data.cache import stamp_of
+from conadv.task.data.cache import Table, cached, stamp_of
 from conadv.task.data.cifar import find_cifar
+from conadv.task.data.draws import stratified
 from conadv.task.data.embedded import digits, synthetic
-from conadv.task.data.encoded import Listing, numbered_classes
-from conadv.task.data.folder import folder_classes, has_class_folders, list_folder, split_folders
+from conadv.task.data.files import Files, read_file
+from conadv.task.data.folder import find_folders, folder_classes, has_class_folders, list_folder
 from conadv.task.data.hf import PREFIX, open_hub
-from conadv.task.data.index import pack_index, unpack_index
-from conadv.task.data.numpy_files import open_arrays
-from conadv.task.data.regular import plain_errors
-from conadv.task.data.scan import Scan, scan
+from conadv.task.data.numpy_files import find_arrays
+from conadv.task.data.own import open_own
 from conadv.task.data.shards import list_shards
-from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, DataSet, Source
-from conadv.task.data.splits import class_names, split_files, stratified
+from conadv.task.data.source import DAMAGE_ADVICE, Arrays, DamagedError, DataSet, Source, naming, number_names
+from conadv.task.data.stream import ordered_map
 
 KNOWN = (
-    "an image folder (train/CLASS/*.jpg and val/CLASS/*.jpg), tar shards (*train*.tar and *val*.tar), "
-    "CIFAR's archives or their folders, NumPy arrays (train_images.npy and so on), or hf:NAME_OR_PATH for a data set "
-    "of the Hugging Face hub or a folder of Parquet files"
+    "an image folder (train/CLASS/*.jpg and val/CLASS/*.jpg), tar shards (*train*.tar and *val*.tar), CIFAR's "
+    "archives or their folders, NumPy arrays (train_images.npy and so on), hf:NAME_OR_PATH for a data set of the "
+    "Hugging Face hub or a folder of Parquet files, or package.module:callable for your own Dataset"
 )
+_WORDS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 # Runs a function in one process, and returns its result in all of them.
 Share = Callable[[Callable[[], bytes]], bytes]
@@ -47,7 +54,7 @@ def open_data(
 
     Args:
         name: "digits", "synthetic", or "path" for your own.
-        path: Folder or file of your own data; its format is detected. Or hf:NAME_OR_PATH.
+        path: Folder or file of your own data, whose format is detected; or hf:NAME_OR_PATH; or package.module:callable.
         train_size: Number of training images to use; None: all.
         image_size: Height and width of synthetic images, in pixels.
         channels: Channels of synthetic images, and what encoded images are converted to. Arrays keep theirs.
@@ -55,44 +62,66 @@ def open_data(
         damaged: "stop" raises an error that names a damaged image; "skip" leaves damaged images out
             (`DataSet.skipped`). To find them, every image is decoded once; the result is cached until the files change.
         share: If several processes open the same data: runs a function in one of them, and returns its bytes in all.
-            That process lists the files and reads the labels, and the others get the index. Each process reads images
-            that are held in memory (NumPy) by itself, and CIFAR's files and the hub's with their labels.
+            That process lists the files of an image folder or of tar shards, and the others get the index. Each
+            process opens data of other formats by itself.
     """
-    match name:
-        case "digits":
-            return digits() if train_size is None else digits(train_size)
-        case "synthetic":
-            side = image_size or 32
-            return synthetic((side, side, channels), classes, train_size or 50_000)
-        case "path" if path is not None:
-            listed = partial(_listed, Path(path), channels, damaged)
-            data = listed() if share is None else _shared(Path(path), channels, listed, share)
-            return data if train_size is None else _part(data, train_size)
-    raise ValueError(f"data {name!r}: choose digits, synthetic, or path with path=")
+    if name == "digits":
+        return digits() if train_size is None else digits(train_size)
+    if name == "synthetic":
+        return synthetic((image_size or 32, image_size or 32, channels), classes, train_size or 50_000)
+    if name != "path" or path is None:
+        raise ValueError(f"data {name!r}: choose digits, synthetic, or path with path=")
+
+    def listed() -> DataSet:
+        with naming(path):
+            found = find_data(path, channels)
+            return found.checked() if damaged == "stop" else found.healthy()[0]
+
+    data = listed() if share is None else _shared(str(path), listed, share)
+    if train_size is None:
+        return data
+    if not 1 <= train_size <= len(data.train):
+        raise ValueError(f"train_size {train_size}: choose 1 to {len(data.train)}, as many as {data.name} has")
+    chosen = stratified(data.train.labels, len(data.train.classes), train_size)
+    return replace(data, train=data.train.take(np.flatnonzero(chosen)))
 
 
-def _listed(path: Path, channels: int, damaged: Literal["stop", "skip"]) -> DataSet:
-    """The data set at a path, listed by this process."""
-    with plain_errors(path):
-        found = find_data(path, channels)
-        return found.checked() if damaged == "stop" else found.healthy()
-
-
-def _shared(path: Path, channels: int, listed: Callable[[], DataSet], share: Share) -> DataSet:
-    """The data set, listed by one process for all."""
+def _shared(path: str, listed: Callable[[], DataSet], share: Share) -> DataSet:
+    """The data set, listed by one process for all if it consists of files."""
     own: list[DataSet] = []
 
     def index() -> bytes:
         own.append(listed())
-        return pack_index(own[0], path)
+        return _packed(own[0])
 
     packed = share(index)
-    if own:
-        return own[0]
-    if not packed:
-        return listed()
-    with plain_errors(path):
-        return unpack_index(packed, path, channels)
+    if own or not packed:
+        return own[0] if own else listed()
+    return _unpacked(packed, path)
+
+
+def _packed(data: DataSet) -> bytes:
+    """The index of a data set that consists of files; empty for all others."""
+    parts = []
+    for source in (data.train, data.test):
+        files = source.pictures
+        if not isinstance(files, Files):
+            return b""
+        names = [files.names[row] for row in source.rows.tolist()]
+        places = None if files.places is None else files.places[source.rows].tolist()
+        parts.append([names, files.channels, files.shards, places, source.labels.tolist()])
+    skipped = [(problem.name, problem.reason) for problem in data.skipped]
+    return zlib.compress(json.dumps([parts, data.train.classes, data.name, skipped, data.notes]).encode())
+
+
+def _unpacked(packed: bytes, root: str) -> DataSet:
+    """The data set of an index, below the path at which this process finds it; no file is opened."""
+    parts, classes, name, skipped, notes = json.loads(zlib.decompress(packed))
+    sources = []
+    for names, channels, shards, places, labels in parts:
+        files = Files(root, names, channels, shards, None if places is None else np.array(places, np.int64))
+        sources.append(Source(files, np.array(labels, np.int64), tuple(classes)))
+    return DataSet(sources[0], sources[1], name, tuple(DamagedError(*problem) for problem in skipped), tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -110,90 +139,114 @@ class Found:
         """The data set; raises an error for a problem that was found without decoding."""
         if self.problems:
             more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
-            raise ValueError(f"{self.problems[0]}{more}; {DAMAGE_ADVICE}")
+            raise DamagedError(self.problems[0].name, f"{self.problems[0].reason}{more}; {DAMAGE_ADVICE}")
         return self.data
 
-    def scans(self) -> dict[str, Scan]:
-        """What decoding all images shows, by "train" and "test"."""
-        stamp, workers = self.stamp(), len(usable_cores())
-        return {part: scan(source, f"{part}-{stamp}", workers) for part, source in self._parts().items()}
-
-    def healthy(self) -> DataSet:
-        """The data set without the images that cannot be used."""
-        parts, skipped = self._parts(), list(self.problems)
-        for part, seen in self.scans().items():
-            source = parts[part]
-            skipped += [DamagedError(source.name(index), reason) for index, reason in seen.damaged.items()]
-            if seen.damaged:
-                parts[part] = source.take([index for index in range(len(source)) if index not in seen.damaged])
-        return replace(self.data, train=parts["train"], test=parts["test"], skipped=tuple(skipped))
-
-    def _parts(self) -> dict[str, Source]:
-        return {"train": self.data.train, "test": self.data.test}
+    def healthy(self) -> tuple[DataSet, dict[str, NDArray[np.int64]]]:
+        """The data set without the images that cannot be used, and the sizes of "train" and "test", (N, 2)."""
+        parts, sizes = {"train": self.data.train, "test": self.data.test}, {}
+        skipped, stamp = list(self.problems), self.stamp()
+        for part, source in parts.items():
+            if isinstance(source.pictures, Arrays):
+                sizes[part] = np.tile(source.pictures.images.shape[1:3], (len(source), 1))
+                continue
+            table = cached("scan", f"{part}-{stamp}", partial(_scan, source))
+            damaged = table["damaged"].tolist()
+            skipped += map(DamagedError, map(source.name, damaged), table["reason"].tolist())
+            parts[part] = source.take(np.delete(np.arange(len(source)), damaged))
+            sizes[part] = np.delete(table["size"], damaged, axis=0)
+        return replace(self.data, train=parts["train"], test=parts["test"], skipped=tuple(skipped)), sizes
 
 
-def find_data(path: Path, channels: int = 3) -> Found:
+def _scan(source: Source) -> Table:
+    """Decode every image once: its height and width, and which are damaged, and why."""
+
+    def look(index: int) -> tuple[int, int] | str:
+        try:
+            return source.image(index).shape[:2]
+        except DamagedError as error:
+            return error.reason
+
+    workers = len(usable_cores())
+    seen = list(ordered_map(look, range(len(source)), workers, 64 * workers))
+    damaged = {index: reason for index, reason in enumerate(seen) if isinstance(reason, str)}
+    return {
+        "size": np.array([(0, 0) if isinstance(size, str) else size for size in seen], np.int64).reshape(-1, 2),
+        "damaged": np.array(list(damaged), np.int64),
+        "reason": np.array(list(damaged.values()), np.str_),
+    }
+
+
+def find_data(place: str | Path, channels: int = 3) -> Found:
     """Detect the format of the data at a path; the error for an unknown one lists the known formats."""
-    if str(path).startswith(PREFIX):
-        first, second, classes, digest = open_hub(str(path))
-        return replace(_encoded("Hugging Face", path, [], first, second, classes, channels), stamp=lambda: digest)
+    path, name = Path(place), Path(place).name
+    if channels not in (1, 3):
+        raise ValueError(f"channels {channels}: choose 1 (grey) or 3 (RGB)")
+    if str(place).startswith(PREFIX):
+        train, test, digest = open_hub(str(place), channels)
+        return Found("Hugging Face", _data(train, test, name), stamp=lambda: digest)
     if not path.exists():
-        raise ValueError(
-            f"data {str(path)!r}: no such file or directory; pass the path of your data set (conadv train: --data.path)"
-        )
+        if names_dataset(str(place)):
+            return Found("your own Dataset", _data(*open_own(str(place), channels), name))
+        raise ValueError("no such file or directory; pass the path of your data set (conadv train: --data.path)")
     if not path.is_file() and not path.is_dir():
-        raise ValueError(f"{path}: neither a regular file nor a directory; it can be {KNOWN}")
-    if arrays := open_arrays(path):
-        return Found("NumPy arrays", arrays)
+        raise ValueError(f"neither a regular file nor a directory; it can be {KNOWN}")
+    if arrays := find_arrays(path, _class_names(path)):
+        return Found("NumPy arrays", _data(*arrays, path.stem))
     if cifar := find_cifar(path):
-        return Found("CIFAR's own files", cifar)
-    if shards := _below(path, ".tar"):
-        train, test = split_files(shards, path)
-        return _encoded("tar shards", path, shards, list_shards(train), list_shards(test), class_names(path), channels)
-    if path.is_dir() and (folders := split_folders(path)):
-        return _open_folder(path, *folders, channels)
-    if has_class_folders(path):
-        raise ValueError(
-            f"{path}: folders of images, but none called train and val; move the class folders to train/CLASS, and the "
-            "images to test on to val/CLASS"
-        )
-    raise ValueError(f"{path}: not recognized; it can be {KNOWN}")
+        return Found("CIFAR's own files", _data(*cifar, name))
+    # Not deeper, since image folders have very many files.
+    if shards := sorted(file for file in (*path.glob("*.tar"), *path.glob("*/*.tar")) if not file.is_dir()):
+        parts = [list_shards(path, part, channels) for part in _split(path, shards) if part]
+        classes = _class_names(path) or number_names(*(labels for _, labels, _ in parts))
+        sources = [Source(files, labels, classes) for files, labels, _ in parts]
+        wrong = [problem for *_, problems in parts for problem in problems]
+    elif folders := find_folders(path):
+        shards, classes = [], folder_classes(*folders)
+        listed = [list_folder(path, folder, classes, channels) for folder in folders if folder]
+        sources = [source for source, _ in listed]
+        wrong = listed[0][1]  # the test images need not have all classes
+    elif has_class_folders(path):
+        raise ValueError("folders of images, but none called train; move the class folders to train/CLASS")
+    else:
+        raise ValueError(f"not recognized; it can be {KNOWN}")
+    if wrong and not all(map(len, sources)):
+        raise ValueError(f"no usable image ({wrong[0]}); {DAMAGE_ADVICE}")
+    data = _data(sources[0], sources[1] if len(sources) > 1 else None, name)
+
+    def stamp() -> str:
+        return stamp_of(shards or [source.name(index) for source in sources for index in range(len(source))])
+
+    return Found("tar shards" if shards else "image folder", data, tuple(wrong), stamp)
 
 
-def _below(path: Path, suffix: str) -> list[Path]:
-    """Files with this suffix in the folder or its subfolders; not deeper, since image folders have very many files."""
-    found = [*path.glob(f"*{suffix}"), *path.glob(f"*/*{suffix}")] if path.is_dir() else []
-    return sorted(file for file in found if not file.is_dir())
+def _data(train: Source, test: Source | None, name: str) -> DataSet:
+    """The data set; without test images, a tenth of the training images is held out, the same ones in every run."""
+    if test is not None:
+        return DataSet(train, test, name)
+    held = stratified(train.labels, len(train.classes), -(-len(train) // 10))
+    note = f"no test images: {held.sum():,} of the {len(train):,} training images, a tenth, are held out to test on"
+    return DataSet(train.take(np.flatnonzero(~held)), train.take(np.flatnonzero(held)), name, notes=(note,))
 
 
-def _open_folder(path: Path, train: Path, test: Path, channels: int) -> Found:
-    classes = folder_classes(train, test)
-    parts = list_folder(train, classes, may_lack=False), list_folder(test, classes, may_lack=True)
-    return _encoded("image folder", path, [*parts[0].names, *parts[1].names], *parts, classes, channels)
+def _split(root: Path, files: list[Path]) -> tuple[list[Path], list[Path]]:
+    """Training and test files, by the words in their paths below `root`."""
+    parts: dict[str, list[Path]] = {"train": [], "val": [], "test": []}
+    for file in files:
+        words = re.findall("[a-z]+", str(file.relative_to(root)).lower())
+        kinds = sorted({_WORDS[word] for word in words if word in _WORDS})
+        if len(kinds) != 1:
+            found = " and ".join(kinds) or "none"
+            raise ValueError(f"{file.name}: rename it, so that it has one of the words train, val, test (now: {found})")
+        parts[kinds[0]].append(file)
+    if not parts["train"]:
+        raise ValueError("no file has train in its name")
+    # A data set with both usually has no public test labels (ImageNet on the hub).
+    return parts["train"], parts["val"] or parts["test"]
 
 
-def _encoded(
-    kind: str,
-    path: Path,
-    files: Sequence[Path | str],
-    train: Listing,
-    test: Listing,
-    classes: tuple[str, ...] | None,
-    channels: int,
-) -> Found:
-    names = classes or numbered_classes(train, test)
-    train_source, train_problems = train.source(names, channels)
-    test_source, test_problems = test.source(names, channels)
-    for source, problems in ((train_source, train_problems), (test_source, test_problems)):
-        if len(source) == 0 and problems:
-            raise ValueError(f"{path}: no usable image ({problems[0]}); {DAMAGE_ADVICE}")
-    data = DataSet(train_source, test_source, path.name)
-    return Found(kind, data, train_problems + test_problems, lambda: stamp_of(map(Path, files)))
-
-
-def _part(data: DataSet, train_size: int) -> DataSet:
-    """The data set with fewer training images, as balanced over the classes as possible."""
-    if not 1 <= train_size <= len(data.train):
-        raise ValueError(f"train_size {train_size}: choose 1 to {len(data.train)}, as many as {data.name} has")
-    chosen = stratified(data.train.labels, len(data.train.classes), train_size)
-    return replace(data, train=data.train.take(chosen.nonzero()[0].tolist()))
+def _class_names(root: Path) -> tuple[str, ...] | None:
+    """The lines of classes.txt, if there is one next to the data."""
+    file = root / "classes.txt"
+    with naming(file, "write one class per line, as UTF-8"):
+        return tuple(read_file(file).decode("utf-8").splitlines()) if file.is_file() else None

@@ -1,14 +1,17 @@
 """Sources of images: labels, class names, and a picture for every index.
 
-folder, tar shards, hub ──> Encoded (bytes, decoded on demand) ─┐
-digits, synthetic, CIFAR, NumPy ──> Arrays (all in memory) ─────┴─> Source ──> Stream
+digits, synthetic, CIFAR, NumPy ──► Arrays ─┐
+image folder, tar shards ─────────► Files   ├─► Source (some rows of these, with labels) ──► Stream
+hf:NAME_OR_PATH ──────────────────► Rows    │
+your own Dataset ─────────────────► Items  ─┘
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,23 +24,8 @@ Pixels = NDArray[np.uint8]
 Planes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
-
-@dataclass(frozen=True)
-class Picture:
-    """An image whose size is known, and whose pixels are decoded on demand."""
-
-    height: int
-    width: int
-    decode: Callable[[int], Pixels]
-    """Takes a factor (1, 2, 4 or 8), and returns the pixels at 1/factor of the size, or larger if it cannot."""
-
-    def pixels(self, shrink: int = 1) -> Pixels:
-        """The image as (H, W, C) bytes."""
-        return self.decode(shrink)
-
-
-_LINE = 1000  # characters
 DAMAGE_ADVICE = "repair the data, or leave out what is damaged (data.damaged skip)"
+_LINE = 1000  # characters
 
 
 def one_line(text: object) -> str:
@@ -50,35 +38,116 @@ def one_line(text: object) -> str:
 class DamagedError(ValueError):
     """An image, or a file of images, that cannot be used: its name and why, each one line."""
 
-    def __init__(self, name: str, reason: str) -> None:
+    def __init__(self, name: object, reason: object) -> None:
         self.name, self.reason = one_line(name), one_line(reason)
         super().__init__(f"{self.name}: {self.reason}")
 
 
-class Source(Protocol):
-    """Labelled images by index."""
+@contextmanager
+def naming(name: object, advice: str = "") -> Iterator[None]:
+    """Turn any error within into a DamagedError: one line that names what is read, and says what to do."""
+    try:
+        yield
+    except DamagedError:
+        raise
+    except MemoryError:
+        raise ValueError(f"{one_line(name)}: not enough memory to read it; close other programs") from None
+    except OSError as error:
+        reason = error.strerror or one_line(error)
+        raise DamagedError(error.filename or name, f"{reason}; {advice}" if advice else reason) from error
+    except Exception as error:  # parsers fail in many ways on damaged bytes
+        if str(error).startswith(f"{one_line(name)}: "):
+            raise  # it is named already
+        raise DamagedError(name, f"{one_line(error)}; {advice}" if advice else error) from error
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image whose size is known, and whose pixels are decoded on demand."""
+
+    height: int
+    width: int
+    pixels: Callable[[int], Pixels]
+    """Takes a factor (1, 2, 4 or 8), and returns the pixels at 1/factor of the size, or larger if it cannot."""
+
+
+class Pictures(Protocol):
+    """Where the images of a source are: a picture and its name by row."""
+
+    def name(self, row: int) -> str: ...
+
+    def picture(self, row: int) -> Picture: ...
+
+
+class Arrays:
+    """Pictures of one shape, (N, H, W, C) bytes, in memory or memory-mapped."""
+
+    def __init__(self, images: NDArray[Any]) -> None:
+        if images.dtype != np.uint8 or images.ndim != 4 or 0 in images.shape:
+            raise ValueError(
+                f"images are {images.dtype} of shape {images.shape}: make them uint8 of shape (N, H, W, C)"
+            )
+        if images.shape[1] * images.shape[2] > MAX_PIXELS:
+            raise ValueError(f"images of shape {images.shape[1:]}: an image has at most {MAX_PIXELS:,} pixels")
+        self.images: Pixels = images
+
+    def name(self, row: int) -> str:
+        return f"image {row}"
+
+    def picture(self, row: int) -> Picture:
+        image: Pixels = self.images[row]
+        return Picture(image.shape[0], image.shape[1], lambda shrink: image)
+
+
+class Source:
+    """Labelled images by index: some rows of `pictures`.
+
+    Args:
+        pictures: The images.
+        labels: The class number of each image of this source.
+        classes: Class names, in the order of their numbers.
+        rows: Which rows of `pictures` this source has; None: all.
+    """
+
+    kept: Any = None
+    """Decoded images in memory (`fit.keep`)."""
+
+    def __init__(
+        self,
+        pictures: Pictures,
+        labels: NDArray[Any],
+        classes: tuple[str, ...],
+        rows: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.pictures, self.classes = pictures, classes
+        self.rows = np.arange(len(labels)) if rows is None else rows
+        self.labels = checked_labels(labels, classes, self.name)
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
     @property
-    def labels(self) -> Labels:
-        """The class number of each image."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names, in the order of their numbers."""
-
-    def __len__(self) -> int: ...
+    def images(self) -> Pixels:
+        """All images as (N, H, W, C) bytes; only of sources that are arrays."""
+        assert isinstance(self.pictures, Arrays)
+        return self.pictures.images[self.rows]
 
     def name(self, index: int) -> str:
         """The name of this image in error messages."""
+        return self.pictures.name(int(self.rows[index]))
 
     def picture(self, index: int) -> Picture:
-        """The image, not decoded yet."""
+        """The image with its size, not decoded yet."""
+        return self.pictures.picture(int(self.rows[index]))
 
     def image(self, index: int) -> Pixels:
         """The whole image as (H, W, C) bytes."""
+        return self.picture(index).pixels(1)
 
-    def take(self, indices: Sequence[int]) -> Source:
+    def take(self, indices: Sequence[int] | NDArray[np.integer]) -> Source:
         """A source of these images only."""
+        chosen = np.asarray(indices, np.int64)
+        return Source(self.pictures, self.labels[chosen], self.classes, self.rows[chosen])
 
 
 @dataclass(frozen=True)
@@ -96,66 +165,15 @@ class DataSet:
     def __post_init__(self) -> None:
         if self.train.classes != self.test.classes:
             raise ValueError(
-                f"{self.name}: training and test images have different classes "
+                "training and test images have different classes "
                 f"({len(self.train.classes)} and {len(self.test.classes)}): use the same ones in both"
             )
         for part, source in (("training", self.train), ("test", self.test)):
             if len(source) == 0:
-                raise ValueError(f"{self.name}: no {part} images that can be used")
+                raise ValueError(f"no {part} images that can be used")
 
 
-class Arrays:
-    """Images of one shape, all in memory.
-
-    Args:
-        images: (N, H, W, C).
-        labels: The class number of each image.
-        classes: Class names.
-        origin: Format, and name of the file or array that holds the images and nothing else; None: there is none.
-    """
-
-    def __init__(
-        self,
-        images: Pixels,
-        labels: NDArray[np.integer],
-        classes: tuple[str, ...],
-        origin: tuple[str, str] | None = None,
-    ) -> None:
-        if images.dtype != np.uint8 or images.ndim != 4:
-            raise ValueError(
-                f"images are {images.dtype} of shape {images.shape}: make them uint8 of shape (N, H, W, C)"
-            )
-        self.labels = checked_labels(labels, classes)
-        if len(images) != len(labels):
-            raise ValueError(f"{len(images)} images have {len(labels)} labels: give one label per image")
-        if 0 in images.shape[1:]:
-            raise ValueError(f"images of shape {images.shape[1:]} have no pixels: make every side 1 or more")
-        if images.shape[1] * images.shape[2] > MAX_PIXELS:
-            raise ValueError(f"images of shape {images.shape[1:]}: an image has at most {MAX_PIXELS:,} pixels")
-        self.images = images
-        self.classes = classes
-        self.origin = origin
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def name(self, index: int) -> str:
-        return f"image {index}"
-
-    def picture(self, index: int) -> Picture:
-        image = self.image(index)
-        return Picture(image.shape[0], image.shape[1], lambda shrink: image)
-
-    def image(self, index: int) -> Pixels:
-        image: Pixels = self.images[index]
-        return image
-
-    def take(self, indices: Sequence[int]) -> Arrays:
-        chosen = np.asarray(indices, np.int64)
-        return Arrays(self.images[chosen], self.labels[chosen], self.classes)
-
-
-def checked_labels(labels: NDArray[np.integer], classes: tuple[str, ...]) -> Labels:
+def checked_labels(labels: NDArray[Any], classes: tuple[str, ...], name: Callable[[int], str]) -> Labels:
     """Labels as int64, checked to be class numbers."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(f"labels are {labels.dtype} of shape {labels.shape}: give one whole number per image")
@@ -163,14 +181,15 @@ def checked_labels(labels: NDArray[np.integer], classes: tuple[str, ...]) -> Lab
     if len(outside):
         first = int(outside[0])
         raise ValueError(
-            f"image {first} has label {labels[first]}, but the {len(classes)} classes are numbered "
+            f"{name(first)} has label {labels[first]}, but the {len(classes)} classes are numbered "
             f"0 to {len(classes) - 1}: correct the label or name more classes"
         )
     return labels.astype(np.int64)
 
 
-def number_names(largest: int) -> tuple[str, ...]:
-    """Names for classes that are known by number only, 0 to `largest`."""
+def number_names(*labels: NDArray[Any]) -> tuple[str, ...]:
+    """Names for classes that are known by number only: 0 to the largest label."""
+    largest = max(int(part.max(initial=0)) for part in labels)
     if largest >= MAX_CLASSES:
         raise ValueError(f"label {largest}: more than {MAX_CLASSES:,} classes are not supported; number them from 0 on")
     return tuple(str(number) for number in range(largest + 1))

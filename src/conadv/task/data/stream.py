@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,30 +22,22 @@ from torch import Tensor
 
 from conadv.core.batch import Chunk, Chunked
 from conadv.core.memory import is_out_of_memory
-from conadv.task.data.ahead import ordered_map
 from conadv.task.data.draws import Seeds, mix_all, permutation
-from conadv.task.data.fit import Fit
-from conadv.task.data.kept import fitted
+from conadv.task.data.fit import Fit, fitted
 from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Labels, Planes, Source
 
 # Separate streams of random numbers.
 _ORDER, _AUGMENT, _MIX = 11, 12, 13
 
 
-class Augment(Protocol):
-    """Augmentation of images, one by one; `conadv.task.augment` has the usual ones."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
-    def __call__(self, source: Source, indices: NDArray[np.int64], seeds: Seeds) -> tuple[Planes, ...]:
-        """The views of these images, each (N, C, H, W), as a function of one seed per image."""
-
-
-class Mix(Protocol):
-    """Augmentation of a chunk as a whole, such as `conadv.task.augment.mixup`."""
-
-    def __call__(
-        self, views: tuple[Planes, ...], labels: Labels, classes: int, seed: Seeds
-    ) -> tuple[tuple[Planes, ...], NDArray[np.float32]]:
-        """The views, all mixed in the same way, and the labels as shares of the classes, (N, classes)."""
+Augment = Callable[[Source, NDArray[np.int64], Seeds], tuple[Planes, ...]]
+"""From a source, indices and one seed per image to the views of these images, each (N, C, H, W)."""
+Mix = Callable[[tuple[Planes, ...], Labels, int, Seeds], tuple[tuple[Planes, ...], NDArray[np.float32]]]
+"""From the views of a chunk, its labels, the number of classes and a seed to views, all mixed in the same way, and
+labels as shares of the classes, (N, classes)."""
 
 
 @dataclass(frozen=True)
@@ -183,3 +176,26 @@ def _advice() -> Iterator[None]:
 @lru_cache(maxsize=4)
 def _order(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return permutation(length, seed, _ORDER, epoch)
+
+
+def ordered_map(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int
+) -> Generator[Result]:
+    """Map a function over items with `workers` threads, at most `ahead` results in advance.
+
+    An error in a worker is raised when its result is due. No worker is left running, however this ends.
+    """
+    if workers == 0:
+        yield from map(function, items)
+        return
+    items = iter(items)
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="conadv-data")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        waiting.extend(pool.submit(function, item) for item in islice(items, max(ahead, workers)))
+        while waiting:
+            result = waiting.popleft().result()
+            waiting.extend(pool.submit(function, item) for item in islice(items, 1))
+            yield result
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,102 @@
+"""Your own Dataset, named as package.module:callable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from conadv.task.augment import augmentation
+from conadv.task.data import Stream, open_data
+from task.data.samples import picture
+
+PIXELS = [picture(seed, 12, 16) for seed in range(10)]
+
+
+class Images(Dataset):
+    """Items of one of the kinds that people have."""
+
+    def __init__(self, make, labels=None) -> None:
+        self.make, self.labels = make, labels or [0, 1] * 5
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[object, int]:
+        return self.make(PIXELS[index]), self.labels[index]
+
+
+KINDS = {
+    "Pillow": Image.fromarray,
+    "array": lambda pixels: pixels,
+    "bytes": lambda pixels: torch.from_numpy(pixels).permute(2, 0, 1),
+    "floats": lambda pixels: torch.from_numpy(pixels).permute(2, 0, 1) / 255,
+}
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch):
+    """Make a function importable as mydata:make."""
+
+    def name(make) -> str:
+        module = ModuleType("mydata")
+        module.make = make
+        monkeypatch.setitem(sys.modules, "mydata", module)
+        return "mydata:make"
+
+    return name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_items_of_every_kind_give_the_same_stream(named, kind: str) -> None:
+    data = open_data("path", named(lambda: (Images(KINDS[kind]), Images(KINDS[kind], [1, 0]))))
+    assert (len(data.train), len(data.test), data.train.classes, data.notes) == (10, 2, ("0", "1"), ())
+    assert data.train.name(3) == "mydata:make train[3]"
+    for index in range(10):
+        np.testing.assert_array_equal(data.train.image(index), PIXELS[index])
+    chunk = Stream(data.train, 4, 2, 0, augmentation("crop-flip", 8), workers=2).chunk(0, 0)
+    assert chunk[0].shape == (2, 3, 8, 8)
+
+
+def test_one_dataset_is_split_and_its_names_and_labels_are_taken(named) -> None:
+    class Named(Images):
+        classes = ("cat", "dog", "cow")
+        targets = torch.tensor([2, 1] * 5)
+
+    data = open_data("path", named(lambda: Named(KINDS["array"])))
+    assert (len(data.train), len(data.test), data.train.classes) == (9, 1, ("cat", "dog", "cow"))
+    assert set(data.train.labels.tolist()) == {1, 2}
+    assert data.notes
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: 3, "return a Dataset, or a pair of them"),
+        (lambda: Images(KINDS["array"], ["cat"]), "invalid literal.*return a Dataset"),
+        (lambda: 1 / 0, "mydata:make: division by zero"),
+    ],
+)
+def test_something_else_is_refused_in_one_line(named, make, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        open_data("path", named(make))
+    assert str(caught.value).isprintable()
+
+
+def test_an_item_that_fails_is_named(named) -> None:
+    data = open_data("path", named(lambda: Images(lambda pixels: pixels.astype(float))))
+    with pytest.raises(ValueError, match=r"mydata:make train\[\d\]: an image is a Pillow image, .*; repair the data"):
+        Stream(data.train, 2, 2, 0, augmentation("none")).chunk(0, 0)
+
+
+def test_a_path_with_a_colon_is_a_path_and_unknown_code_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such file or directory"):
+        open_data("path", tmp_path / "a:b")
+    with pytest.raises(ValueError, match="cannot import 'nowhere' of 'nowhere:make'"):
+        open_data("path", "nowhere:make")
