@@ -113,6 +113,19 @@ def test_twins_of_recycled_are_attacked_as_its_clean_pass_does():
     assert (found.attack.branch, found.attack.random_start, found.attack.statistics) == ("adv", 0.8, "running")
 
 
+def test_robust_accuracy_does_not_depend_on_the_number_of_ranks(monkeypatch):
+    task = task_of(data__held_out=600)
+    counts = []
+    monkeypatch.setattr(World, "all_reduce", lambda _, tensor: counts.append(tensor) or tensor.clamp(min=1))
+    # A radius and a weak attack for which an image falls or not by its random start.
+    test = RobustTest(24 / 255, steps=1, restarts=1)
+    for world in [World(0, 1, CPU), *(World(rank, 2, CPU) for rank in range(2))]:
+        evaluation.robust_top1(task, world, task.held_out.source, test)
+    assert (counts[1] + counts[2]).tolist() == counts[0].tolist()
+    assert counts[0][1] == 600
+    assert 0 < counts[1][1] < 600
+
+
 def test_ranks_share_the_chunks_of_twins_and_their_counts_add_up(looked_at, monkeypatch):
     task = build_task(tiny.recipe(method="conadv", data__train_size=1400, batch_size=40, chunk_size=40), CPU)
     sums = []

@@ -26,7 +26,7 @@ def count_robust(
     *,
     restarts: int = 1,
     loss: Loss = F.cross_entropy,
-    seed: int = 0,
+    first: int = 0,
     autocast: torch.dtype | None = None,
 ) -> tuple[int, int]:
     """Count the images that are classified correctly as they are and under an attack from each of its random starts.
@@ -39,7 +39,7 @@ def count_robust(
         attack: changes images so that they are misclassified.
         restarts: how often it is tried, with other random numbers.
         loss: (logits, labels) to the mean over the images, which the attack increases.
-        seed: of the attack.
+        first: number of the first batch; the random numbers of the attack depend on the number of its batch.
         autocast: 16-bit type to compute in; None: the dtype of the weights.
 
     Returns:
@@ -57,7 +57,7 @@ def count_robust(
             for restart in range(restarts):
                 if len(labels):
                     with torch.enable_grad():
-                        changed = attack(model, loss, images, labels, mix(seed, number, 0, restart))
+                        changed = attack(model, loss, images, labels, mix(0, first + number, 0, restart))
                     images, labels = _survivors(model, changed.detach(), images, labels)
             robust += len(labels)
     return robust, count
@@ -70,7 +70,7 @@ def count_twin_hits(
     branch: str,
     *,
     loss: Loss = F.cross_entropy,
-    seed: int = 0,
+    first: int = 0,
     autocast: torch.dtype | None = None,
 ) -> tuple[int, int]:
     """Count the twins that the model classifies correctly as it learns from them, without changing it.
@@ -90,8 +90,8 @@ def count_twin_hits(
             images = to_pixels(raw_images, like.device, like.dtype).to(like.dtype)
             labels = raw_labels.long().to(like.device)
             with precision:
-                twins = attack(model, loss, images, labels, mix(seed, number)).detach()
-                with torch.no_grad(), without_trace(model, branch, "batch", seed):
+                twins = attack(model, loss, images, labels, mix(0, first + number)).detach()
+                with torch.no_grad(), without_trace(model, branch, "batch", first + number):
                     hits += int((model(twins).argmax(1) == labels).sum())
             count += len(labels)
     finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -34,7 +32,9 @@ def evaluate_source(task: Task, world: World, source: Source, sample: int | None
         source: the images.
         sample: how many of the images to use, always the same ones; None: all.
     """
-    part, _ = _part(world, sampled(len(source), sample))
+    chosen = sampled(len(source), sample)
+    first, last = (len(chosen) * rank // world.size for rank in (world.rank, world.rank + 1))
+    part = chosen[first:last].tolist()
     totals = torch.zeros(4, dtype=torch.float64, device=world.device)
     if part:
         pin_memory = task.device.type == "cuda"
@@ -48,12 +48,16 @@ def evaluate_source(task: Task, world: World, source: Source, sample: int | None
 
 
 def robust_top1(task: Task, world: World, source: Source, test: RobustTest) -> float:
-    """Compute the robust accuracy in percent, of the model in eval mode. Every rank must call it."""
-    part, first = _part(world, sampled(len(source), test.images))
-    batches = evaluation_batches(source, _BATCH, task.augment.fit, task.workers, part)
+    """Compute the robust accuracy in percent, of the model in eval mode. Every rank must call it.
+
+    Ranks share whole batches, on which the random starts depend: the result is that of one rank.
+    """
+    chosen, first = _part(world, _batches_of(sampled(len(source), test.images), _BATCH))
     restarts = 1 if test.autoattack else test.restarts
-    counts = count_robust(task.model, batches, test.attack(), restarts=restarts, seed=first, autocast=task.autocast)
-    return _percent(world, counts)
+    batches = evaluation_batches(source, _BATCH, task.augment.fit, task.workers, chosen)
+    return _percent(
+        world, count_robust(task.model, batches, test.attack(), restarts=restarts, first=first, autocast=task.autocast)
+    )
 
 
 def twin_top1(task: Task, world: World, twins: Twins) -> float:
@@ -64,20 +68,23 @@ def twin_top1(task: Task, world: World, twins: Twins) -> float:
     """
     images = len(task.data.train)
     size = min(twins.chunk_size, images)
-    chunks = sampled(images, max(min(_TWINS, images) // size, 1) * size).reshape(-1, size)
-    part, first = _part(world, chunks)
-    chosen = [index for chunk in part for index in chunk]
+    whole = sampled(images, max(min(_TWINS, images) // size, 1) * size)
+    chosen, first = _part(world, _batches_of(whole, size))
     batches = evaluation_batches(task.data.train, size, task.augment.fit, task.workers, chosen)
     counts = count_twin_hits(
-        task.model, batches, twins.attack, twins.branch, loss=task.loss, seed=first, autocast=task.autocast
+        task.model, batches, twins.attack, twins.branch, loss=task.loss, first=first, autocast=task.autocast
     )
     return _percent(world, counts)
 
 
-def _part(world: World, chosen: NDArray[np.int64]) -> tuple[list[Any], int]:
-    """The part of some indices that this rank evaluates, and where it begins."""
-    first, last = (len(chosen) * rank // world.size for rank in (world.rank, world.rank + 1))
-    return chosen[first:last].tolist(), first
+def _batches_of(chosen: NDArray[np.int64], size: int) -> list[list[int]]:
+    return [chosen[start : start + size].tolist() for start in range(0, len(chosen), size)]
+
+
+def _part(world: World, batches: list[list[int]]) -> tuple[list[int], int]:
+    """The indices in those batches that this rank evaluates, and the number of its first batch."""
+    first, last = (len(batches) * rank // world.size for rank in (world.rank, world.rank + 1))
+    return [index for batch in batches[first:last] for index in batch], first
 
 
 def _percent(world: World, counts: tuple[int, int]) -> float:
