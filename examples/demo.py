@@ -22,7 +22,7 @@ import torch.nn.functional as F
 import conadv
 from conadv.config import Recipe, load_recipe, override
 from conadv.core.batch import to_pixels
-from conadv.study.pool import usable_cores
+from conadv.machine import usable_cores
 from conadv.study.timeline import Timeline, draw_steps, profile_run, read_timeline
 from conadv.trainer.build_task import build_task
 from conadv.trainer.checkpoint import checkpoints, read_checkpoint

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from conadv import config
 from conadv.flags import Json, option
 from conadv.printing import report as report_result
+from conadv.printing import say
 
 _OUT = ("--out", "-o")
 
@@ -33,9 +34,10 @@ def sweep(
     from conadv.study.sweep import sweep as run_sweep
 
     folder = out or Path("runs") / study.stem
+    tell = (lambda text: None) if quiet else say
 
     def work() -> Mapping[str, object]:
-        return run_sweep(read_study(study, resolve), folder, resolve, config.added_values(), jobs, nice, quiet)
+        return run_sweep(read_study(study, resolve), folder, resolve, config.added_values(), jobs, nice, tell)
 
     return 1 if report_result(work, json)["failed"] else 0
 

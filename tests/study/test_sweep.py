@@ -21,7 +21,6 @@ from conadv import cli, study_commands
 from conadv.config import dump_recipe, load_recipe
 from conadv.study import sweep as sweeping
 from conadv.study.origin import read_origins
-from conadv.study.pool import Pool
 from conadv.study.results import read_results
 from conadv.study.study_file import Cell, read_study
 
@@ -274,6 +273,49 @@ def test_results_from_before_a_field_existed_count_if_the_cell_has_its_default(
     assert cli.main(words) == 2  # they are other cells, and the only record of these
 
 
+def test_results_of_a_version_with_other_fields_count_unless_the_study_set_them(
+    fake_train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = copied_results(tmp_path, fake_train)
+    rewrite_lines(out, lambda line: line["values"].update(diagnose=0, gone=7))
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 2)), "--out", str(out)]) == 0
+    assert starts(fake_train) == []
+    rewrite_lines(out, lambda line: line["overrides"].update(gone="7"))
+    capsys.readouterr()
+    assert cli.main(["sweep", str(seeds(tmp_path, 1, 2)), "--out", str(out)]) == 2
+    assert "finished cells without a run folder" in capsys.readouterr().err
+
+
+def test_a_run_that_another_version_finished_counts_and_one_that_it_began_is_refused(
+    fake_train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, out = seeds(tmp_path, 1), tmp_path / "out"
+    assert cli.main(["sweep", str(study), "--out", str(out)]) == 0
+    home = out / "runs" / read_results(out)[0].cell
+    (home / "config.toml").write_text("gone = 3\n", encoding="utf-8")
+    assert cli.main(["sweep", str(study), "--out", str(out)]) == 0
+    assert len(starts(fake_train)) == 1
+    (home / "summary.json").unlink()
+    capsys.readouterr()
+    assert cli.main(["sweep", str(study), "--out", str(out)]) == 2
+    assert "'gone'" in capsys.readouterr().err
+
+
+def test_each_cell_that_ends_is_a_line_with_the_time_left(
+    fake_train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep", str(seeds(tmp_path, 1, 7, 2)), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    assert cli.main(words) == 1
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == "3 cells, 1 at a time, 0 are already done"
+    assert lines[0].startswith("[1/3] conadv · seed 1: 51.00 % (") and lines[0].endswith("about 2.0 s left")
+    assert lines[1].startswith("[2/3] conadv · seed 7: failed: no such luck (")
+    assert lines[2].startswith("[3/3] conadv · seed 2: 52.00 % (") and "left" not in lines[2]
+    capsys.readouterr()
+    assert cli.main([*words, "--quiet"]) == 1
+    assert capsys.readouterr().err == ""
+
+
 def test_copied_results_that_the_study_does_not_have_are_not_overwritten(
     fake_train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -389,8 +431,6 @@ def test_a_log_that_points_elsewhere_is_replaced(tmp_path: Path) -> None:
     notes.write_text("mine", encoding="utf-8")
     log.parent.mkdir()
     log.symlink_to(notes)
-    pool = Pool(1, 1, 0)
     with (tmp_path / "lock").open("w") as lock:
-        pool.start("cell", ["echo", "output"], log, lock.fileno(), 1)
-    until(lambda: bool(pool.wait()))
+        assert sweeping.start(["echo", "output"], log, frozenset({0}), 1, 0, lock.fileno()).wait() == 0
     assert (notes.read_text(encoding="utf-8"), log.read_text(encoding="utf-8")) == ("mine", "output\n")

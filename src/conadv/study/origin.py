@@ -17,6 +17,7 @@ from conadv.trainer.files import read_text, write_atomically
 from .results import parse_json
 
 FILE = "origin.json"
+_PACKAGES = ("conadv", "torch", "numpy")
 
 
 def record_origin(folder: Path) -> str | None:
@@ -29,10 +30,17 @@ def record_origin(folder: Path) -> str | None:
         known = read_origins(folder)
     except ValueError:
         known = []  # a damaged file is replaced
-    origin = _origin()
+    commit = _commit()
+    origin = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "commit": commit,
+    }
     if not any({**earlier, "date": None} == {**origin, "date": None} for earlier in known):
         write_atomically(folder / FILE, json.dumps([*known, origin], indent=1) + "\n")
-    commit: str | None = origin["commit"]
     return commit
 
 
@@ -50,40 +58,20 @@ def read_origins(folder: Path) -> list[dict[str, Any]]:
     return origins
 
 
-def _origin() -> dict[str, Any]:
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "memory_gb": _memory_gb(),
-        "system": f"{platform.system()} {platform.release()}",
-        "versions": {name: _version(name) for name in ("conadv", "torch", "numpy")}
-        | {"python": platform.python_version()},
-        "commit": _commit(),
-    }
-
-
-def _memory_gb() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
-    except (ValueError, OSError, AttributeError):  # unknown on this system
-        return None
-
-
 def _commit() -> str | None:
     """The commit of the clone with this code, marked if its sources have changed; None: not a clone."""
     here = Path(__file__).parent
-    commit = _git(here, "rev-parse", "--short=12", "HEAD")
-    changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
-    return f"{commit} (sources changed since)" if commit and changed else commit
-
-
-def _git(folder: Path, *words: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
+        commit = _git(here, "rev-parse", "--short=12", "HEAD")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip() or None
+    return f"{commit} (sources changed since)" if changed else commit
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def _version(package: str) -> str:

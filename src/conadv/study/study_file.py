@@ -121,9 +121,19 @@ def short(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def identity_of(values: Mapping[str, Any]) -> str:
-    """The values that affect the results of a run as one text, equal for runs with equal results."""
-    return json.dumps({key: value for key, value in values.items() if key not in NUMBERLESS}, sort_keys=True)
+def identity_of(member: Any, added: Mapping[str, Any], keys: Iterable[str]) -> str:
+    """The values that affect the results of a cell or of a stored result, as one text; empty if it set another field.
+
+    Args:
+        member: a `Cell`, or a `Result` of this or of another version.
+        added: fields that were added later, with the values that older results stand for.
+        keys: the fields of today's recipes.
+    """
+    keys = [key for key in keys if key not in NUMBERLESS]
+    if any(key not in keys and key not in NUMBERLESS for key in member.overrides):
+        return ""
+    values = {**added, **member.values}
+    return json.dumps({key: values.get(key) for key in keys}, sort_keys=True)
 
 
 def slugged(text: str) -> str:
@@ -150,7 +160,7 @@ def _expand(
         for point in itertools.product(*axes.values()):
             chosen = dict(zip(axes, point, strict=True))
             cell = _cell(recipe, {**base, **arm.overrides, **chosen}, chosen, arm.name, grid, resolve)
-            identity = (cell.arm, identity_of(cell.values))
+            identity = (cell.arm, identity_of(cell, {}, cell.values))
             first = found.setdefault(identity, cell)
             if grid not in first.grids:
                 found[identity] = replace(first, grids=(*first.grids, grid))
