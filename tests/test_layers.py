@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"core", "optim", "setting", "sinks", "toml_file"},
     "task": {"core", "atomic", "machine"},
     "parallel": {"core", "last_words"},
-    "trainer": {"bf16", "last_words", "core", "optim", "task", "parallel", "sinks", "atomic", "readable"},
+    "trainer": {"bf16", "last_words", "core", "optim", "task", "parallel", "sinks", "atomic", "readable", "machine"},
     "study": {"core", "optim", "task", "parallel", "trainer", "setting", "flags", "toml_file", "readable", "machine"},
     "study_commands": {"study", "trainer", "parallel", "config", "flags", "printing"},
     "cli": {

@@ -39,8 +39,8 @@ def photographs(folder: Path, size: tuple[int, int], count: int = 4) -> Path:
     ("size", "image_size", "model", "augment"),
     [
         ((100, 80), None, "resnet50", "resized-crop"),
-        ((64, 64), None, "resnet50", "resized-crop"),
-        ((100, 63), None, "resnet20", "crop-flip"),
+        ((65, 65), None, "resnet50", "resized-crop"),
+        ((100, 64), None, "resnet20", "crop-flip"),
         ((100, 80), 32, "resnet20", "crop-flip"),
         ((32, 32), 96, "resnet50", "resized-crop"),
     ],
@@ -54,6 +54,24 @@ def test_network_and_augmentation_follow_the_size_of_the_images(size, image_size
     assert chosen == load_recipe(None, {"data.path": path, **changes})
 
 
+@pytest.mark.parametrize(
+    ("size", "workers", "ranks", "expected"),
+    [
+        ((65, 65), None, 1, 6),
+        ((65, 65), None, 4, 1),
+        ((65, 65), None, 8, 1),
+        ((64, 64), None, 1, 0),
+        ((65, 65), 3, 4, 3),
+    ],
+)
+def test_workers_follow_the_cores_for_photographs(size, workers, ranks, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(build_task, "usable_cores", lambda: list(range(6)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    path = str(photographs(tmp_path / "photos", size))
+    recipe = Recipe(model="resnet8", data=Data(path=path, workers=workers))
+    assert build_task.build_task(recipe, torch.device("cpu")).workers == expected
+
+
 def test_what_a_recipe_says_stays(tmp_path):
     path = str(photographs(tmp_path / "photos", (100, 80), count=1))
     recipe = Recipe(model="resnet18", data=Data(path=path, augment="none"))
@@ -65,7 +83,7 @@ def test_what_a_recipe_says_stays(tmp_path):
 def test_a_folder_of_photographs_of_any_shape_trains_without_a_recipe(tmp_path, capsys):
     path = photographs(tmp_path / "photos", (90, 70))
     Image.new("RGB", (64, 120)).save(path / "train" / "cat" / "tall.png")
-    small = "--batch-size 8 --chunk-size 4 --epochs 1 --width 4 --data.image-size 64 --threads 1 --quiet"
+    small = "--batch-size 8 --chunk-size 4 --epochs 1 --width 4 --data.image-size 65 --threads 1 --quiet"
     assert cli.main(["train", "--data.path", str(path), "--run", str(tmp_path / "run"), *small.split()]) == 0
     printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert (printed["model"], printed["epsilon"], printed["steps"]) == ("resnet50", "4/255", "1")

@@ -145,7 +145,7 @@ class Data:
         "randaugment", "randaugment-imagenet",
     ] = "auto"  # fmt: skip
     """Augmentation of the training images. Small images: crop, crop-flip, autoaugment-cifar10 and
-    randaugment; photographs: the others. auto: crop-flip for images below 64 pixels, else resized-crop (to 224, unless
+    randaugment; photographs: the others. auto: crop-flip for images up to 64 pixels, else resized-crop (to 224, unless
     data.image_size says otherwise)."""
     mixup: Alpha = 0.0
     """Mix the images of a chunk, and their labels, in shares from Beta(mixup, mixup). 0: off."""
@@ -155,8 +155,9 @@ class Data:
     views: Literal["one", "three"] = "one"
     """one: learn from augmented images and their twins. three: from clean, augmented and adversarial images, a third
     each, with a BatchNorm branch for each."""
-    workers: Annotated[int, within(0, 1024)] = 0
-    """Threads that load images in advance. 0: the training thread itself."""
+    workers: Annotated[int, within(0, 1024)] | None = None
+    """Threads that load images in advance. 0: the training thread itself. none: a rank's share of the cores for
+    photographs, 0 for images up to 64 pixels."""
     memory: Annotated[int, within(0, 1e9)] = 1024
     """MiB of decoded images that a rank keeps in memory. A data set that needs more is decoded again in every epoch.
     0: keep none."""
@@ -231,7 +232,7 @@ class Recipe:
     auto: the fastest layout that fits the number of ranks. none: everything on each rank."""
     model: str = "auto"
     """A network by its name, timm:NAME or torchvision:NAME (with new weights), or your own as package.module:callable
-    (as a flag only, never in a file). auto: resnet50 for images of 64 pixels or more, resnet20 for smaller ones."""
+    (as a flag only, never in a file). auto: resnet20 for images up to 64 pixels, resnet50 for larger ones."""
     width: Annotated[int, within(1, 1e4)] | None = None
     """Channels of a built-in network's first stage. none: its own, 16 for small images and 64 for large ones."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"

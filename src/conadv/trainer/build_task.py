@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -17,6 +18,7 @@ from conadv.core.catalog import ATTACKS, METHODS, is_built_in
 from conadv.core.pgd import PGD
 from conadv.core.roles import Role
 from conadv.core.seeds import untouched_randomness
+from conadv.machine import usable_cores
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Share, keep, open_data
@@ -29,8 +31,8 @@ from .memory import check_model
 
 # Mean and standard deviation of ImageNet, for color images; others stay in [0, 1].
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-# Images of at least this height and width, in pixels, get a network that downsamples first.
-_LARGE = 64
+# Images above this height and width, in pixels, are photographs: their network downsamples first.
+_SMALL = 64
 _WATCH_STEPS = 10  # of PGD on held-out images: it runs during training
 _BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
@@ -86,7 +88,7 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
         augment,
         loss,
         device,
-        recipe.data.workers,
+        _workers(recipe, data),
         torch.bfloat16 if recipe.precision == "bfloat16" else None,
         len(data.test) if recipe.eval_train == "sample" else None,
         twins_of(recipe),
@@ -149,13 +151,26 @@ def _cross_entropy(outputs: Tensor, labels: Tensor, label_smoothing: float) -> T
 
 def resolved(recipe: Recipe, data: DataSet) -> Recipe:
     """Replace "auto" in a recipe by the network and the augmentation for the size of the images."""
-    first = data.train.picture(0)
-    large = (recipe.data.image_size or min(first.height, first.width)) >= _LARGE
+    large = _photographs(recipe, data)
     model = recipe.model if recipe.model != "auto" else "resnet50" if large else "resnet20"
     augment = recipe.data.augment
     if augment == "auto":
         augment = "resized-crop" if large else "crop-flip"
     return replace(recipe, model=model, data=replace(recipe.data, augment=augment))
+
+
+def _photographs(recipe: Recipe, data: DataSet) -> bool:
+    """Whether the images are large, in which case reading them takes time too."""
+    first = data.train.picture(0)
+    return (recipe.data.image_size or min(first.height, first.width)) > _SMALL
+
+
+def _workers(recipe: Recipe, data: DataSet) -> int:
+    """How many threads prepare images: what the recipe says, or this rank's share of the cores for photographs."""
+    if recipe.data.workers is not None:
+        return recipe.data.workers
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this machine, from torchrun
+    return max(1, len(usable_cores()) // ranks) if _photographs(recipe, data) else 0
 
 
 def open_task_data(recipe: Recipe, share: Share | None = None) -> DataSet:
