@@ -431,6 +431,5 @@ def test_a_log_that_points_elsewhere_is_replaced(tmp_path: Path) -> None:
     notes.write_text("mine", encoding="utf-8")
     log.parent.mkdir()
     log.symlink_to(notes)
-    with (tmp_path / "lock").open("w") as lock:
-        assert sweeping.start(["echo", "output"], log, frozenset({0}), 1, 0, lock.fileno()).wait() == 0
+    assert sweeping.start(["echo", "output"], log, frozenset({0}), 1, 0).wait() == 0
     assert (notes.read_text(encoding="utf-8"), log.read_text(encoding="utf-8")) == ("mine", "output\n")

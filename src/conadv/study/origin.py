@@ -7,17 +7,17 @@ import json
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from conadv import __version__
 from conadv.machine import processor
 from conadv.trainer.files import read_text, write_atomically
 
 from .results import parse_json
 
 FILE = "origin.json"
-_PACKAGES = ("conadv", "torch", "numpy")
 
 
 def record_origin(folder: Path) -> str | None:
@@ -36,7 +36,7 @@ def record_origin(folder: Path) -> str | None:
         "processor": processor(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), "conadv": __version__, "torch": version("torch")},
         "commit": commit,
     }
     if not any({**earlier, "date": None} == {**origin, "date": None} for earlier in known):
@@ -61,21 +61,12 @@ def read_origins(folder: Path) -> list[dict[str, Any]]:
 def _commit() -> str | None:
     """The commit of the clone with this code, marked if its sources have changed; None: not a clone."""
     here = Path(__file__).parent
+    status = ("status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
     try:
-        commit = _git(here, "rev-parse", "--short=12", "HEAD")
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
+        commit, changed = (
+            subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout.strip()
+            for words in (("rev-parse", "--short=12", "HEAD"), status)
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return f"{commit} (sources changed since)" if changed else commit
-
-
-def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

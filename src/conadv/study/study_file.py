@@ -2,7 +2,7 @@
 
     title, about, conclusions texts for the report
     keep_checkpoints          true: keep the checkpoints of all cells
-    timed                     false: the report leaves out times, because other work ran at the same time
+    timed                     false: other work ran at the same time, so that times mean little
     [base]                    recipe = "digits", and values for all cells
     [[arm]]                   name = "delay 2", and values for the cells of this arm; without arms: one per method
     [arm.grid]                more axes for this arm only, or other values on a common axis
@@ -21,12 +21,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from conadv.core.catalog import is_callable, names_dataset
-from conadv.setting import did_you_mean
-from conadv.setting import show as shown
 from conadv.toml_file import read_toml
 
 Resolve = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
@@ -42,7 +41,8 @@ NUMBERLESS = frozenset({
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 })  # fmt: skip
 
-_TOP = ("title", "about", "conclusions", "keep_checkpoints", "timed", "base", "grid", "arm")
+_TOP = {"title": str, "about": str, "conclusions": str, "keep_checkpoints": bool, "timed": bool}
+_TABLES = ("base", "grid", "arm")
 _MOST_CELLS = 100_000
 _LONGEST_WORDS = 150  # file systems end names at 255 bytes
 
@@ -82,29 +82,29 @@ class Study:
 
 @dataclass(frozen=True)
 class _Arm:
-    """An arm of a study: overrides, and its own axes."""
+    """An arm of a study: its name (empty: that of the method), overrides, own axes, and its grids (empty: all)."""
 
     name: str
-    """Empty: the name of the method."""
     overrides: dict[str, str]
     axes: Axes
     grids: tuple[str, ...]
-    """Empty: all."""
 
 
 def read_study(path: Path, resolve: Resolve) -> Study:
     """Read and check a study file; anything wrong with it is a ValueError of one line."""
     try:
         text, tables = read_toml(path)
-        _check_names(tables, _TOP, "a study")
-        _typed(tables, "timed", bool, True)
-        texts = {key: _typed(tables, key, str, "") for key in ("title", "about", "conclusions")}
+        _check_names(tables, [*_TOP, *_TABLES], "a study")
+        for key, kind in _TOP.items():
+            if type(tables.get(key, kind())) is not kind:
+                allowed = "a text" if kind is str else "true or false"
+                raise ValueError(f"{key} is {_shown(tables[key])} but must be {allowed}")
         overrides = _flat(tables.get("base", {}), "base")
         recipe = overrides.pop("recipe", "digits")
         if (path.parent / recipe).is_file():
             recipe = str(path.parent / recipe)
         cells = _expand(recipe, overrides, _arms(tables.get("arm", [])), _grids(tables.get("grid", {})), resolve)
-        return Study(text, texts["title"] or path.stem, _typed(tables, "keep_checkpoints", bool, False), cells)
+        return Study(text, tables.get("title") or path.stem, tables.get("keep_checkpoints", False), cells)
     except FileNotFoundError:
         raise ValueError(f"study {str(path)!r}: no such file; pass a TOML file") from None
     except (ValueError, RecursionError) as error:
@@ -136,14 +136,6 @@ def identity_of(member: Any, added: Mapping[str, Any], keys: Iterable[str]) -> s
     return json.dumps({key: values.get(key) for key in keys}, sort_keys=True)
 
 
-def slugged(text: str) -> str:
-    """Turn a text into a safe file name: 4/255 becomes 4-255."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
-
-
-# Cells
-
-
 def _expand(
     recipe: str, base: dict[str, str], arms: Sequence[_Arm], grids: Mapping[str, Axes], resolve: Resolve
 ) -> tuple[Cell, ...]:
@@ -171,19 +163,17 @@ def _expand(
 
 
 def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str, grid: str, resolve: Resolve) -> Cell:
-    model = overrides.get("model", "")
+    model, data = overrides.get("model", ""), overrides.get("data.path", "")
     if is_callable(model):
-        raise ValueError(
-            f"model {model!r} would import code, which a study file may not do: use a built-in model, or one of timm "
-            "or torchvision"
-        )
-    if names_dataset(data := overrides.get("data.path", "")):
+        advice = "use a built-in model, or one of timm or torchvision"
+        raise ValueError(f"model {model!r} would import code, which a study file may not do: {advice}")
+    if names_dataset(data):
         raise ValueError(f"data.path {data!r} would import code, which a study file may not do: save the data as files")
     overrides.setdefault("threads", "1")
     values = resolve(recipe, overrides)
     arm = arm or str(values["method"])
     axes = {key: value for key, value in axes.items() if (key, value) != ("method", arm)}
-    words = slugged("-".join([arm, *(f"{short(key)}{value}" for key, value in axes.items())]))
+    words = _slug("-".join([arm, *(f"{short(key)}{value}" for key, value in axes.items())]))
     # A hash of the overrides, so that a changed study does not reuse the old cells.
     numbers = {key: text for key, text in overrides.items() if key not in NUMBERLESS}
     digest = hashlib.sha256(json.dumps([Path(recipe).name, numbers], sort_keys=True).encode()).hexdigest()
@@ -198,8 +188,7 @@ def _grids(tables: object) -> dict[str, Axes]:
     if isinstance(tables, dict):
         return {"main": _axes(tables, "grid")}
     grids: dict[str, Axes] = {}
-    for number, table in enumerate(_list_of_tables(tables, "grid"), 1):
-        axes = dict(table)
+    for number, axes in enumerate(_list_of_tables(tables, "grid"), 1):
         name = axes.pop("name", None)
         if not isinstance(name, str) or not name:
             raise ValueError(f'grid {number} of several needs a name: write name = "tuning"')
@@ -212,24 +201,28 @@ def _grids(tables: object) -> dict[str, Axes]:
 def _arms(tables: object) -> list[_Arm]:
     """Parse the arms. Two may have the same name, so that an arm can have different grids."""
     arms = []
-    for number, table in enumerate(_list_of_tables(tables, "arm"), 1):
-        entries = dict(table)
+    for number, entries in enumerate(_list_of_tables(tables, "arm"), 1):
         name = entries.pop("name", None)
-        if not isinstance(name, str) or not slugged(name):
+        if not isinstance(name, str) or not _slug(name):
             raise ValueError(f'arm {number} needs a name: write name = "vanilla"')
-        axes = _axes(entries.pop("grid", {}), f"arm {name}: grid")
-        grids = entries.pop("grids", [])
+        axes, grids = _axes(entries.pop("grid", {}), f"arm {name}: grid"), entries.pop("grids", [])
         if not isinstance(grids, list) or not all(isinstance(grid, str) for grid in grids):
-            raise ValueError(f"arm {name}: grids is {shown(grids)} but must be a list of names of grids")
+            raise ValueError(f"arm {name}: grids is {_shown(grids)} but must be a list of names of grids")
         arms.append(_Arm(name, _flat(entries, f"arm {name}"), axes, tuple(grids)))
     return arms or [_Arm("", {}, {}, ())]
+
+
+def _list_of_tables(tables: object, name: str) -> list[dict[str, Any]]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ValueError(f"{name} is {_shown(tables)} but must be tables: write [[{name}]] and its keys below it")
+    return [dict(table) for table in tables]
 
 
 def _axes(table: object, place: str) -> Axes:
     axes = {}
     for key, values in _leaves(table, place):
         if not isinstance(values, list) or not values:
-            raise ValueError(f"{place}: {key} is {shown(values)} but must be a list of values, such as [0, 1, 2]")
+            raise ValueError(f"{place}: {key} is {_shown(values)} but must be a list of values, such as [0, 1, 2]")
         axes[key] = [_as_text(value, f"{place}: {key}") for value in values]
     return axes
 
@@ -241,7 +234,7 @@ def _flat(table: object, place: str) -> dict[str, str]:
 def _leaves(table: object, place: str) -> Iterator[tuple[str, object]]:
     """Yield values by dotted key: optimizer.lr = 1, "optimizer.lr" = 1 and a table [base.optimizer] are the same."""
     if not isinstance(table, dict):
-        raise ValueError(f"{place} is {shown(table)} but must be a table: write [{place}] and its keys below it")
+        raise ValueError(f"{place} is {_shown(table)} but must be a table: write [{place}] and its keys below it")
     for key, value in table.items():
         if isinstance(value, dict):
             yield from ((f"{key}.{inner}", leaf) for inner, leaf in _leaves(value, f"{place}.{key}"))
@@ -251,31 +244,25 @@ def _leaves(table: object, place: str) -> Iterator[tuple[str, object]]:
 
 def _as_text(value: object, place: str) -> str:
     """The value as the string of a flag."""
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return value
-        case int() | float():
-            return repr(value)
-    raise ValueError(f"{place} is {shown(value)} but must be a number, a text, true or false")
-
-
-def _list_of_tables(tables: object, name: str) -> list[dict[str, Any]]:
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError(f"{name} is {shown(tables)} but must be tables: write [[{name}]] and its keys below it")
-    return tables
-
-
-def _typed(tables: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
-    value = tables.get(key, default)
-    if type(value) is not kind:
-        raise ValueError(f"{key} is {shown(value)} but must be {'a text' if kind is str else 'true or false'}")
-    return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{place} is {_shown(value)} but must be a number, a text, true or false")
+    return str(value)
 
 
 def _check_names(given: Iterable[str], known: Sequence[str], place: str) -> None:
     for name in given:
         if name not in known:
-            hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+            near = get_close_matches(name, known, 1)
+            hint = f": did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
             raise ValueError(f"{place} has no {name!r}{hint}")
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.60}"
+
+
+def _slug(text: str) -> str:
+    """A safe file name: 4/255 becomes 4-255."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")

@@ -7,7 +7,6 @@ DIR/  study.toml   results.jsonl   origin.json   runs/SLUG/ (run folders)   logs
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import shutil
 import signal
@@ -21,6 +20,8 @@ from statistics import fmean
 from types import FrameType
 from typing import Any, NamedTuple
 
+from filelock import FileLock, Timeout
+
 from conadv.machine import usable_cores
 from conadv.readable import duration
 from conadv.trainer.files import write_atomically
@@ -33,7 +34,7 @@ from .study_file import NUMBERLESS, Cell, Resolve, Study, flags, identity_of
 # Checkpoint by time, because an epoch may be a single step. This does not change any result.
 _CHECKPOINTS = {"checkpoint.every": "1000000000", "checkpoint.minutes": "2", "checkpoint.keep": "1"}
 
-# Seconds to wait for the lock: the cells of a killed sweep need a moment to die.
+# Seconds to wait for the lock: a sweep that was just stopped needs a moment to end.
 _PATIENCE = 5.0
 _POLL_SECONDS = 0.1
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
@@ -71,10 +72,10 @@ def sweep(
     if not 0 <= nice <= 19:
         raise ValueError(f"nice is {nice} but must be from 0 to 19: change --nice")
     _check_runs(study, folder, resolve)
-    with _claimed(folder) as lock, _noted_signals() as signals:
+    with _claimed(folder), _noted_signals() as signals:
         results = known_results(study, folder, added)
         write_atomically(folder / "study.toml", study.text)
-        _run_missing(study, folder, results, jobs, nice, lock, signals, tell)
+        _run_missing(study, folder, results, jobs, nice, signals, tell)
     done = sum(result.summary is not None for result in results.values())
     failed = sum(result.error is not None for result in results.values())
     return {"study": study.title, "cells": len(results), "done": done, "failed": failed, "results": str(folder / FILE)}
@@ -118,10 +119,8 @@ def train_words(cell: Cell, home: Path) -> list[str]:
     return ["train", cell.recipe, *flags({**_CHECKPOINTS, **cell.overrides}), "--quiet", "--run-dir", str(home)]
 
 
-def start(
-    command: list[str], log: Path, cores: frozenset[int], threads: int, nice: int, lock: int
-) -> subprocess.Popen[bytes]:
-    """Start a process on some cores, with its output in a file. It inherits the lock, and dies with this process."""
+def start(command: list[str], log: Path, cores: frozenset[int], threads: int, nice: int) -> subprocess.Popen[bytes]:
+    """Start a process on some cores, with its output in a file. It dies with this process."""
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)  # what a link points to would be written over
     library, parent = ctypes.CDLL(None), os.getpid()
@@ -142,14 +141,13 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
-            pass_fds=(lock,),
             process_group=0,  # Ctrl-C reaches only this process, which passes it on
             preexec_fn=prepare,
         )
 
 
 def _run_missing(
-    study: Study, folder: Path, results: dict[str, Result], jobs: int | None, nice: int, lock: int, signals: list[int],
+    study: Study, folder: Path, results: dict[str, Result], jobs: int | None, nice: int, signals: list[int],
     tell: Tell,
 ) -> None:  # fmt: skip
     """Run all cells without a summary, and rewrite results.jsonl whenever one has ended."""
@@ -174,7 +172,7 @@ def _run_missing(
         while waiting and free:
             cell, own = waiting.pop(0), free.pop(0)
             words = [sys.executable, "-m", "conadv", *train_words(cell, folder / "runs" / cell.slug)]
-            process = start(words, _log(folder, cell), own, int(cell.values["threads"] or 1), nice, lock)
+            process = start(words, _log(folder, cell), own, int(cell.values["threads"] or 1), nice)
             running.append(Running(cell, process, own, time.monotonic()))
         ended = [one for one in running if one.process.poll() is not None]
         running = [one for one in running if one not in ended]
@@ -245,27 +243,16 @@ def _check_runs(study: Study, folder: Path, resolve: Resolve) -> None:
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[int]:
-    """Lock the folder for this sweep. Cells inherit the lock, so it also waits for cells of an earlier sweep."""
+def _claimed(folder: Path) -> Iterator[None]:
+    """Lock the folder for this sweep."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-    except OSError as error:
+        with FileLock(folder / ".lock", timeout=_PATIENCE):
+            yield
+    except Timeout:
+        raise ValueError(f"another sweep is running in {str(folder)!r}: wait for it, or stop it") from None
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise ValueError(f"cannot write to {str(folder)!r} ({error.strerror}): choose another with --out") from None
-    deadline = time.monotonic() + _PATIENCE
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    problem = f"another sweep is running in {str(folder)!r}: wait for it, or stop it"
-                    raise ValueError(problem) from None
-                time.sleep(_POLL_SECONDS)
-        yield lock
-    finally:
-        os.close(lock)
 
 
 @contextmanager

@@ -8,10 +8,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from conadv.trainer.files import read_bounded, replace_file
 
@@ -29,13 +28,10 @@ COLOURS = {
     "gradient sum": "#3a9d6e",
     "update": "#5b5b5b",
 }
-# What the legend adds to a name.
-_LABELS = {"gradient sum": "gradient sum, with the wait for other ranks"}
 _LARGEST_TRACE = 2**30
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Something that a rank did from `start` to `end`, in milliseconds."""
 
     name: str
@@ -44,6 +40,7 @@ class Span:
 
 
 Timeline = dict[int, list[Span]]
+"""The spans of each rank."""
 
 
 def profile_run(folder: Path, method: str, layout: str, ranks: int, fields: Mapping[str, object]) -> None:
@@ -63,30 +60,38 @@ def profile_run(folder: Path, method: str, layout: str, ranks: int, fields: Mapp
 def read_timeline(run: Path) -> Timeline:
     """The spans of each rank in a run folder that was profiled with `conadv train --profile STEPS`.
 
-    Time 0 is the start of a typical step, the one of median length among those recorded.
+    Time 0 is the start of a typical step: when the last rank starts the step of median length among those recorded.
     """
     paths = (run / "traces").glob("*.json")
     files = {int(found[1]): path for path in paths if (found := re.fullmatch(r"rank-(\d{1,6})\.json", path.name))}
     if not files:
         raise ValueError(f"{run} has no traces: train in a new folder with conadv train --profile 5")
     spans = {rank: _spans(path) for rank, path in sorted(files.items())}
-    zero = _typical_start(spans)
-    return {
-        rank: [Span(one.name, one.start - zero, one.end - zero) for one in rank_spans]
-        for rank, rank_spans in spans.items()
-    }
+    steps = [sorted((one.start, one.end) for one in own if one.name == STEP) for own in spans.values()]
+    last = min(map(len, steps))  # ranks are matched by counting from the end
+    begun = [max(start for start, _ in same) for same in zip(*(own[-last:] for own in steps), strict=True)]
+    ended = [max(end for _, end in same) for same in zip(*(own[-last:] for own in steps), strict=True)]
+    zero = begun[sorted(range(last), key=lambda number: ended[number] - begun[number])[(last - 1) // 2]]
+    return {rank: [Span(name, start - zero, end - zero) for name, start, end in own] for rank, own in spans.items()}
 
 
 def draw_timeline(timelines: Sequence[tuple[str, Timeline]], out: Path) -> dict[str, object]:
     """Draw a typical step of each run, with its title, below each other on one time scale, as .svg, .png or .pdf."""
     try:
+        import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("a timeline needs matplotlib: pip install 'conadv[study]'") from None
     rows = sum(0.42 * len(timeline) + 0.55 for _, timeline in timelines)
     figure = Figure(figsize=(9, 0.9 + rows), layout="constrained")
     lengths = draw_steps(figure, timelines)
-    _write(figure, out)
+    data = BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "conadv"}):
+        figure.savefig(data, format=out.suffix[1:] or "svg", metadata={"Date": None} if out.suffix == ".svg" else None)
+    try:
+        replace_file(out, data.getvalue())
+    except OSError as error:
+        raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
     titles = [f"{title}, ms per step" for title, _ in timelines]
     return {"file": str(out), **dict(zip(titles, lengths, strict=True))}
 
@@ -101,8 +106,8 @@ def draw_steps(figure: Any, timelines: Sequence[tuple[str, Timeline]]) -> list[f
     for (title, timeline), length, axis in zip(timelines, lengths, axes, strict=True):
         axis.set_title(f"{title}: {length:.0f} ms per step", loc="left", fontsize=10)
         _draw_ranks(axis, timeline, length, max(lengths))
-    axes[-1].set_xlabel("milliseconds from the start of a step")
-    handles = [Patch(color=colour, label=_LABELS.get(name, name)) for name, colour in COLOURS.items()]
+    axes[-1].set_xlabel("milliseconds from the start of a step (the gradient sum includes the wait for other ranks)")
+    handles = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return lengths
 
@@ -110,58 +115,35 @@ def draw_steps(figure: Any, timelines: Sequence[tuple[str, Timeline]]) -> list[f
 def _draw_ranks(axis: Any, timeline: Timeline, length: float, longest: float) -> None:
     """One row per rank; vertical lines mark the start and the end of the step."""
     for row, spans in enumerate(timeline.values()):
-        for one in spans:
-            if one.name in COLOURS and one.end > -0.1 * longest and one.start < 1.1 * longest:
-                axis.barh(row, one.end - one.start, left=one.start, height=0.72, color=COLOURS[one.name])
+        for name, start, end in spans:
+            if name in COLOURS and end > -0.1 * longest and start < 1.1 * longest:
+                axis.barh(row, end - start, left=start, height=0.72, color=COLOURS[name])
     for time in (0, length):
         axis.axvline(time, color="black", linewidth=1)
     axis.set_yticks(range(len(timeline)), [f"rank {rank}" for rank in timeline], fontsize=9)
-    axis.set_ylim(len(timeline) - 0.4, -0.6)
-    axis.set_xlim(-0.05 * longest, 1.08 * longest)
+    axis.set(ylim=(len(timeline) - 0.4, -0.6), xlim=(-0.05 * longest, 1.08 * longest))
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def _write(figure: Any, out: Path) -> None:
-    import matplotlib
-
-    data = BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "conadv"}):
-        figure.savefig(data, format=out.suffix[1:] or "svg", metadata={"Date": None} if out.suffix == ".svg" else None)
-    try:
-        replace_file(out, data.getvalue())
-    except OSError as error:
-        raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
-
-
-def _spans(path: Path) -> list[Span]:
-    """Our spans of a Chrome trace, on the clock that all processes of a machine share."""
-    try:
-        document = json.loads(read_bounded(path, _LARGEST_TRACE))
-        base = float(document.get("baseTimeNanoseconds", 0)) / 1e6
-        events = [event for event in document["traceEvents"] if event.get("cat") == "user_annotation"]
-        found = [
-            Span(name.removeprefix(PREFIX), base + event["ts"] / 1e3, base + (event["ts"] + event["dur"]) / 1e3)
-            for event in events
-            if (name := str(event.get("name", ""))).startswith(PREFIX)
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-        raise ValueError(f"{path} is not a trace that conadv train --profile wrote: profile the run again") from None
-    if not any(one.name == STEP for one in found):
-        raise ValueError(f"{path} has no whole step in it: profile more steps")
-    return found
-
-
-def _typical_start(spans: Timeline) -> float:
-    """When the last rank starts the step of median length. Steps are matched between ranks by counting from the end."""
-    steps = {rank: sorted((one.start, one.end) for one in own if one.name == STEP) for rank, own in spans.items()}
-    last = range(-min(map(len, steps.values())), 0)
-    begun = [max(own[number][0] for own in steps.values()) for number in last]
-    ended = [max(own[number][1] for own in steps.values()) for number in last]
-    by_length = sorted(last, key=lambda number: ended[number] - begun[number])
-    return begun[by_length[(len(last) - 1) // 2]]
 
 
 def _step_end(timeline: Timeline) -> float:
     """The end, on the slowest rank, of the step that every rank has started by time 0."""
     steps = ([one for one in spans if one.name == STEP and one.start <= 0] for spans in timeline.values())
     return max(max(own, key=lambda one: one.start).end for own in steps)
+
+
+def _spans(path: Path) -> list[Span]:
+    """Our spans of a Chrome trace, on the clock that all processes of a machine share."""
+    found = []
+    try:
+        document = json.loads(read_bounded(path, _LARGEST_TRACE))
+        base = float(document.get("baseTimeNanoseconds", 0)) / 1e6
+        for event in document["traceEvents"]:
+            name = str(event.get("name", ""))
+            if event.get("cat") == "user_annotation" and name.startswith(PREFIX):
+                start, end = event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3
+                found.append(Span(name.removeprefix(PREFIX), base + start, base + end))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        raise ValueError(f"{path} is not a trace that conadv train --profile wrote: profile the run again") from None
+    if not any(one.name == STEP for one in found):
+        raise ValueError(f"{path} has no whole step in it: profile more steps")
+    return found
