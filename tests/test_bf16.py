@@ -79,7 +79,7 @@ def test_where_it_is_too_late_to_set_the_limit_the_variable_and_its_value_are_na
 
 def test_a_child_that_only_fails_is_no_crash(dying, monkeypatch):
     """Such as a PyTorch that does not import: the run will say so better."""
-    monkeypatch.setattr(bf16, "_TRIAL", "raise SystemExit(1)  # autocast")
+    monkeypatch.setattr(bf16, "_TRIAL", "raise SystemExit(1)")
     assert bf16.prepare() is None
 
 
