@@ -1,0 +1,104 @@
+"""The tests of the robust study, and its figure: robust accuracy against the shortest step with enough devices.
+
+python studies/robust/analyse.py [RESULTS.jsonl] [--figure FILE.svg]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from scipy import stats
+
+HERE = Path(__file__).parent
+MARGIN = 1.0  # points, written down before the first result
+# Arms that are compared with one that attacks the current weights; the first two are tested, the others described.
+PAIRS = (
+    ("one step, delay 1", "one step, fresh"),
+    ("five steps, delay 4", "five steps, fresh"),
+    ("one step, delay 2", "one step, fresh"),
+    ("one step, delay 4", "one step, fresh"),
+    ("one step, delay 8", "one step, fresh"),
+    ("recycled", "one step, fresh"),
+)
+# The shortest step with enough devices: learning costs 3, each step of a fresh attack 2 before it.
+STEP = {"one step, fresh": 5 / 3, "five steps, fresh": 13 / 3}
+
+Figures = dict[str, dict[int, float]]
+"""By arm and seed."""
+
+
+class Comparison(NamedTuple):
+    """A delay against no delay, in points of accuracy."""
+
+    seeds: int
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether the 95 % interval lies within the margin: two one-sided tests at 2.5 % each."""
+        return self.low > -MARGIN and self.high < MARGIN
+
+
+def read(path: Path, metric: str = "robust_top1") -> Figures:
+    """Read the finished cells of the final grids; a cell of another learning rate or radius is not one of them."""
+    found: Figures = defaultdict(dict)
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["summary"] and any(grid.startswith("final") for grid in row["grids"]):
+            found[row["arm"]][row["summary"]["seed"]] = row["summary"][metric]
+    return dict(found)
+
+
+def compare(own: dict[int, float], base: dict[int, float]) -> Comparison | None:
+    """Compare the seeds that both have; None: fewer than two."""
+    differences = [own[seed] - base[seed] for seed in sorted(own.keys() & base.keys())]
+    if len(differences) < 2:
+        return None
+    mean = fmean(differences)
+    half = stats.t.ppf(0.975, len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
+    return Comparison(len(differences), mean, mean - half, mean + half)
+
+
+def draw(figures: Figures, out: Path) -> None:
+    """Draw robust accuracy against step time: every run a dot."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axis = figure.add_subplot(xlabel="shortest step with enough devices (vanilla = 1)", ylabel="accuracy under PGD, %")
+    for arm, seeds in figures.items():
+        step = STEP.get(arm, 1.0)
+        axis.scatter([step] * len(seeds), list(seeds.values()), s=18, marker="o" if arm in STEP else "^", label=arm)
+    axis.legend(fontsize=8)
+    axis.set_ylim(bottom=0)
+    figure.savefig(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", type=Path, default=HERE / "results.jsonl")
+    parser.add_argument("--figure", type=Path)
+    given = parser.parse_args()
+    figures, clean = read(given.results), read(given.results, "test_top1")
+    for arm, seeds in figures.items():
+        robust = " ".join(f"{seeds[seed]:.1f}" for seed in sorted(seeds))
+        print(f"{arm}: under PGD {robust}; clean {fmean(clean[arm].values()):.1f}")
+    for arm, base in PAIRS:
+        found = compare(figures.get(arm, {}), figures.get(base, {}))
+        if found is not None:
+            verdict = "equivalent" if found.equivalent else "not shown to be equivalent"
+            interval = f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f}, {found.seeds} seeds)"
+            print(f"{arm} - {base}: {interval}, margin {MARGIN:g}: {verdict}")
+    if given.figure:
+        draw(figures, given.figure)
+
+
+if __name__ == "__main__":
+    main()
