@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from conadv.task.augment import autoaugment
-from conadv.task.augment.autoaugment import AutoAugment
-from conadv.task.augment.operations import operate
+from conadv.task.augment.autoaugment import AutoAugment, operate
 from conadv.task.augment.policies import CIFAR10, IMAGENET
 from conadv.task.data.draws import mix_all
 

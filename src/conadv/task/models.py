@@ -1,4 +1,4 @@
-"""Models by name: ResNets, vision transformers (vit.py), those of other libraries (libraries.py), and your own.
+"""Models by name: ResNets, those of other libraries (libraries.py), and your own.
 
     images in [0, 1] ──► normalize ──► conv1, bn1 ──► layer1 ... layerN ──► mean over pixels ──► fc ──► logits
 
@@ -11,7 +11,6 @@ import difflib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,6 @@ from conadv.core.memory import is_out_of_memory
 from conadv.core.seeds import untouched_randomness
 
 from .libraries import build_from_callable, build_from_library, first_line
-from .vit import SIZES, VisionTransformer
 
 
 class Normalize(nn.Module):
@@ -110,7 +108,7 @@ _FOR_SMALL_IMAGES: dict[str, Sequence[int]] = {
 
 def model_names() -> list[str]:
     """The names that `build_model` knows."""
-    return [*_FOR_SMALL_IMAGES, *_FOR_LARGE_IMAGES, *SIZES]
+    return [*_FOR_SMALL_IMAGES, *_FOR_LARGE_IMAGES]
 
 
 def build_model(
@@ -128,8 +126,7 @@ def build_model(
             images in [0, 1] and normalizes them itself.
         classes: number of classes.
         in_channels: channels of the images.
-        width: channels of a ResNet's first stage (None: 16 for small images, 64 for large ones), or of each token of a
-            vision transformer (None: 192).
+        width: channels of a ResNet's first stage; None: 16 for small images, 64 for large ones.
         mean: mean of each channel, to normalize images in [0, 1] with; None: do not normalize.
         std: standard deviation of each channel; None: do not normalize.
     """
@@ -141,9 +138,6 @@ def build_model(
     normalize = _normalization(in_channels, mean, std)
     if not is_built_in(name):
         return build_from_library(name, classes, in_channels, normalize)
-    if name in SIZES:
-        size = SIZES[name] if width is None else replace(SIZES[name], width=width)
-        return VisionTransformer(size, classes, in_channels, normalize)
     if name in _FOR_LARGE_IMAGES:
         block, depths = _FOR_LARGE_IMAGES[name]
         stem = _convolution(in_channels, width or 64, 7, stride=2)
