@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv.core.batchnorm.splitbn import split_batchnorm
-from conadv.task.evaluate import Evaluation, evaluate
+from conadv.task.evaluate import evaluate
 
 Batches = list[tuple[Tensor, Tensor]]
 IMAGES, CLASSES = 23, 8
@@ -30,16 +29,6 @@ def make_model(classes: int = CLASSES) -> nn.Module:
 
 def in_batches(images: Tensor, labels: Tensor, size: int = 5) -> Batches:
     return list(zip(images.split(size), labels.split(size), strict=True))
-
-
-def invert(
-    model: nn.Module,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    images: Tensor,
-    labels: Tensor,
-    seed: int = 0,
-) -> Tensor:
-    return 1 - images
 
 
 def counted_by_hand(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float, float]:
@@ -63,7 +52,6 @@ def test_equals_a_count_by_hand_in_batches_of_any_size(size: int) -> None:
     result = evaluate(model, in_batches(images, labels, size))
     assert (result.top1, result.top5, result.loss) == pytest.approx(expected, rel=1e-12)
     assert result.images == IMAGES
-    assert result.robust_top1 is None
     assert 0 < result.top1 < result.top5 < 100  # figures that tell them apart
 
 
@@ -116,7 +104,7 @@ def test_leaves_no_trace() -> None:
     model[1].eval()  # type: ignore[index]
     before = {key: value.clone() for key, value in model.state_dict().items()}
     randomness = torch.get_rng_state()
-    evaluate(model, in_batches(images, labels), attack=invert)
+    evaluate(model, in_batches(images, labels))
     assert [module.training for module in model.modules()] == [True, True, False, True, True, True]
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
@@ -132,75 +120,16 @@ def test_modes_are_restored_after_an_error() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_gradients_are_for_the_attack_alone() -> None:
-    images, labels = make_data()
-    model = make_model()
-    enabled = []
-    model.register_forward_hook(lambda module, inputs, outputs: enabled.append(outputs.requires_grad))
-
-    def one_step(
-        model: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        images: Tensor,
-        labels: Tensor,
-        seed: int = 0,
-    ) -> Tensor:
-        assert not any(module.training for module in model.modules())
-        images = images.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(loss(model(images), labels), images)
-        return images + 0.3 * gradient.sign()
-
-    with torch.no_grad():
-        result = evaluate(model, in_batches(images, labels, IMAGES), attack=one_step)
-    assert enabled == [False, True, False]
-    assert result.robust_top1 is not None
-    assert result.robust_top1 < result.top1
-
-
-def test_robust_accuracy_is_that_on_attacked_images() -> None:
-    images, labels = make_data()
-    model = make_model()
-    attacked = evaluate(model, in_batches(images, labels), attack=invert)
-    plain = evaluate(model, in_batches(images, labels))
-    inverted = evaluate(model, in_batches(255 - images, labels))
-    assert attacked == Evaluation(plain.top1, plain.top5, plain.loss, IMAGES, robust_top1=inverted.top1)
-    assert inverted.top1 != plain.top1
-
-
-def test_the_attack_gets_the_loss_and_a_seed_of_its_own_for_each_batch() -> None:
-    images, labels = make_data()
-    model = make_model()
-    received, seeds = [], []
-
-    def listen(
-        model: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        images: Tensor,
-        labels: Tensor,
-        seed: int = 0,
-    ) -> Tensor:
-        received.append((model, loss, len(images), labels.tolist()))
-        seeds.append(seed)
-        return images
-
-    result = evaluate(model, in_batches(images, labels, 20), attack=listen, seed=3)
-    first, last = labels[:20].tolist(), labels[20:].tolist()
-    assert received == [(model, F.cross_entropy, 20, first), (model, F.cross_entropy, 3, last)]
-    evaluate(model, in_batches(images, labels, 20), attack=listen, seed=4)
-    assert len(set(seeds)) == 4
-    assert result.robust_top1 == result.top1
-
-
 @pytest.mark.parametrize("branches", [("main", "adv"), ("main", "aug", "adv")])
 def test_a_split_model_is_evaluated_as_the_plain_one_it_was(branches: tuple[str, ...]) -> None:
     images, labels = make_data()
     model = make_model()
-    expected = evaluate(model, in_batches(images, labels), attack=invert)
+    expected = evaluate(model, in_batches(images, labels))
     split = split_batchnorm(model, branches)
     for key, value in split.state_dict().items():
         if ".adv." in key or ".aug." in key:
             value.fill_(7)
-    assert evaluate(split, in_batches(images, labels), attack=invert) == expected
+    assert evaluate(split, in_batches(images, labels)) == expected
 
 
 @pytest.mark.parametrize(

@@ -96,3 +96,26 @@ def test_twins_are_classified_with_the_statistics_of_their_chunk_and_nothing_cha
     assert found == (hits, 48)
     assert modes == [module.training for module in model.modules()]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_attacking_leaves_no_trace_and_gradients_are_for_the_attack_alone() -> None:
+    model = small_cnn().train()
+    model[1].eval()
+    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    randomness = torch.get_rng_state()
+    graphs: list[bool] = []
+    model.register_forward_hook(lambda module, images, outputs: graphs.append(outputs.requires_grad))
+
+    def one_step(model: nn.Module, loss: Any, images: Tensor, labels: Tensor, seed: int) -> Tensor:
+        assert not any(module.training for module in model.modules())
+        leaf = images.clone().requires_grad_()
+        return images + 0.3 * torch.autograd.grad(loss(model(leaf), labels), leaf)[0].sign()
+
+    with torch.no_grad():
+        count_robust(model, small_batches(1, size=32), one_step)
+    assert graphs == [False, True, False]
+    assert modes == [module.training for module in model.modules()]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), randomness)
+    assert torch.is_grad_enabled()

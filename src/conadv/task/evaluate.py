@@ -1,4 +1,4 @@
-"""Evaluation: accuracy and loss over all batches, on clean images and optionally under attack."""
+"""Evaluation: accuracy and loss over all batches. For accuracy under attack see `robust.py`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv.core.attack import Attack, Loss
+from conadv.core.attack import Loss
 from conadv.core.batch import to_pixels
-from conadv.core.seeds import mix
 from conadv.task.models import evaluating
 
 
@@ -26,8 +25,6 @@ class Evaluation:
     loss: float
     """The mean over the images."""
     images: int
-    robust_top1: float | None = None
-    """top1 on attacked images; None: there was no attack."""
 
 
 def evaluate(
@@ -35,9 +32,7 @@ def evaluate(
     batches: Iterable[Sequence[Tensor]],
     *,
     device: torch.device | str | None = None,
-    attack: Attack | None = None,
     loss: Loss = F.cross_entropy,
-    seed: int = 0,
     autocast: torch.dtype | None = None,
 ) -> Evaluation:
     """Evaluate a model in eval mode, and restore its train/eval modes afterwards.
@@ -46,20 +41,17 @@ def evaluate(
         model: the network.
         batches: of (images, labels, ...), images as bytes or floats in [0, 1].
         device: where the model is; None: where its first parameter is.
-        attack: called with the model in eval mode. For a split model, let it attack what is evaluated here, the main
-            branch with running statistics: `PGD(..., branch="main", statistics="running")`.
         loss: (logits, labels) to the mean over the images.
-        seed: seed of the attack.
         autocast: 16-bit type to compute in, as in training; None: the dtype of the weights.
     """
     like = next(model.parameters(), torch.empty(0))
     device = like.device if device is None else torch.device(device)
     # Sums stay on the device and are read once. Counts are exact in float64.
-    totals = torch.zeros(4, dtype=torch.float64, device=device)
+    totals = torch.zeros(3, dtype=torch.float64, device=device)
     count = 0
     precision = nullcontext() if autocast is None else torch.autocast(device.type, autocast)
     with evaluating(model), torch.no_grad(), precision:
-        for number, (raw_images, raw_labels, *_) in enumerate(batches):
+        for raw_images, raw_labels, *_ in batches:
             if len(raw_images) == 0:
                 continue
             images = to_pixels(raw_images, device, like.dtype).to(like.dtype)
@@ -67,12 +59,8 @@ def evaluate(
             labels = _checked(raw_labels, logits.shape[1]).to(device, non_blocking=True)
             count += len(labels)
             sums = [_hits(logits, labels, 1), _hits(logits, labels, 5), loss(logits, labels).double() * len(labels)]
-            if attack is not None:
-                with torch.enable_grad():
-                    attacked = attack(model, loss, images, labels, mix(seed, number))
-                sums.append(_hits(_logits(model, attacked.detach()), labels, 1))
-            totals[: len(sums)] += torch.stack([part.to(totals) for part in sums])
-    return _evaluation(count, totals.tolist(), attacked=attack is not None)
+            totals += torch.stack([part.to(totals) for part in sums])
+    return _evaluation(count, totals.tolist())
 
 
 def _logits(model: nn.Module, images: Tensor) -> Tensor:
@@ -97,10 +85,8 @@ def _hits(logits: Tensor, labels: Tensor, count: int) -> Tensor:
     return (likeliest == labels[:, None]).sum()
 
 
-def _evaluation(images: int, totals: Sequence[float], attacked: bool) -> Evaluation:
+def _evaluation(images: int, totals: Sequence[float]) -> Evaluation:
     if images == 0:
         raise ValueError("no images to evaluate on: check the data, or pass a new iterator each time")
-    top1, top5, loss, robust = totals
-    return Evaluation(
-        100 * top1 / images, 100 * top5 / images, loss / images, images, 100 * robust / images if attacked else None
-    )
+    top1, top5, loss = totals
+    return Evaluation(100 * top1 / images, 100 * top5 / images, loss / images, images)
