@@ -1,6 +1,6 @@
 """The picture of the README: what each rank does in one step of vanilla, DisAdv, recycled and ConAdv.
 
-    python benchmarks/timelines.py --out docs/results/timelines.svg
+    python benchmarks/timelines.py --out docs/images/timelines.svg
 
 Each rank has one chunk and one thread: the limit in which a batch cannot be divided further. It takes about a minute.
 Run it on a machine that does nothing else; with fewer cores than ranks, the ranks share them.

@@ -30,7 +30,7 @@ _BOOST = {
     "resume.md": 3.0, "ranks.md": 2.0, "how-it-works.md": 2.0, "paper.md": 2.0, "log.md": 0.1,
     "changelog.md": 0.1,
 }  # fmt: skip
-_BOOST_BELOW = {"results/": 0.3, "design/": 0.2}
+_BOOST_BELOW = {"studies/": 0.3, "design/": 0.2}
 _BLOCK = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FLAG, _WHOLE = re.compile(r"--[\w.-]+"), r'<span class="flag">\g<0></span>'
 _INLINE = re.compile(r"\$`([^`]+)`\$")

@@ -136,7 +136,7 @@ def test_an_arm_named_like_another_with_its_settings_stays_apart(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "path", sorted(Path(__file__).parents[2].glob("**/results.jsonl")), ids=lambda path: path.parent.name
+    "path", sorted(Path(__file__).parents[2].glob("studies/**/results.jsonl")), ids=lambda path: path.parent.name
 )
 def test_committed_studies_agree_with_scipy(path: Path) -> None:
     """An independent computation from the lines of the file, for each arm that is compared at a single setting."""

@@ -27,7 +27,7 @@ from .results import Result, number, parse_json, read_results
 CURVES = "curves.json"
 _BINS = 60
 _MOST_ROWS = 20  # of the opening figure, if another one shows the same runs
-_CSV = ["cell", "label", "grids", "seed", "rate", TOP1, ROBUST, "train_top1", "gap", "test_loss", "failed", "commit"]
+CSV = ["cell", "label", "grids", "seed", "rate", TOP1, ROBUST, "train_top1", "gap", "test_loss", "failed", "commit"]
 
 
 def write_report(folder: Path, out: Path | None = None, with_paper: bool = False) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def write_report(folder: Path, out: Path | None = None, with_paper: bool = False
     html = render(folder, results, everyone, with_paper)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(sheet, everyone[_CSV].to_csv(index=False).encode("utf-8", "replace"))
+        replace_file(sheet, everyone[CSV].to_csv(index=False).encode("utf-8", "replace"))
         replace_file(page, html.encode("utf-8", "replace"))
     except OSError as error:
         problem = error.strerror or error
@@ -129,12 +129,13 @@ def accuracy_table(table: pd.DataFrame) -> pd.DataFrame:
     for metric, name in figures.NAMES.items():
         if table[metric].notna().any():
             shown[name] = [_spread(row, metric) for _, row in table.iterrows()]
-    shown["minus vanilla, points"] = [
-        "baseline" if row.baseline == label else _signed(row.difference) for label, row in table.iterrows()
-    ]
-    ends = zip(table.difference_low, table.difference_high, strict=True)
-    shown["95 % interval"] = ["–" if np.isnan(low) else f"{_signed(low)} to {_signed(high)}" for low, high in ends]
-    shown["p, corrected"] = ["–" if np.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.2g}" for p in table.p_holm]
+    if table.baseline.notna().any():
+        shown["minus vanilla, points"] = [
+            "baseline" if row.baseline == label else _signed(row.difference) for label, row in table.iterrows()
+        ]
+        ends = zip(table.difference_low, table.difference_high, strict=True)
+        shown["95 % interval"] = ["–" if np.isnan(low) else f"{_signed(low)} to {_signed(high)}" for low, high in ends]
+        shown["p, corrected"] = ["–" if np.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.2g}" for p in table.p_holm]
     counts = zip(table.n, table.failed, table.missing, strict=True)
     shown["seeds"] = [
         f"{n}" + (f" ({failed} failed)" if failed else "") + (f" ({missing} to do)" if missing else "")

@@ -1,0 +1,72 @@
+"""The committed studies: their own rules, and what pages quote of them."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from studies.earlier import page
+
+from conadv.study.study_file import read_study
+from conadv.study_commands import resolve
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "studies" / "earlier"
+
+
+def test_the_page_and_the_cells_are_those_of_the_results() -> None:
+    assert (RESULTS / "README.md").read_text(encoding="utf-8") == page.page()
+    assert sorted(page.STUDIES) == sorted(path.parent.name for path in RESULTS.glob("*/study.toml"))
+    for name in page.STUDIES:
+        assert (RESULTS / name / "cells.csv").read_text(encoding="utf-8") == page.csv(name)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("**/*.toml")), ids=lambda path: path.name + path.parent.name)
+def test_every_study_file_can_be_swept(path: Path) -> None:
+    cells = read_study(path, resolve).cells
+    if path.name == "study.toml":
+        lines = (path.parent / "results.jsonl").read_text(encoding="utf-8").splitlines()
+        assert {cell.slug for cell in cells} == {json.loads(line)["cell"] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("study", "grids"),
+    [
+        ("cifar10-batch", 26),  # six methods at four batch sizes, and DisAdv at two
+        ("cifar10-data", 7),  # two methods in four settings, one of which was not tuned
+    ],
+)
+def test_the_rates_of_a_study_are_the_best_ones_and_inside_their_grids(study: str, grids: int) -> None:
+    tuned: dict[tuple[str, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    final = defaultdict(set)
+    for line in (RESULTS / study / "results.jsonl").read_text().splitlines():
+        result = json.loads(line)
+        values, arm = result["values"], (result["arm"], result["values"]["batch_size"])
+        if values["data.path"] == "runs/cifar10-tuning":
+            tuned[arm][values["optimizer.lr"]].append(result["summary"]["test_top1"])
+        else:
+            final[arm].add(values["optimizer.lr"])
+    assert len(tuned) == grids
+    for arm, accuracies in tuned.items():
+        best = max(accuracies, key=lambda rate: fmean(accuracies[rate]))
+        assert final[arm] == {best}, arm
+        assert min(accuracies) < best < max(accuracies), arm
+
+
+def test_the_guide_quotes_the_accuracies_by_batch_size() -> None:
+    found = defaultdict(list)
+    for line in (RESULTS / "cifar10-batch" / "results.jsonl").read_text().splitlines():
+        result = json.loads(line)
+        if result["values"]["data.path"] != "runs/cifar10-tuning":
+            found[result["arm"], result["values"]["batch_size"]].append(result["summary"]["test_top1"])
+    page = (ROOT / "docs" / "measured.md").read_text()
+    head, _, *rows = page[page.index("| batch | 125 |") :].split("\n\n")[0].splitlines()
+    batches = [int(cell.replace(",", "")) for cell in head.strip("| ").split(" | ")[1:]]
+    assert len(rows) == 7
+    for row in rows:
+        arm, *quoted = row.strip("| ").split(" | ")
+        several = [found[arm, batch] for batch in batches]
+        assert quoted == [f"{fmean(one):.1f} ± {stdev(one):.1f}" if one else "–" for one in several], arm
