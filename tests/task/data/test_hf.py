@@ -23,7 +23,7 @@ def test_names_of_classes_come_from_the_features(tmp_path: Path) -> None:
     data = open_data("path", f"hf:{tmp_path}")
     assert data.train.classes == ("cat", "dog")
     assert data.train.labels.tolist() == [label for _, label in SAMPLES]
-    assert data.train.name(3) == f"hf:{tmp_path} train row 3"
+    assert data.train.name(3) == f"hf:{tmp_path} train[3]"
 
 
 def test_what_save_to_disk_wrote_is_read_and_validation_goes_before_test(tmp_path: Path) -> None:
@@ -39,10 +39,10 @@ def test_what_save_to_disk_wrote_is_read_and_validation_goes_before_test(tmp_pat
 def test_rows_without_an_image_or_a_label_are_named(tmp_path: Path) -> None:
     write_table(tmp_path / "test.parquet", SAMPLES)
     write_table(tmp_path / "train.parquet", [*SAMPLES, (None, 0)])
-    with pytest.raises(DamagedError, match="train row 6: the row has no image"):
+    with pytest.raises(DamagedError, match=r"train\[6\]: no image"):
         open_data("path", f"hf:{tmp_path}").train.image(6)
     write_table(tmp_path / "train.parquet", [*SAMPLES, (SAMPLES[0][0], None)])
-    with pytest.raises(ValueError, match="train row 6 has label -1, but the 2 classes are numbered 0 to 1"):
+    with pytest.raises(ValueError, match=r"train\[6\] has label -1, but the 2 classes are numbered 0 to 1"):
         open_data("path", f"hf:{tmp_path}")
 
 

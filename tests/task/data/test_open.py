@@ -110,6 +110,7 @@ def test_grey_folders_can_stay_grey(tmp_path: Path) -> None:
     assert (grey.shape, colour.shape) == ((12, 16, 1), (12, 16, 3))
     with pytest.raises(ValueError, match="channels 4: choose 1"):
         open_data("path", tmp_path / "grey", channels=4)
+    assert len(open_data("path", write_arrays(tmp_path / "arrays", TRAIN, TEST), channels=4).train) == 12
 
 
 def spoil(root: Path) -> Path:

@@ -81,6 +81,7 @@ def test_one_dataset_is_split_and_its_names_and_labels_are_taken(named) -> None:
         (lambda: 3, "return a Dataset, or a pair of them"),
         (lambda: Images(KINDS["array"], ["cat"]), "invalid literal.*return a Dataset"),
         (lambda: 1 / 0, "mydata:make: division by zero"),
+        (lambda: (Images(KINDS["array"]),) * 3, "return a Dataset, or a pair of them"),
     ],
 )
 def test_something_else_is_refused_in_one_line(named, make, message: str) -> None:
@@ -91,7 +92,7 @@ def test_something_else_is_refused_in_one_line(named, make, message: str) -> Non
 
 def test_an_item_that_fails_is_named(named) -> None:
     data = open_data("path", named(lambda: Images(lambda pixels: pixels.astype(float))))
-    with pytest.raises(ValueError, match=r"mydata:make train\[\d\]: an image is a Pillow image, .*; repair the data"):
+    with pytest.raises(ValueError, match=r"mydata:make train\[\d\]: no image: it must be .*; repair the data"):
         Stream(data.train, 2, 2, 0, augmentation("none")).chunk(0, 0)
 
 

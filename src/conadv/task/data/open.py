@@ -22,9 +22,8 @@ from conadv.task.data.draws import stratified
 from conadv.task.data.embedded import digits, synthetic
 from conadv.task.data.files import Files, read_file
 from conadv.task.data.folder import find_folders, folder_classes, has_class_folders, list_folder
-from conadv.task.data.hf import PREFIX, open_hub
+from conadv.task.data.items import HUB, open_hub, open_own
 from conadv.task.data.numpy_files import find_arrays
-from conadv.task.data.own import open_own
 from conadv.task.data.shards import list_shards
 from conadv.task.data.source import DAMAGE_ADVICE, Arrays, DamagedError, DataSet, Source, naming, number_names
 from conadv.task.data.stream import ordered_map
@@ -180,21 +179,17 @@ def _scan(source: Source) -> Table:
 def find_data(place: str | Path, channels: int = 3) -> Found:
     """Detect the format of the data at a path; the error for an unknown one lists the known formats."""
     path, name = Path(place), Path(place).name
+    if path.exists() and (arrays := _find_arrays(path)):
+        return arrays
     if channels not in (1, 3):
         raise ValueError(f"channels {channels}: choose 1 (grey) or 3 (RGB)")
-    if str(place).startswith(PREFIX):
+    if str(place).startswith(HUB):
         train, test, digest = open_hub(str(place), channels)
         return Found("Hugging Face", _data(train, test, name), stamp=lambda: digest)
     if not path.exists():
         if names_dataset(str(place)):
             return Found("your own Dataset", _data(*open_own(str(place), channels), name))
         raise ValueError("no such file or directory; pass the path of your data set (conadv train: --data.path)")
-    if not path.is_file() and not path.is_dir():
-        raise ValueError(f"neither a regular file nor a directory; it can be {KNOWN}")
-    if arrays := find_arrays(path, _class_names(path)):
-        return Found("NumPy arrays", _data(*arrays, path.stem))
-    if cifar := find_cifar(path):
-        return Found("CIFAR's own files", _data(*cifar, name))
     # Not deeper, since image folders have very many files.
     if shards := sorted(file for file in (*path.glob("*.tar"), *path.glob("*/*.tar")) if not file.is_dir()):
         parts = [list_shards(path, part, channels) for part in _split(path, shards) if part]
@@ -218,6 +213,17 @@ def find_data(place: str | Path, channels: int = 3) -> Found:
         return stamp_of(shards or [source.name(index) for source in sources for index in range(len(source))])
 
     return Found("tar shards" if shards else "image folder", data, tuple(wrong), stamp)
+
+
+def _find_arrays(path: Path) -> Found | None:
+    """Images that are arrays, which keep their channels."""
+    if not path.is_file() and not path.is_dir():
+        raise ValueError(f"neither a regular file nor a directory; it can be {KNOWN}")
+    if arrays := find_arrays(path, _class_names(path)):
+        return Found("NumPy arrays", _data(*arrays, path.stem))
+    if cifar := find_cifar(path):
+        return Found("CIFAR's own files", _data(*cifar, path.name))
+    return None
 
 
 def _data(train: Source, test: Source | None, name: str) -> DataSet:

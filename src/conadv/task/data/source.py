@@ -2,8 +2,7 @@
 
 digits, synthetic, CIFAR, NumPy ──► Arrays ─┐
 image folder, tar shards ─────────► Files   ├─► Source (some rows of these, with labels) ──► Stream
-hf:NAME_OR_PATH ──────────────────► Rows    │
-your own Dataset ─────────────────► Items  ─┘
+hf:NAME, your own Dataset ────────► Items  ─┘
 """
 
 from __future__ import annotations

@@ -1,0 +1,125 @@
+"""Data sets of other libraries: Hugging Face's, as hf:NAME_OR_PATH, and your own, as package.module:callable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from conadv.task.data.decode import open_picture, pixels_of
+from conadv.task.data.files import read_file
+from conadv.task.data.source import Picture, Source, naming, number_names
+from conadv.task.libraries import load_callable
+
+HUB = "hf:"
+_TEST_SPLITS = ("validation", "val", "valid", "test")
+_IMAGES = ("image", "img")
+_LABELS = ("label", "labels", "fine_label", "cls", "class")
+
+
+@dataclass(frozen=True)
+class Items:
+    """Pictures that are the items of a data set, each read when it is needed."""
+
+    part: str
+    items: Any
+    column: int | str
+    """Where an item has its image."""
+    channels: int
+
+    def name(self, row: int) -> str:
+        return f"{self.part}[{row}]"
+
+    def picture(self, row: int) -> Picture:
+        with naming(self.name(row)):
+            return _picture(self.items[row][self.column], self.channels, self.name(row))
+
+
+def _picture(image: Any, channels: int, name: str) -> Picture:
+    """A picture of what an item has as its image."""
+    if isinstance(image, dict) and (image["bytes"] or image["path"]):  # Hugging Face's, not decoded
+        return open_picture(image["bytes"] or read_file(image["path"]), channels, name)
+    if isinstance(image, Image.Image):
+        image = pixels_of(image, channels)
+    elif isinstance(image, torch.Tensor):
+        image = (image * 255).round() if image.is_floating_point() else image
+        image = image.to(torch.uint8).movedim(0, -1).numpy()
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3:
+        raise ValueError("no image: it must be a Pillow image, an (H, W, C) array of bytes, or a (C, H, W) tensor")
+    return Picture(image.shape[0], image.shape[1], lambda shrink: image)
+
+
+def open_own(reference: str, channels: int) -> tuple[Source, Source | None]:
+    """Training and test images of `package.module:callable`.
+
+    It is called without arguments, and returns a Dataset, or a pair of them for training and test. An item is (image,
+    label) and the same each time: augmentation is up to the trainer. An image is a Pillow image, an (H, W, C) array of
+    bytes, or a (C, H, W) tensor of bytes or of floats in [0, 1]. The attributes `targets` and `classes`, if there are
+    any, are the labels, which are otherwise read from the items, and the names of the classes.
+    """
+    with naming(reference, "return a Dataset, or a pair of them, of (image, label)"):
+        made = load_callable(reference)()
+        parts = made if isinstance(made, tuple) else (made,)
+        labels = [
+            part.targets if hasattr(part, "targets") else [part[row][1] for row in range(len(part))] for part in parts
+        ]
+        return _sources(reference, parts, 0, labels, getattr(parts[0], "classes", ()), channels)
+
+
+def open_hub(reference: str, channels: int) -> tuple[Source, Source | None, str]:
+    """Training and test images, and a digest of their state.
+
+    Args:
+        reference: hf:NAME for a data set of the hub, hf:PATH for a folder of Parquet files or of `save_to_disk`.
+        channels: 1 (grey) or 3 (RGB).
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError("it needs the datasets library: pip install 'conadv[hf]'") from error
+    datasets.disable_progress_bars()
+    with naming(reference, "check the name or the files"):
+        path = reference.removeprefix(HUB)
+        saved = (Path(path) / "dataset_dict.json").is_file()
+        splits = datasets.load_from_disk(path) if saved else datasets.load_dataset(path)
+        test = [name for name in _TEST_SPLITS if name in splits][:1]
+        if "train" not in splits:
+            raise ValueError(f"its splits are {', '.join(splits)}; it needs one called train")
+        parts = [splits[name] for name in ("train", *test)]
+        features = parts[0].features
+        image, label = _column(features, datasets.Image, _IMAGES), _column(features, datasets.ClassLabel, _LABELS)
+        labels = [part[label] for part in parts]
+        encoded = [part.select_columns([image]).cast_column(image, datasets.Image(decode=False)) for part in parts]
+        sources = _sources(reference, encoded, image, labels, getattr(features[label], "names", ()), channels)
+    return *sources, "-".join(part._fingerprint for part in parts)
+
+
+def _column(features: Any, kind: type, names: tuple[str, ...]) -> str:
+    """The first column of this kind, or else with one of these names."""
+    for name in (*(name for name in features if isinstance(features[name], kind)), *names):
+        if name in features:
+            return str(name)
+    raise ValueError(f"its columns are {', '.join(features)}; it needs an image and a label")
+
+
+def _sources(
+    reference: str,
+    parts: Sequence[Any],
+    column: int | str,
+    labels: Sequence[Any],
+    classes: Iterable[Any],
+    channels: int,
+) -> tuple[Source, Source | None]:
+    """Training images, and test images if there is a second part; -1 stands for a missing label, and is refused."""
+    numbers = [np.array([-1 if label is None else int(label) for label in own], np.int64) for own in labels]
+    names = tuple(map(str, classes)) or number_names(*numbers)
+    train, *test = (
+        Source(Items(f"{reference} {part}", items, column, channels), own, names)
+        for part, items, own in zip(("train", "test")[: len(parts)], parts, numbers, strict=True)
+    )
+    return train, test[0] if test else None
