@@ -16,8 +16,8 @@ import tasks
 import tiny
 from conadv.core.catalog import METHODS
 from conadv.parallel.layout import Layout
-from conadv.trainer.build import _attack, _wire
-from conadv.trainer.build_task import build_task
+from conadv.trainer.build import _wire
+from conadv.trainer.build_task import attack_of, build_task
 from ranks import Pool
 
 # (ranks, layout); the 6 chunks of a batch are shared by 1, 2, 3 or 6 lanes.
@@ -76,7 +76,7 @@ def test_twins_that_cross_as_bytes_take_the_steps_of_one_process(layout, alone, 
     changes = {"attack__random_start": 1, "attack__grid": True}
     recipe = tiny.recipe(**changes)
     task = build_task(recipe, torch.device("cpu"))
-    assert [_wire(own, task, _attack(own)).as_bytes for own in (recipe, tiny.recipe())] == [True, False]
+    assert [_wire(own, task, attack_of(own)).as_bytes for own in (recipe, tiny.recipe())] == [True, False]
     one = alone(**changes)
     assert tiny.distance(one, alone(attack__random_start=1)) > 1e-6  # the starts are others
     assert tiny.distance(one, trained(pool, tmp_path, len(layout.split("|")), layout=layout, **changes)) <= 1e-12
