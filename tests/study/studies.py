@@ -112,7 +112,7 @@ def _finish(cell: Cell, home: Path, top1: float, steps: int, robust: bool) -> No
 
 # Damage
 
-FILES = ("results.jsonl", "origin.json", "study.toml", "curves.json", "metrics.jsonl")
+FILES = ("results.jsonl", "origin.json", "study.toml", "curves.csv", "metrics.jsonl")
 STRANGE = [None, 3, -1.5, "", "../x", "\ud800", [], [[1]], {}, {"a": [1]}, True, 10**400, 1e999, "<b>", [None, 1]]
 PIECES = ["[" * 100_000, "NaN", '"', "}", "\\", "1e999", "9" * 5000, "\x00", "null", "-", "\n"]
 
@@ -120,8 +120,7 @@ PIECES = ["[" * 100_000, "NaN", '"', "}", "\\", "1e999", "9" * 5000, "\x00", "nu
 def prepare(folder: Path, seed: int) -> str:
     """A study in this folder, and the name of the file that is damaged in it."""
     make_study(folder, SMALL, steps=8)
-    curves = {"loss": {"conadv": [[0.5, 2.3], [1.0, 1.2], [1.5, 0.4]]}, "progress": {}}
-    (folder / "curves.json").write_text(json.dumps(curves), encoding="utf-8")
+    (folder / "curves.csv").write_text("label,epoch,test_top1,loss\nold,0.5,,2.3\nold,1.0,30,1.2\n", encoding="utf-8")
     name, random = FILES[seed % len(FILES)], Random(seed)
     (path, *_) = sorted([*folder.glob(name), *folder.glob(f"runs/*/{name}")])
     lines = path.read_text(encoding="utf-8").splitlines() if name.endswith(".jsonl") else [path.read_text("utf-8")]

@@ -20,8 +20,7 @@ import pytest
 from conadv import cli, study_commands
 from conadv.config import dump_recipe, load_recipe
 from conadv.study import sweep as sweeping
-from conadv.study.origin import read_origins
-from conadv.study.results import read_results
+from conadv.study.results import read_origins, read_results
 from conadv.study.study_file import Cell, read_study
 
 TIMING = ("seconds", "images_per_second")

@@ -32,11 +32,13 @@ _CONTEXT = ("batch_size", "model", "width", "precision")
 
 
 def cells(results: Sequence[Result]) -> pd.DataFrame:
-    """One row per cell: its arm, its condition (`label`, unique among arms and settings), its seed and its metrics."""
+    """One row per cell: its arm, its condition (`label`, unique among arms and settings), its seed and its metrics.
+
+    If a single setting varies within the arm, `axis` is its key and `place` the value of this cell.
+    """
     rows = []
     for result in results:
         settings = _effective(result.values)
-        rate = number(result.values.get(RATE))
         data = {key: value for key, value in settings.items() if key.startswith("data.") and key != "data.copies"}
         context = {**data, **{key: settings.get(key) for key in _CONTEXT}}
         known = {
@@ -46,17 +48,16 @@ def cells(results: Sequence[Result]) -> pd.DataFrame:
             "tuning": is_tuning(result),
             "method": result.values["method"],
             "seed": result.values["seed"],
-            "rate": rate,
-            "settings": _text({key: value for key, value in settings.items() if key not in _ASIDE}),
-            "context": _text(context),
+            "rate": np.nan_to_num(number(result.values.get(RATE))),
+            "settings": json.dumps({key: value for key, value in settings.items() if key not in _ASIDE}),
+            "context": json.dumps(context),
             "done": result.summary is not None,
             "failed": result.error is not None,
             "commit": result.commit,
         }
         rows.append({**known, **{name: number((result.summary or {}).get(name)) for name in METRICS}})
     table = pd.DataFrame(rows)
-    table["label"] = _labels(table)
-    return table
+    return table.join(_labels(table))
 
 
 def main_cells(table: pd.DataFrame) -> pd.DataFrame:
@@ -66,9 +67,9 @@ def main_cells(table: pd.DataFrame) -> pd.DataFrame:
     """
     rest = table[~table.tuning]
     table = rest if rest.done.any() else table
-    means = table.groupby(["label", "rate"], sort=False, dropna=False)[TOP1].mean()
+    means = table.groupby(["label", "rate"], sort=False)[TOP1].mean()
     best = {label: means[label].fillna(-np.inf).idxmax() for label in table.label.unique()}
-    chosen = table[[_same(rate, best[label]) for label, rate in zip(table.label, table.rate, strict=True)]]
+    chosen = table[table.rate == table.label.map(best)]
     return chosen.sort_values("done", ascending=False, kind="stable").drop_duplicates(["label", "seed"]).sort_index()
 
 
@@ -155,27 +156,20 @@ def _effective(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k not in NUMBERLESS and k.partition(".")[0] not in unused}
 
 
-def _labels(table: pd.DataFrame) -> list[str]:
-    """The arm of each cell, and the settings that vary within the arm, tuning runs aside."""
+def _labels(table: pd.DataFrame) -> pd.DataFrame:
+    """Columns label, axis and place: the arm of each cell, and the settings that vary within it, tuning runs aside."""
     varied = {}
     for (arm, tuning), own in table.groupby(["arm", "tuning"]):
         several = [json.loads(text) for text in own.settings.unique()]
         keys = dict.fromkeys(key for settings in several for key in settings)
-        varied[arm, tuning] = [key for key in keys if len({_text(one.get(key)) for one in several}) > 1]
+        varied[arm, tuning] = [key for key in keys if len({json.dumps(one.get(key)) for one in several}) > 1]
     owners: dict[str, tuple[str, str]] = {}
-    labels = []
+    rows = []
     for arm, tuning, text in zip(table.arm, table.tuning, table.settings, strict=True):
-        parts = [f"{word(key)} {shown(key, json.loads(text).get(key))}" for key in varied[arm, tuning]]
-        label = ", ".join([arm, *parts])
+        settings, apart = json.loads(text), varied[arm, tuning]
+        label = ", ".join([arm, *(f"{word(key)} {shown(key, settings.get(key))}" for key in apart)])
         while owners.setdefault(label, (arm, text)) != (arm, text) and not tuning:
             label += "'"  # an arm whose name is that of another arm with its settings
-        labels.append(label)
-    return labels
-
-
-def _text(value: object) -> str:
-    return json.dumps(value, sort_keys=False)
-
-
-def _same(one: float, other: float) -> bool:
-    return one == other or (np.isnan(one) and np.isnan(other))
+        axis = apart[0] if len(apart) == 1 else ""
+        rows.append((label, axis, number(settings.get(axis))))
+    return pd.DataFrame(rows, table.index, ["label", "axis", "place"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -21,13 +20,15 @@ STYLE = Path(__file__).with_name("report.mplstyle")
 MOST_LINES = 8
 """As many lines as can be told apart."""
 NAMES = {TOP1: "test accuracy, %", ROBUST: "robust accuracy, %"}
-Curves = Mapping[str, Sequence[tuple[float, float]]]
 
 _BRIGHT = ("#56B4E9", "#FF8C42", "#2FC295", "#EFA0CE", "#F2C14E", "#9FD3F5", "#C0A9E6", "#B0B0B0")
 _WIDTH = 5.2  # inches: on a phone, letters are then still legible
 # Of text, of grid lines, and of lines that the style file's colours would be too dark for.
 _COLOURS = {"light": ("#1b1e23", "#d9dde3", None), "dark": ("#e4e7eb", "#3c424a", _BRIGHT)}
 _MARKERS = "osD^vP*X"
+_LEGEND = (
+    "Hollow: every run. Filled: the mean over the seeds. Bar: the 95 % confidence interval of the mean (Student's t)."
+)
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,7 @@ def dots(cells: pd.DataFrame, labels: Sequence[str]) -> Picture:
             first.annotate(label, (0, place - 0.24), xycoords=("axes fraction", "data"), va="bottom")
         return figure
 
-    caption = (
-        "Hollow: every run. Filled: the mean over the seeds. Bar: the 95 % confidence interval of the mean (Student's "
-        "t), cut off at the edge of the figure; a single run has none."
-    )
-    return picture(draw, caption)
+    return picture(draw, f"{_LEGEND} A bar is cut off at the edge of the figure, and a single run has none.")
 
 
 def _draw_row(axis: Any, values: pd.Series, place: int) -> None:
@@ -78,56 +75,46 @@ def _draw_row(axis: Any, values: pd.Series, place: int) -> None:
 
 def by_setting(cells: pd.DataFrame) -> list[Picture]:
     """Accuracy against each number that takes three or more values within an arm, everything else equal."""
-    found: dict[str, dict[str, dict[float, pd.Series]]] = {}
-    for arm, own in cells.groupby("arm", sort=False):
-        several = {text: json.loads(text) for text in own.settings.unique()}
-        keys = dict.fromkeys(key for settings in several.values() for key in settings)
-        varied = [key for key in keys if len({str(settings.get(key)) for settings in several.values()}) > 1]
-        numbers = [settings.get(varied[0]) for settings in several.values()] if len(varied) == 1 else []
-        if len(numbers) > 2 and all(isinstance(one, int | float) for one in numbers):
-            values = {one: own[own.settings == text][TOP1] for text, one in zip(several, numbers, strict=True)}
-            found.setdefault(varied[0], {})[arm] = values
-    return [_setting(key, arms) for key, arms in found.items()]
+    known = cells[cells.place.notna()]
+    known = known[known.groupby(["axis", "arm"]).place.transform("nunique") > 2]
+    return [_setting(str(key), own) for key, own in known.groupby("axis", sort=False)]
 
 
-def _setting(key: str, arms: Mapping[str, Mapping[float, pd.Series]]) -> Picture:
+def _setting(key: str, cells: pd.DataFrame) -> Picture:
+    ticks, arms = sorted(cells.place.unique()), list(cells.arm.unique())[:MOST_LINES]
+
     def draw() -> Figure:
         figure = Figure(figsize=(_WIDTH, 3.6))
         axis = figure.subplots()
-        ticks = sorted({value for values in arms.values() for value in values})
-        for number, (arm, values) in enumerate(list(arms.items())[:MOST_LINES]):
-            places = sorted(values)
-            means = [values[place].mean() for place in places]
-            bars = [mean - interval(values[place])[0] for mean, place in zip(means, places, strict=True)]
-            shift = 0.08 * (number - (min(len(arms), MOST_LINES) - 1) / 2)  # so that bars do not cover each other
-            spots = [ticks.index(place) + shift for place in places]
-            axis.errorbar(spots, means, bars, label=arm, marker=_MARKERS[number], color=f"C{number}", elinewidth=1)
-            for spot, place in zip(spots, places, strict=True):
-                runs = values[place]
-                axis.plot([spot] * len(runs), runs, "o", markerfacecolor="none", color=f"C{number}", markersize=3)
+        for number, arm in enumerate(arms):
+            shift, colour = 0.08 * (number - (len(arms) - 1) / 2), f"C{number}"  # so that bars do not cover each other
+            own = cells[cells.arm == arm]
+            means = own.groupby("place")[TOP1].mean()
+            spots = [ticks.index(place) + shift for place in means.index]
+            bars = [mean - interval(own[own.place == place][TOP1])[0] for place, mean in means.items()]
+            axis.errorbar(spots, means, bars, label=arm, marker=_MARKERS[number], color=colour, elinewidth=1)
+            runs = [ticks.index(place) + shift for place in own.place]
+            axis.plot(runs, own[TOP1], "o", markerfacecolor="none", color=colour, markersize=3)
         axis.set_xticks(range(len(ticks)), [shown(key, tick) for tick in ticks])
         axis.set(xlabel=word(key), ylabel=NAMES[TOP1])
         figure.legend(loc="outside lower center", ncols=2)
         return figure
 
-    caption = (
-        f"Test accuracy by {word(key)}. Hollow: every run. Filled: the mean over the seeds. Bar: the 95 % confidence "
-        "interval of the mean (Student's t)."
-    )
-    caption += f" The first {MOST_LINES} arms." if len(arms) > MOST_LINES else ""
-    return picture(draw, caption)
+    first = f" The first {MOST_LINES} arms." if len(arms) < cells.arm.nunique() else ""
+    return picture(draw, f"Test accuracy by {word(key)}. {_LEGEND}{first}")
 
 
-def lines(curves: Curves, name: str, caption: str) -> Picture:
-    """Curves by epoch."""
+def lines(curves: pd.DataFrame, labels: Sequence[str], column: str, name: str, caption: str) -> Picture:
+    """Curves by epoch, one for each label."""
 
     def draw() -> Figure:
         figure = Figure(figsize=(_WIDTH, 3.4))
         axis = figure.subplots()
-        for label, curve in curves.items():
-            axis.plot(*zip(*curve, strict=True), label=label)
+        for label in labels:
+            own = curves[curves.label == label]
+            axis.plot(own.epoch, own[column], label=label)
         axis.set(xlabel="epoch", ylabel=name)
-        figure.legend(loc="outside lower center", ncols=2 if max(map(len, curves)) < 28 else 1)
+        figure.legend(loc="outside lower center", ncols=2 if max(map(len, labels)) < 28 else 1)
         return figure
 
     return picture(draw, caption)

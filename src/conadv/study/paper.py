@@ -19,14 +19,6 @@ TOP1: dict[str, tuple[float, ...]] = {
     "ConAdv + AutoAugment": (78.5, 78.5, 78.5, 78.5, 78.3, 77.3, 76.2),
 }
 
-# Table 4: training minus test accuracy, points, by batch.
-GAP_BATCHES = (16, 32, 64, 96)
-GAP: dict[str, tuple[float, ...]] = {
-    "vanilla": (4.8, 5.9, 4.3, 4.6),
-    "ConAdv": (2.9, 3.5, 2.0, 2.7),
-    "ConAdv + AutoAugment": (3.1, 3.4, 2.3, 2.2),
-}
-
 # Table 5: top-1 accuracy of ConAdv by batch and epsilon, in 255ths of the pixel range.
 EPSILONS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12)
 TOP1_BY_EPSILON: dict[int, tuple[float, ...]] = {
@@ -41,7 +33,6 @@ def tables() -> dict[str, pd.DataFrame]:
     by_epsilon = {f"batch {batch}k": values for batch, values in TOP1_BY_EPSILON.items()}
     return {
         "Top-1 accuracy by batch size, percent (tables 1 and 2)": _table(TOP1, [f"{batch}k" for batch in BATCHES]),
-        "Generalization gap, points (table 4)": _table(GAP, [f"{batch}k" for batch in GAP_BATCHES]),
         "Top-1 accuracy of ConAdv by ε, percent (table 5)": _table(by_epsilon, [f"{e}/255" for e in EPSILONS]),
     }
 

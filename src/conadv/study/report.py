@@ -1,7 +1,7 @@
 """The report of a study as one HTML page, from the files that a sweep wrote. Loads no torch.
 
 results.jsonl ──► compare.py: cells, conditions ──► verdict, tables, figures.py ──► report.html.jinja
-metrics of the runs ──► curves, also kept in curves.json, so that a report can be written without the runs
+metrics of the runs ──► curves, also kept in curves.csv, so that a report can be written without the runs
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,9 @@ from conadv.trainer.files import read_text, replace_file
 
 from . import figures, paper
 from .compare import LEVEL, ROBUST, TOP1, cells, conditions, main_cells
-from .origin import read_origins
-from .results import Result, number, parse_json, read_results
+from .results import Result, number, parse_json, read_origins, read_results
 
-CURVES = "curves.json"
+CURVES, _CURVE = "curves.csv", ["label", "epoch", TOP1, "loss"]
 _BINS = 60
 _MOST_ROWS = 20  # of the opening figure, if another one shows the same runs
 CSV = ["cell", "label", "grids", "seed", "rate", TOP1, ROBUST, "train_top1", "gap", "test_loss", "failed", "commit"]
@@ -108,17 +108,13 @@ def verdict(everyone: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     seeds = f"{table.n.min()} to {table.n.max()}" if table.n.min() < table.n.max() else f"{table.n.max()}"
     last = f"Each mean is over {seeds} seed{'s' * (seeds != '1')}; {rest}"
     if tested.empty:
-        why = (
-            "no vanilla arm has the same data, model and batch" if table.baseline.isna().all() else "seeds are too few"
-        )
+        alone = table.baseline.isna().all()
+        why = "no vanilla arm has the same data, model and batch" if alone else "seeds are too few"
         return [f"{first}.", f"No difference from vanilla can be tested: {why}.", last]
-    better = tested[(tested.p_holm < LEVEL) & (tested.difference > 0)]
-    worse = tested[(tested.p_holm < LEVEL) & (tested.difference < 0)]
-    parts = [f"{_list(better)} {_are(better)} more accurate than vanilla"] if len(better) else []
-    parts += [f"{_list(worse)} {_are(worse)} less accurate than vanilla"] if len(worse) else []
-    left = len(tested) - len(better) - len(worse)
-    all_of = f"none of the {left} differences from vanilla can" if left == len(tested) else ""
-    parts += [f"{all_of or f'{left} of the {len(tested)} differences cannot'} be told from chance"] if left else []
+    sure = tested[tested.p_holm < LEVEL]
+    kinds = {"More accurate than vanilla": sure[sure.difference > 0], "less accurate": sure[sure.difference < 0]}
+    parts = [f"{kind}: {_names(rows)}" for kind, rows in kinds.items() if len(rows)]
+    parts += [f"{len(tested) - len(sure)} of {len(tested)} differences from vanilla may be chance"]
     second = "; ".join(parts)
     return [f"{first}.", f"{second[0].upper()}{second[1:]} (paired t-test, p < {LEVEL} after Holm's correction).", last]
 
@@ -147,52 +143,47 @@ def accuracy_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rate_table(everyone: pd.DataFrame) -> pd.DataFrame:
-    """Test accuracy by learning rate, if several were tried: means over seeds (their number)."""
-    tried = everyone[everyone.done & everyone[TOP1].notna()]
-    several = tried.groupby("arm").rate.nunique()
-    tried = tried[tried.arm.isin(several[several > 1].index)]
-    if tried.empty:
-        return pd.DataFrame()
-    tried = tried.assign(runs=np.where(tried.tuning, ", tuning", ""))
-    grouped = tried.groupby([tried.label + tried.runs, "rate"], sort=False)[TOP1].agg(["mean", "count"])
-    texts = [f"{mean:.1f} ({count})" for mean, count in zip(grouped["mean"], grouped["count"], strict=True)]
-    wide = pd.Series(texts, grouped.index).unstack(sort=False).sort_index(axis=1).fillna("–")
-    wide.columns = [f"{rate:g}" for rate in wide.columns]
-    return wide.reset_index(names="arm")
+    """Mean test accuracy by learning rate, if several were tried, of tuning runs if there are any."""
+    tried = everyone[everyone.tuning] if everyone.tuning.any() else everyone
+    wide = tried.pivot_table(TOP1, "label", "rate", sort=False).sort_index(axis=1)
+    wide = wide[wide.notna().sum(axis=1) > 1]
+    texts = wide.astype(object).map(lambda mean: "–" if np.isnan(mean) else f"{mean:.1f}")
+    return texts.rename(columns=lambda rate: f"{rate:g}").reset_index(names="arm")
 
 
 # Curves
 
 
-def find_curves(folder: Path, chosen: pd.DataFrame) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Mean curves by epoch of each condition ("progress": test accuracy, "loss": training loss), from the runs.
+def find_curves(folder: Path, chosen: pd.DataFrame) -> pd.DataFrame:
+    """Columns label, epoch, test_top1 and loss: means over the runs of each condition.
 
-    What an earlier report found is read from curves.json, for runs whose folder is gone.
+    They are kept in curves.csv, for the time when the folders of the runs are gone.
     """
-    found = _saved_curves(folder / CURVES)
-    new = False
+    fresh = pd.DataFrame(columns=_CURVE)
     for label, own in chosen[chosen.done].groupby("label", sort=False):
         lines = pd.concat([_metrics(folder / "runs" / cell) for cell in own.cell])
-        if lines.empty:
-            continue
-        for kind in ("progress", "loss"):
-            if curve := mean_curve(lines, kind):
-                found.setdefault(kind, {})[str(label)] = curve
-                new = True
-    if new:
+        if lines.epoch.nunique() > 2:
+            curve = mean_curve(lines).assign(label=label)[_CURVE]
+            fresh = pd.concat([fresh, curve]) if len(fresh) else curve
+    path = folder / CURVES
+    try:
+        saved = pd.read_csv(StringIO(read_text(path)), dtype={"label": str, **dict.fromkeys(_CURVE[1:], float)})[_CURVE]
+    except FileNotFoundError:
+        saved = fresh[:0]
+    except (OSError, ValueError, LookupError):
+        raise ValueError(f"{str(path)!r} is damaged: remove it; a report works without it") from None
+    older = saved[~saved.label.isin(fresh.label)]
+    curves = pd.concat([one for one in (fresh, older) if len(one)]) if len(fresh) + len(older) else fresh
+    if len(fresh):
         with suppress(OSError):  # the folder may be read-only; the report has the curves
-            replace_file(folder / CURVES, (json.dumps(found) + "\n").encode())
-    return {kind: {label: of[label] for label in chosen.label.unique() if label in of} for kind, of in found.items()}
+            replace_file(path, curves.round(4).to_csv(index=False).encode("utf-8", "replace"))
+    return curves[curves.label.isin(chosen.label)]
 
 
-def mean_curve(lines: pd.DataFrame, name: str) -> list[tuple[float, float]]:
+def mean_curve(lines: pd.DataFrame) -> pd.DataFrame:
     """The mean of some runs, averaged in bins of equal length."""
-    known = lines[["epoch", name]].dropna()
-    if known.epoch.nunique() < 3:
-        return []
-    bins = np.ceil(known.epoch / known.epoch.max() * min(_BINS, known.epoch.nunique()))
-    means = known.groupby(bins).mean()
-    return [(round(epoch, 2), round(value, 4)) for epoch, value in zip(means.epoch, means[name], strict=True)]
+    bins = np.ceil(lines.epoch / lines.epoch.max() * min(_BINS, lines.epoch.nunique()))
+    return lines.groupby(bins).mean().reset_index(drop=True)
 
 
 def _metrics(run: Path) -> pd.DataFrame:
@@ -206,34 +197,23 @@ def _metrics(run: Path) -> pd.DataFrame:
             rows.append((number(line.get("epoch")), number(line.get(TOP1)), number(loss)))
         except (ValueError, AttributeError):
             continue
-    return pd.DataFrame(rows, columns=["epoch", "progress", "loss"], dtype=float)
-
-
-def _saved_curves(path: Path) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    try:
-        saved = parse_json(read_text(path))
-        return {
-            kind: {label: [(float(x), float(y)) for x, y in curve] for label, curve in saved.get(kind, {}).items()}
-            for kind in ("progress", "loss")
-        }
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
-        raise ValueError(f"{str(path)!r} is damaged: remove it; a report works without it") from None
+    return pd.DataFrame(rows, columns=_CURVE[1:], dtype=float)
 
 
 def _curve_figures(folder: Path, chosen: pd.DataFrame, table: pd.DataFrame) -> list[figures.Picture]:
-    names = {"progress": "test accuracy, %", "loss": "training loss"}
+    """Test accuracy and loss by epoch: of vanilla, and of the arms with the highest accuracy."""
+    curves = find_curves(folder, chosen)
+    ranked = table[TOP1].sort_values(ascending=False).index
+    vanilla = [label for label in table.index if label == table.baseline[label]][:1]
+    kept = [label for label in [*vanilla, *ranked.drop(vanilla)] if label in set(curves.label)][: figures.MOST_LINES]
+    fewer = " Vanilla, and the arms with the highest final accuracy." if len(kept) < curves.label.nunique() else ""
     drawn = []
-    for kind, of in find_curves(folder, chosen).items():
-        ranked = [label for label in table[TOP1].sort_values(ascending=False).index if label in of]
-        first = [label for label in table.index if label in of and label == table.baseline[label]][:1]
-        kept = [*first, *(label for label in ranked if label not in first)][: figures.MOST_LINES]
-        curves = {label: of[label] for label in table.index if label in kept and len(of[label]) > 1}
-        if curves:
-            fewer = "" if len(curves) == len(of) else " Vanilla, and the arms with the highest final accuracy."
-            caption = f"{names[kind].capitalize().rstrip(', %')} by epoch, mean over the seeds.{fewer}"
-            drawn.append(figures.lines(curves, names[kind], caption))
+    for column, name in ((TOP1, figures.NAMES[TOP1]), ("loss", "training loss")):
+        known = curves[curves.label.isin(kept) & curves[column].notna()]
+        if len(known) > 2:
+            caption = f"{name.removesuffix(', %').capitalize()} by epoch, mean over the seeds.{fewer}"
+            in_order = [label for label in table.index if label in set(known.label)]
+            drawn.append(figures.lines(known, in_order, column, name, caption))
     return drawn
 
 
@@ -269,10 +249,5 @@ def _signed(value: float) -> str:
     return "–" if np.isnan(value) else f"{value:+.1f}".replace("-", "−").replace("+0.0", "0.0").replace("−0.0", "0.0")
 
 
-def _list(table: pd.DataFrame) -> str:
-    names = [f"“{label}” ({_signed(row.difference)} points)" for label, row in table.iterrows()]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _are(table: pd.DataFrame) -> str:
-    return "is" if len(table) == 1 else "are"
+def _names(table: pd.DataFrame) -> str:
+    return ", ".join(f"“{label}” ({_signed(row.difference)} points)" for label, row in table.iterrows())

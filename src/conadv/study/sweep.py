@@ -27,8 +27,7 @@ from conadv.readable import duration
 from conadv.trainer.files import write_atomically
 from conadv.trainer.signals import Interrupted
 
-from .origin import record_origin
-from .results import FILE, Result, last_error, read_results, read_summary, result_of, write_results
+from .results import FILE, Result, last_error, read_results, read_summary, record_origin, result_of, write_results
 from .study_file import NUMBERLESS, Cell, Resolve, Study, flags, identity_of
 
 # Checkpoint by time, because an epoch may be a single step. This does not change any result.
