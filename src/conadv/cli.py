@@ -183,13 +183,13 @@ def inspect_data(
     json: Json = False,
 ) -> None:
     """Describe a data set: images per class, sizes, and damaged files. Every image is decoded once."""
-    from conadv.task.data.inspection import inspect_data
+    from conadv.task.data.inspection import as_lines, inspect_data
 
     found = inspect_data(path)
     if json:
-        report_result(found.as_dict, as_json=True)
+        report_result(lambda: found, as_json=True)
     else:
-        print("\n".join(found.lines()))
+        print("\n".join(as_lines(found)))
 
 
 def recipes(*, json: Json = False) -> None:

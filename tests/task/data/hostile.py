@@ -24,7 +24,7 @@ from PIL import Image
 
 from conadv.task.augment import augmentation
 from conadv.task.data import Fit, Stream, evaluation_batches, open_data
-from conadv.task.data.inspection import inspect_data
+from conadv.task.data.inspection import as_lines, inspect_data
 from task.data.samples import encode, jpeg_set, members_of, picture, write_folder, write_shards_by_hand, write_tar
 from task.data.test_arrays import cifar, write_archive
 
@@ -82,7 +82,7 @@ def _train(path: Path, augment: str, size: int | None) -> None:
 
 
 def _look(path: Path) -> None:
-    inspect_data(path).lines()
+    as_lines(inspect_data(path))
 
 
 def _change(random: Random, file: Path, change: Callable[[bytearray], bytearray | None]) -> None:

@@ -140,7 +140,7 @@ def test_what_is_no_regular_file_is_not_read(
     with pytest.raises(ValueError, match=rf"{Path(place).name}.*(not a regular file|No such device)"):
         list(evaluation_batches(open_data("path", root).train, 1, Fit(8)))
     if "/" in place:
-        assert [Path(problem.name).name for problem in inspect_data(root).damaged] == ["x.jpg"]
+        assert [Path(problem["name"]).name for problem in inspect_data(root)["damaged"]] == ["x.jpg"]
 
 
 @pytest.mark.timeout(30)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conadv.task.data.inspection import inspect_data
+from conadv.task.data.inspection import as_lines, inspect_data
 from task.data.samples import encode, jpeg_set, picture, write_folder, write_shards_by_hand
 
 
@@ -26,19 +26,20 @@ def root(tmp_path: Path) -> Path:
 
 def test_everything_is_counted_and_the_damaged_named(root: Path) -> None:
     found = inspect_data(root)
-    assert found.kind == "image folder"
-    assert found.counts == {"class0": (4, 1), "class1": (3, 1), "class2": (0, 0)}
-    assert sorted(Path(problem.name).name for problem in found.damaged) == ["0005.JPEG", "class2", "note.png"]
+    assert found["kind"] == "image folder"
+    assert found["train"]["by_class"] == {"class0": 4, "class1": 3, "class2": 0}
+    assert found["test"]["by_class"] == {"class0": 1, "class1": 1, "class2": 0}
+    assert sorted(Path(problem["name"]).name for problem in found["damaged"]) == ["0005.JPEG", "class2", "note.png"]
 
 
 def test_the_report_as_text_and_as_json(root: Path) -> None:
     found = inspect_data(root)
-    text = "\n".join(found.lines())
+    text = "\n".join(as_lines(found))
     assert f"{root}: image folder" in text
     assert "7 images in 3 classes, 30 × 10 to 20 (median 15) pixels" in text
     assert "damaged: 3" in text
     assert f"{root}/val/class0/note.png: not an image of a known format" in text
-    kept = json.loads(json.dumps(found.as_dict()))
+    kept = json.loads(json.dumps(found))
     assert kept["train"]["by_class"]["class1"] == 3
     assert kept["test"]["images"] == 2
     assert kept["train"]["height"] == {"smallest": 10, "median": 15, "largest": 20}
@@ -48,17 +49,17 @@ def test_the_report_as_text_and_as_json(root: Path) -> None:
 def test_a_long_list_of_damage_is_cut_in_the_text_alone(tmp_path: Path) -> None:
     write_folder(tmp_path, [*jpeg_set(2), *[(b"text", 0)] * 30], jpeg_set(2))
     found = inspect_data(tmp_path)
-    assert "  and 10 more" in found.lines()
-    assert len(found.as_dict()["damaged"]) == 30
+    assert "  and 10 more" in as_lines(found)
+    assert len(found["damaged"]) == 30
 
 
 def test_arrays_are_inspected_too(tmp_path: Path) -> None:
     images, labels = np.arange(120, dtype=np.uint8).reshape(6, 5, 4), np.array([0, 1, 2, 0, 1, 2])
     np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    assert inspect_data(tmp_path / "a.npz").lines()[1] == "  train  6 images in 3 classes, 4 × 5 pixels"
+    assert as_lines(inspect_data(tmp_path / "a.npz"))[1] == "  train  6 images in 3 classes, 4 × 5 pixels"
 
 
 def test_classes_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     write_shards_by_hand(tmp_path, jpeg_set(4), jpeg_set(2))
     (tmp_path / "classes.txt").write_text("crane\ncrane\n")
-    assert inspect_data(tmp_path).counts == {"crane (0)": (2, 1), "crane (1)": (2, 1)}
+    assert inspect_data(tmp_path)["train"]["by_class"] == {"crane (0)": 2, "crane (1)": 2}

@@ -24,6 +24,7 @@ _VERSIONS = (
     (tuple(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta", b"labels", b"label_names"),
     (("train",), "test", "meta", b"fine_labels", b"fine_label_names"),
 )
+_ALLOWED = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype")
 _NAMES = {name for train, test, meta, _, _ in _VERSIONS for name in (*train, test, meta)}
 
 
@@ -80,23 +81,15 @@ def _source(tables: list[Table], classes: tuple[str, ...]) -> Source:
     return Source(Arrays(images), np.concatenate([labels for _, labels in tables]), classes)
 
 
-class _Rows:
-    """Stands for a NumPy array of bytes with two axes."""
+class _Array:
+    """Stands for a NumPy array of bytes with two axes, and for its type, whose own state says nothing new."""
 
     rows: NDArray[np.uint8]
 
     def __setstate__(self, state: object) -> None:
         match state:
-            case (int(), (int(height), int(width)), _Type(), bool(by_column), bytes(data)):
+            case (int(), (int(height), int(width)), _Array(), bool(by_column), bytes(data)):
                 self.rows = np.frombuffer(data, np.uint8).reshape(height, width, order="F" if by_column else "C")
-            case _:
-                raise ValueError("an array that is not of bytes")
-
-
-class _Type:
-    """Stands for the type of an array, which `_Rows` takes for bytes."""
-
-    def __setstate__(self, state: object) -> None: ...
 
 
 class _Names(dict[bytes | str, Any]):
@@ -109,7 +102,7 @@ class _Names(dict[bytes | str, Any]):
 
 
 class _Unpickler(pickle._Unpickler):
-    """Reads dictionaries, lists, strings, numbers and arrays of bytes, and calls nothing but the stand-ins above.
+    """Reads dictionaries, lists, strings, numbers and arrays of bytes, and calls nothing but `_Array`.
 
     In Python, not C, whose memo grows to any size that a file asks for.
     """
@@ -120,14 +113,9 @@ class _Unpickler(pickle._Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        match f"{module}.{name}":
-            case "numpy.core.multiarray._reconstruct" | "numpy._core.multiarray._reconstruct":
-                return lambda *_: _Rows()
-            case "numpy.ndarray":
-                return lambda *_: None  # only named, as an argument of _reconstruct
-            case "numpy.dtype":
-                return lambda *_: _Type()
-        raise ValueError(f"it would import {module}.{name}")
+        if f"{module}.{name}" not in _ALLOWED:
+            raise ValueError(f"it would import {module}.{name}")
+        return lambda *_: _Array()
 
 
 def _unpickled(data: bytes) -> Any:

@@ -3,75 +3,60 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conadv.task.data.open import find_data
-from conadv.task.data.source import DamagedError, naming, one_line
+from conadv.task.data.source import naming, one_line
 
-_LISTED = 20
-_NAME = 60  # characters
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What was found in a data set."""
-
-    path: str
-    kind: str
-    counts: dict[str, tuple[int, int]]
-    """Usable images of each class, for training and for test."""
-    sizes: dict[str, dict[str, dict[str, int]]]
-    """By "train" and "test", and by "height" and "width": smallest, median, largest, in pixels."""
-    damaged: tuple[DamagedError, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        parts = {}
-        for number, part in enumerate(("train", "test")):
-            by_class = {name: counts[number] for name, counts in self.counts.items()}
-            parts[part] = {"images": sum(by_class.values()), "by_class": by_class, **self.sizes[part]}
-        damaged = [{"name": problem.name, "reason": problem.reason} for problem in self.damaged]
-        return {"path": self.path, "kind": self.kind, **parts, "damaged": damaged}
-
-    def lines(self) -> list[str]:
-        """For a terminal; the whole list of what is damaged is in `as_dict`."""
-        lines = [f"{one_line(self.path)}: {self.kind}"]
-        for number, part in enumerate(("train", "test")):
-            images, side = sum(counts[number] for counts in self.counts.values()), self.sizes[part]
-            ranges = " × ".join(_range(side[name]) for name in ("width", "height"))
-            lines.append(f"  {part:5}  {images:,} images in {len(self.counts)} classes, {ranges} pixels")
-        names = [one_line(name)[:_NAME] for name in self.counts]
-        width = max(len(name) for name in ("class", *names))
-        lines.append(f"  {'class':{width}}  {'train':>9}  {'test':>9}")
-        for name, (train, test) in zip(names, self.counts.values(), strict=True):
-            lines.append(f"  {name:{width}}  {train:9,}  {test:9,}")
-        lines.append(f"damaged: {len(self.damaged)}")
-        lines += [f"  {problem}" for problem in self.damaged[:_LISTED]]
-        return [*lines, f"  and {len(self.damaged) - _LISTED} more"] if len(self.damaged) > _LISTED else lines
+_LISTED = 20  # damaged files in the text
+_NAME = 60  # characters of a class name in the text
 
 
-def inspect_data(path: str | Path, channels: int = 3) -> Inspection:
-    """Decode every image at `path` once."""
+def inspect_data(path: str | Path, channels: int = 3) -> dict[str, Any]:
+    """Decode every image at `path` once.
+
+    Returns:
+        For "train" and "test": the number of images, those of each class, and their sizes; and all that is damaged.
+    """
     with naming(path):
         found = find_data(path, channels)
         data, sizes = found.healthy()
     uses = Counter(data.train.classes)  # several classes may have the same name
     classes = [name if uses[name] == 1 else f"{name} ({number})" for number, name in enumerate(data.train.classes)]
-    train, test = (np.bincount(part.labels, minlength=len(classes)).tolist() for part in (data.train, data.test))
-    counts = dict(zip(classes, zip(train, test, strict=True), strict=True))
-    return Inspection(str(path), found.kind, counts, {part: _spread(sizes[part]) for part in sizes}, data.skipped)
+    report: dict[str, Any] = {"path": str(path), "kind": found.kind}
+    for part, source in (("train", data.train), ("test", data.test)):
+        by_class = np.bincount(source.labels, minlength=len(classes)).tolist()
+        height, width = (_spread(side) for side in sizes[part].T)
+        by_name = dict(zip(classes, by_class, strict=True))
+        report[part] = {"images": len(source), "by_class": by_name, "height": height, "width": width}
+    damaged = [{"name": problem.name, "reason": problem.reason} for problem in data.skipped]
+    return {**report, "damaged": damaged}
 
 
-def _spread(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, dict[str, int]]:
-    sides = zip(("height", "width"), sizes.T, strict=True)
-    return {
-        name: {"smallest": int(side.min()), "median": int(np.median(side)), "largest": int(side.max())}
-        for name, side in sides
-    }
+def as_lines(report: dict[str, Any]) -> list[str]:
+    """What `inspect_data` found, for a terminal."""
+    train, test = report["train"]["by_class"], report["test"]["by_class"]
+    lines = [f"{one_line(report['path'])}: {report['kind']}"]
+    for part in ("train", "test"):
+        size = f"{_range(report[part]['width'])} × {_range(report[part]['height'])}"
+        lines.append(f"  {part:5}  {report[part]['images']:,} images in {len(train)} classes, {size} pixels")
+    names = [one_line(name)[:_NAME] for name in train]
+    width = max(len(name) for name in ("class", *names))
+    lines.append(f"  {'class':{width}}  {'train':>9}  {'test':>9}")
+    for name, one, other in zip(names, train.values(), test.values(), strict=True):
+        lines.append(f"  {name:{width}}  {one:9,}  {other:9,}")
+    damaged = report["damaged"]
+    lines.append(f"damaged: {len(damaged)}")
+    lines += [f"  {problem['name']}: {problem['reason']}" for problem in damaged[:_LISTED]]
+    return [*lines, f"  and {len(damaged) - _LISTED} more"] if len(damaged) > _LISTED else lines
+
+
+def _spread(side: NDArray[np.int64]) -> dict[str, int]:
+    return {"smallest": int(side.min()), "median": int(np.median(side)), "largest": int(side.max())}
 
 
 def _range(side: dict[str, int]) -> str:

@@ -120,7 +120,14 @@ class Source:
     ) -> None:
         self.pictures, self.classes = pictures, classes
         self.rows = np.arange(len(labels)) if rows is None else rows
-        self.labels = checked_labels(labels, classes, self.name)
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise ValueError(f"labels are {labels.dtype} of shape {labels.shape}: give one whole number per image")
+        if len(wrong := np.flatnonzero((labels < 0) | (labels >= len(classes)))):
+            raise ValueError(
+                f"{self.name(wrong[0])} has label {labels[wrong[0]]}, but the {len(classes)} classes are numbered "
+                f"0 to {len(classes) - 1}: correct the label or name more classes"
+            )
+        self.labels = labels.astype(np.int64)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -170,20 +177,6 @@ class DataSet:
         for part, source in (("training", self.train), ("test", self.test)):
             if len(source) == 0:
                 raise ValueError(f"no {part} images that can be used")
-
-
-def checked_labels(labels: NDArray[Any], classes: tuple[str, ...], name: Callable[[int], str]) -> Labels:
-    """Labels as int64, checked to be class numbers."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(f"labels are {labels.dtype} of shape {labels.shape}: give one whole number per image")
-    outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
-    if len(outside):
-        first = int(outside[0])
-        raise ValueError(
-            f"{name(first)} has label {labels[first]}, but the {len(classes)} classes are numbered "
-            f"0 to {len(classes) - 1}: correct the label or name more classes"
-        )
-    return labels.astype(np.int64)
 
 
 def number_names(*labels: NDArray[Any]) -> tuple[str, ...]:
