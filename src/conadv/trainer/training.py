@@ -145,7 +145,8 @@ def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world:
     """The folder of the run, unlocked at the end; only rank 0 opens it."""
     header = "\n".join(f"{what} {version}" for what, version in versions().items())
     config = sealed(dump_recipe(recipe, f"The recipe of this run, whole. Written with:\n{header}"))
-    name = f"{recipe.data.name or Path(str(recipe.data.path)).name}-{recipe.method}"
+    data = recipe.data.name or Path(str(recipe.data.path)).name.replace(":", "-")
+    name = f"{data}-{recipe.method}"
     restarted = world.attempt > 0
     path = resume or folder or default_folder(Path("runs"), name, config, restarted)
     place = RunFolder(path, config, is_new=resume is None and not (restarted and holds(path, config)))

@@ -48,7 +48,7 @@ def build(seed: int, root: Path) -> tuple[str, Path]:
     return name, path
 
 
-def exercise(seed: int, path: Path) -> str:
+def exercise(seed: int, path: Path | str) -> str:
     """Train and look at the data set: "read", or "refused" where a ValueError of one line says why not."""
     random = Random(seed)
     augment = random.choice(("none", "crop-flip", "resized-crop", "autoaugment-imagenet"))
@@ -71,7 +71,7 @@ def _allowed(use: Callable[[], None]) -> bool:
     return True
 
 
-def _train(path: Path, augment: str, size: int | None) -> None:
+def _train(path: Path | str, augment: str, size: int | None) -> None:
     data = open_data("path", path)
     stream = Stream(data.train, 1, 1, 0, augmentation(augment, size))
     for batch in stream.batches(0, min(4, len(data.train))):
@@ -81,7 +81,7 @@ def _train(path: Path, augment: str, size: int | None) -> None:
         pass
 
 
-def _look(path: Path) -> None:
+def _look(path: Path | str) -> None:
     as_lines(inspect_data(path))
 
 

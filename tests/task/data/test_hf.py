@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from random import Random
 
 import datasets
 import pyarrow as pa
@@ -12,7 +13,8 @@ import pytest
 
 from conadv.task.data import open_data
 from conadv.task.data.source import DamagedError
-from task.data.samples import jpeg_set, write_table
+from task.data.hostile import TEST, TRAIN, cut, exercise, flip, insert, number, replace, special
+from task.data.samples import jpeg_set, write_hub, write_table
 
 SAMPLES = jpeg_set(6)
 
@@ -70,6 +72,16 @@ def test_a_missing_split_or_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"^hf:{path}: ") as caught:
             open_data("path", f"hf:{path}")
         assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_damaged_files_are_read_or_refused_in_one_line(tmp_path: Path, seed: int, capfd) -> None:
+    random = Random(seed)
+    place = write_hub(tmp_path / "data", TRAIN, TEST)
+    files = sorted(file for file in (tmp_path / "data").rglob("*") if file.is_file())
+    random.choice([flip, number, cut, insert, replace, special])(random, random.choice(files))
+    assert exercise(seed, place) in ("read", "refused")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_name_of_the_hub_is_looked_up_there(tmp_path: Path) -> None:

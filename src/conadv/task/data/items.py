@@ -83,6 +83,7 @@ def open_hub(reference: str, channels: int) -> tuple[Source, Source | None, str]
     except ImportError as error:
         raise ValueError("it needs the datasets library: pip install 'conadv[hf]'") from error
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # an error is our own line
     with naming(reference, "check the name or the files"):
         path = reference.removeprefix(HUB)
         saved = (Path(path) / "dataset_dict.json").is_file()
