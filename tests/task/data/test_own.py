@@ -32,6 +32,17 @@ class Images(Dataset):
         return self.make(PIXELS[index]), self.labels[index]
 
 
+class Some(Images):
+    """Of which one item is no image."""
+
+    def __init__(self, wrong: int | None) -> None:
+        super().__init__(KINDS["array"])
+        self.wrong = wrong
+
+    def __getitem__(self, index: int) -> tuple[object, int]:
+        return ("text" if index == self.wrong else PIXELS[index]), self.labels[index]
+
+
 KINDS = {
     "Pillow": Image.fromarray,
     "array": lambda pixels: pixels,
@@ -94,6 +105,12 @@ def test_an_item_that_fails_is_named(named) -> None:
     data = open_data("path", named(lambda: Images(lambda pixels: pixels.astype(float))))
     with pytest.raises(ValueError, match=r"mydata:make train\[\d\]: no image: it must be .*; repair the data"):
         Stream(data.train, 2, 2, 0, augmentation("none")).chunk(0, 0)
+
+
+def test_what_one_dataset_has_damaged_is_not_remembered_for_another(named) -> None:
+    bad = open_data("path", named(lambda: Some(3)), damaged="skip")
+    assert len(bad.skipped) == 1
+    assert open_data("path", named(lambda: Some(None)), damaged="skip").skipped == ()
 
 
 def test_a_path_with_a_colon_is_a_path_and_unknown_code_is_named(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ class Found:
     problems: tuple[DamagedError, ...] = ()
     """Found without decoding; these images are not in the data set."""
     stamp: Callable[[], str] = str
-    """A key for the state of the files: cached results are valid until it changes."""
+    """A key for the state of the files: cached results are valid until it changes. Empty: nothing is cached."""
 
     def checked(self) -> DataSet:
         """The data set; raises an error for a problem that was found without decoding."""
@@ -149,7 +149,7 @@ class Found:
             if isinstance(source.pictures, Arrays):
                 sizes[part] = np.tile(source.pictures.images.shape[1:3], (len(source), 1))
                 continue
-            table = cached("scan", f"{part}-{stamp}", partial(_scan, source))
+            table = cached("scan", f"{part}-{stamp}", partial(_scan, source)) if stamp else _scan(source)
             damaged = table["damaged"].tolist()
             skipped += map(DamagedError, map(source.name, damaged), table["reason"].tolist())
             parts[part] = source.take(np.delete(np.arange(len(source)), damaged))
