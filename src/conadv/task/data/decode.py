@@ -67,7 +67,8 @@ def _plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
         return None
     with suppress(Exception):  # an unknown variant, or not a JPEG after all: Pillow decides
         height, width, colour, _ = simplejpeg.decode_jpeg_header(data)
-        if colour in ("YCbCr", "Gray") and (b"Exif\0\0" not in data or _orientation(_open(data)) == 1):
+        notes = data[: data.find(b"\xff\xda")]  # what comes before the first scan
+        if colour in ("YCbCr", "Gray") and (b"Exif\0\0" not in notes or _orientation(_open(data)) == 1):
             return height, width
     return None
 
