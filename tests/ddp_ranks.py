@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import safetensors.torch
@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import loops
-from conadv import PGD, Place, plain_state_dict, route, split_batchnorm
+from conadv import PGD, plain_state_dict, route, split_batchnorm
+from conadv.core.roles import Place
 from settings import SETTINGS, Setting, small_batches, small_cnn
 
 ATTACK = PGD(8 / 255, 5 / 255, random_start=0.5)
@@ -56,8 +57,6 @@ class Scenario:
     kind: type[nn.Sequential] = nn.Sequential
     norm: type[nn.BatchNorm2d] = nn.BatchNorm2d
     compiled: Literal["inside", "outside"] | None = None
-    together: bool = False
-    """Whether the ranks learn from images and twins in one pass; the one process never does."""
 
     def model(self, setting: Setting) -> nn.Sequential:
         # A parameter that no step uses would stop DistributedDataParallel: vanilla needs no adv branch.
@@ -84,11 +83,8 @@ def steps(setting: Setting) -> int:
     return max(3, setting.delay + 2)
 
 
-def train(
-    model: nn.Module, setting: Setting, chunk_size: int, place: Place, part: slice, together: bool = False
-) -> None:
-    common = {"chunk_size": chunk_size, "seed": 3, "place": place, "together": together}
-    method = setting.make(model, ATTACK, adv_weight=0.4, **common)
+def train(model: nn.Module, setting: Setting, chunk_size: int, place: Place, part: slice) -> None:
+    method = setting.make(model, ATTACK, adv_weight=0.4, chunk_size=chunk_size, seed=3, place=place)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     for now, ahead in method.feed([(images[part], labels[part]) for images, labels in small_batches(steps(setting))]):
         optimizer.zero_grad()
@@ -111,7 +107,7 @@ def train_as_rank(setting: Setting, scenario: Scenario) -> bytes:
     size = 8 // RANKS
     place = Place(first_chunk=rank * scenario.chunks)  # what is random differs from rank to rank
     part = slice(rank * size, (rank + 1) * size)
-    train(wrapped, setting, size // scenario.chunks, place, part, scenario.together)
+    train(wrapped, setting, size // scenario.chunks, place, part)
     assert list(plain_state_dict(wrapped)) == list(small_cnn().state_dict())
     assert len(exchanges) == steps(setting), "gradients are exchanged once a step, however many chunks it has"
     return safetensors.torch.save(model.state_dict())
@@ -139,11 +135,12 @@ def attack_as_rank() -> dict[str, bool]:
 
 def first_twin_as_rank() -> list[float]:
     """Made without a word on which rank this is, of images that both have, with the seed that both have."""
-    method = replace(SETTINGS[2], queued=True).make(
-        DistributedDataParallel(split_batchnorm(small_cnn())), ATTACK, seed=3
-    )
-    next(iter(method.feed(small_batches(3))))
-    return method.handoff.take().images.flatten().tolist()
+    method = SETTINGS[2].make(DistributedDataParallel(split_batchnorm(small_cnn())), ATTACK, seed=3)
+    seen: list[Tensor] = []
+    take = method.twins.take  # type: ignore[union-attr]
+    method.twins.take = lambda *asked: seen.append((twin := take(*asked)).images) or twin  # type: ignore
+    method(small_batches(1)[0])
+    return seen[0].flatten().tolist()
 
 
 def mistakes_as_rank() -> list[str]:

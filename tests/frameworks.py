@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import torchvision_ops
-from conadv import PGD, ConAdv, Queue, Recycled, Vanilla, plain_state_dict, split_batchnorm
+from conadv import PGD, ConAdv, Recycled, Vanilla, plain_state_dict, split_batchnorm
 from settings import small_batches, small_cnn
 
 Item = tuple[Tensor, Tensor]
@@ -46,8 +46,7 @@ def make(name: str, model: nn.Module, attack: PGD = NO_ATTACK, **options: Any) -
         return Vanilla(model, F.cross_entropy, **options)
     if name == "recycled":
         return Recycled(model, F.cross_entropy, attack, **options)
-    handoff = Queue() if name == "queued" else None
-    return ConAdv(model, F.cross_entropy, attack, delay=int(name != "disadv"), handoff=handoff, **options)
+    return ConAdv(model, F.cross_entropy, attack, delay=int(name != "disadv"), **options)
 
 
 def prepared(name: str, model: nn.Module | None = None) -> nn.Module:
@@ -123,7 +122,7 @@ def lightning_module(name: str, attack: PGD = NO_ATTACK, double: bool = True) ->
             self.method = make(name, self.model, attack, seed=3)
 
         def training_step(self, batch: Any, number: int) -> Tensor:
-            return self.method.loss(*batch) if name == "queued" else self.method.loss(batch)
+            return self.method.loss(batch)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return sgd(self.model)

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 import loops
 from conadv import PGD, split_batchnorm
 from conadv.core.catalog import METHODS
-from conadv.core.checks import peers
 from settings import small_cnn
 
 Settings = dict[str, Any]
@@ -92,25 +90,6 @@ def train(wrapper: str, *settings: Settings) -> list[str]:
         return _answers(work)
 
 
-def train_twice(first: bool) -> list[str]:
-    """With a loss of the loop's own, before or after the method's."""
-
-    def work() -> None:
-        model = _ddp(_model({"method": "vanilla"}))
-        method, optimizer = _make(model, {"method": "vanilla"}), torch.optim.SGD(model.parameters(), lr=0.1)
-        for images, labels in loops.own_batches(2):
-            optimizer.zero_grad()
-            if not first:
-                method((images, labels))
-            F.cross_entropy(model(images), labels).backward()
-            if first:
-                method((images, labels))
-            optimizer.step()
-
-    with loops.process_group():
-        return _answers(work)
-
-
 def train_groups() -> list[str]:
     """Two models of two ranks each, with an epsilon and weights of their own."""
     with loops.process_group():
@@ -143,5 +122,5 @@ def train_late(seconds: float) -> list[str]:
             time.sleep(seconds)
         _train(method, model)
 
-    with loops.process_group(), mock.patch.object(peers, "_PATIENCE", seconds / 4):
+    with loops.process_group():
         return _answers(work)

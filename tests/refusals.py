@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import loops
 import transformers_loop
-from conadv import PGD, ConAdv, Queue, Recycled, Sam, Team, split_batchnorm
+from conadv import PGD, ConAdv, Recycled, Sam, Team, split_batchnorm
 from frameworks import ATTACK, loader, prepared, quiet_ranks, sgd
 from settings import small_batches, small_cnn
 
@@ -156,16 +156,6 @@ def _not_prepared() -> None:
         optimizer.step()
 
 
-def _accumulation_with_a_queue() -> None:
-    method = _conadv(model := split_batchnorm(small_cnn()), handoff=Queue())
-    optimizer = sgd(model)
-    for number, (now, ahead) in enumerate(method.feed(small_batches(3))):
-        method.loss(now, ahead).backward()
-        if number % 2:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
 def _accumulation_in_a_team() -> None:
     with Team(batch_size=8, chunk_size=4) as team:
         method = team.method(ConAdv, split_batchnorm(small_cnn()), F.cross_entropy, ATTACK)
@@ -183,43 +173,16 @@ def _loss_of_a_team_not_ended() -> None:
 def _copy_is_trained() -> None:
     method = _conadv(model := split_batchnorm(small_cnn()))
     optimizer = sgd(copy.deepcopy(model))
-    for batch in small_batches(65):
+    for batch in small_batches(3):
         optimizer.zero_grad()
         _step(method, batch)
         optimizer.step()
 
 
-def _fed_and_not_called() -> None:
-    method = _conadv(model := split_batchnorm(small_cnn()))
-    optimizer = sgd(model)
-    for _epoch in range(2):
-        for (images, labels), _ in method.feed(small_batches(4)):
-            optimizer.zero_grad()
-            F.cross_entropy(model(images), labels).backward()
-            optimizer.step()
-
-
-def _never_called() -> None:
-    method = _conadv(model := split_batchnorm(small_cnn()))
-    optimizer = sgd(model)
-    for images, labels in small_batches(17):
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-    del method
-
-
-def _plain_loss_too() -> None:
-    method = _conadv(model := split_batchnorm(small_cnn()))
-    images, labels = small_batches(1)[0]
-    F.cross_entropy(model(images), labels).backward()
-    method((images, labels))
-
-
 def _loss_dropped() -> None:
     method = _conadv(model := split_batchnorm(small_cnn()))
     optimizer = sgd(model)
-    for batch in small_batches(3):
+    for batch in small_batches(65):
         optimizer.zero_grad()
         loss = method.loss(batch)
         optimizer.step()
@@ -307,7 +270,7 @@ REFUSALS = (
     Refusal(
         "`loss.backward()` after `loss = method(batch)`, which has run the backward pass",
         lambda: _conadv()(small_batches(1)[0]).backward(),  # type: ignore[attr-defined]
-        "'Losses' object has no attribute 'backward'",
+        "already done by the method: remove this line (or call method.loss(batch).backward())",
     ),
     Refusal(
         "a setting changed after the method was made",
@@ -334,37 +297,14 @@ REFUSALS = (
     Refusal(
         "an optimizer with the weights of a copy of the model",
         _copy_is_trained,
-        "the weights of the method's model did not change in 64 calls: backpropagate method.loss(batch), call "
-        "optimizer.step(), and give the optimizer the parameters of the very model that the method was made with (a "
-        "deepcopy has others)",
-        warns=True,
+        "the optimizer has the weights of a copy of the method's model, which never learns: make the method and the "
+        "optimizer with the same model (a deepcopy has other weights)",
     ),
     Refusal(
         "`method.loss(batch)` without `backward()`",
         _loss_dropped,
-        "2 losses of method.loss were not backpropagated, nor any before: call method.loss(batch).backward() in each "
-        "step, or method(batch), which runs the backward pass itself",
-        warns=True,
-    ),
-    Refusal(
-        "batches from `method.feed(loader)`, and your own loss instead of the method's",
-        _fed_and_not_called,
-        "8 batches of method.feed(loader) went by without a call of the method, so that the model learns without it: "
-        "call method(now, ahead), or backpropagate method.loss(now, ahead), in place of your own loss",
-        warns=True,
-    ),
-    Refusal(
-        "a method that is created and never called",
-        _never_called,
-        "16 updates of the model went by without a call of its method, so that the model learns without it: call "
-        "method(batch) in place of your own loss and its backward pass, or create the method when you start to use it",
-        warns=True,
-    ),
-    Refusal(
-        "your own `loss.backward()` besides `method(batch)`",
-        _plain_loss_too,
-        "your loop backpropagates its own loss of a batch that the method learns from, too, which adds those gradients "
-        "twice: drop your loss, since the method computes it as well",
+        "the weights of the method's model did not change in 64 calls: backpropagate method.loss(batch), call "
+        "optimizer.step(), and give the optimizer the parameters of the very model that the method was made with",
         warns=True,
     ),
     Refusal(
@@ -556,18 +496,6 @@ REFUSALS = (
         "1 (InstanceNorm2d) tracks statistics of images in its buffer running_mean, which clean and adversarial images "
         "would share: call split_batchnorm(model, also=(InstanceNorm2d,)) to give it branches, or "
         "mixed=(InstanceNorm2d,) to share them",
-    ),
-    Refusal(
-        "a queue of twins without `method.feed(loader)`",
-        lambda: _step(_conadv(handoff=Queue())),
-        "no twin is in flight: take the batches from `method.feed(loader)`",
-    ),
-    Refusal(
-        "gradient accumulation with a queue of twins",
-        _accumulation_with_a_queue,
-        "gradients are accumulated, and with handoff=Queue() delay counts batches, not updates of the weights: drop "
-        "handoff=, or multiply delay by the number of accumulated batches",
-        warns=True,
     ),
     Refusal(
         "gradient accumulation over several calls of a `Team`",

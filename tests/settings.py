@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv import PGD, ConAdv, Queue, Recycled, Sam, Vanilla
+from conadv import PGD, ConAdv, Recycled, Sam, Vanilla
 from conadv.core.catalog import METHODS
 
 CLASSES = 5
@@ -26,8 +26,6 @@ class Setting:
     name: str
     method: str
     delay: int = 1
-    queued: bool = False
-    """Whether twins wait in memory, instead of being made when they are learnt from."""
 
     @property
     def adversarial(self) -> bool:
@@ -37,9 +35,11 @@ class Setting:
         """The method around a model that has the branches it needs."""
         own = {"attack": attack or PGD(8 / 255, random_start=0), "delay": self.delay, "rho": RHO}
         own["adv_weight"] = options.pop("adv_weight", 0.5)
-        own["handoff"] = options.pop("handoff", Queue() if self.queued else None)
-        own["stale_weights"] = options.pop("stale_weights", None)
-        return METHODS[self.method].build(model, F.cross_entropy, own, **options)
+        place = options.pop("place", None)
+        method = METHODS[self.method].build(model, F.cross_entropy, own, **options)
+        if place is not None:
+            method.join(place)
+        return method
 
 
 SETTINGS = (
@@ -48,8 +48,6 @@ SETTINGS = (
     Setting("conadv", "conadv"),
     Setting("conadv-2", "conadv", delay=2),
     Setting("conadv-3", "conadv", delay=3),
-    Setting("conadv-queue", "conadv", queued=True),
-    Setting("conadv-queue-3", "conadv", delay=3, queued=True),
     Setting("recycled", "recycled"),
     Setting("sam", "sam", delay=0),
     Setting("sam-stale", "sam"),

@@ -28,13 +28,12 @@ from torch.distributed import distributed_c10d
 import tiny
 from conadv import cli
 from conadv.config import recipe_of_run
-from conadv.core.batchnorm.splitbn import pending_statistics, split_batchnorm
-from conadv.core.conadv import ConAdv
-from conadv.core.handoff import Twin
-from conadv.core.parts import Losses
-from conadv.core.recycled import Recycled
+from conadv.core.algorithm import ConAdv, Recycled
+from conadv.core.batch import Batch
 from conadv.core.roles import Place, Role
-from conadv.core.stale import StaleWeights
+from conadv.core.splitbn import pending_statistics, split_batchnorm
+from conadv.core.step import Losses
+from conadv.core.twins import StaleWeights
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.parallel.collectives import PeerError, joined, own_device
 from conadv.parallel.gradients import Exchange
@@ -75,10 +74,10 @@ def take_steps(changes: dict[str, Any], out: str) -> str:
 SHAPE = (2, 3, 5)
 
 
-def twin(images: int, dtype: torch.dtype, seed: int) -> Twin:
+def twin(images: int, dtype: torch.dtype, seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.rand(images, *SHAPE, dtype=torch.float64, generator=generator).to(dtype)
-    return Twin(pixels, torch.randint(2**40, (images,), generator=generator))
+    return Batch(pixels, torch.randint(2**40, (images,), generator=generator))
 
 
 def wait_in_vain(timeout: float, for_what: str) -> str:
@@ -148,7 +147,7 @@ def _put(handoff: RankHandoff, number: int, place: Place) -> None:
         handoff.put(twin(2, torch.float32, 100 * number + chunk))
 
 
-def _is(one: Twin, other: Twin) -> bool:
+def _is(one: Batch, other: Batch) -> bool:
     return torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import conadv
+from conadv.core.twins import Local
 from conadv.parallel.sampler import TeamSampler
 from settings import RHO, small_batches, small_cnn
 
@@ -49,12 +50,13 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
 def alone(name: str, options: dict[str, Any], leave: int = 0) -> dict[str, Tensor]:
     """The loop in one process and without a team; its epoch is left after `leave` steps."""
     model, optimizer = network()
-    queue = {"handoff": conadv.Queue()} if name == "ConAdv" else {}  # as in a team, no twin outlives its epoch
-    method = make(name, model, getattr(conadv, name), chunk_size=CHUNK, seed=SEED, **queue, **options)
+    method = make(name, model, getattr(conadv, name), chunk_size=CHUNK, seed=SEED, **options)
     sampler = TeamSampler(data(), BATCH, slice(0, BATCH), SEED)
     loader = DataLoader(data(), batch_sampler=sampler)
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
+        if name == "ConAdv":  # as in a team, no weights of the epoch before generate twins
+            method.twins = method._carried = Local(model, method.delay, method.twin)
         for now, ahead in method.feed(loader):
             optimizer.zero_grad()
             method(now, ahead)

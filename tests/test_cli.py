@@ -480,7 +480,7 @@ def test_cli_and_config_do_without_torch():
     )
     ours = ["conadv", "conadv.atomic", "conadv.cli", "conadv.config"]
     ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog"]
-    ours += ["conadv.core.memory", "conadv.core.roles"]
+    ours += ["conadv.memory", "conadv.core.roles"]
     ours += ["conadv.flags", "conadv.last_words", "conadv.optim", "conadv.optim.catalog"]
     ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.ending", "conadv.parallel.launch"]
     ours += ["conadv.printing", "conadv.readable", "conadv.recipe_flags"]

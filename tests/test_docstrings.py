@@ -26,5 +26,5 @@ def test_every_argument_is_explained(name):
 
 
 def test_every_field_of_common_has_a_text_below_it():
-    texts = descriptions("conadv.core.parts")
+    texts = descriptions("conadv.core.step")
     assert all(texts[f"Common.{field}"] for field in conadv.Common.__annotations__)

@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import load_recipe
+    from .core.algorithm import ConAdv, Recycled, Vanilla
     from .core.attack import Attack
-    from .core.batch import Batch
-    from .core.batchnorm.splitbn import plain_state_dict, route, split_batchnorm
-    from .core.conadv import ConAdv
-    from .core.feed import Feed
-    from .core.handoff import Queue
-    from .core.methods import Method, Vanilla
-    from .core.parts import Common, Losses
+    from .core.batch import Batch, Feed
     from .core.pgd import PGD
-    from .core.recycled import Recycled
-    from .core.roles import Place, Role
+    from .core.roles import Role
     from .core.sam import Sam
-    from .core.stale import StaleWeights
+    from .core.splitbn import plain_state_dict, route, split_batchnorm
+    from .core.step import Common, Losses, Method
     from .optim.groups import parameter_groups
     from .optim.lamb import Lamb
     from .optim.lars import Lars
@@ -44,12 +39,9 @@ __all__ = [
     "Layout",
     "Losses",
     "Method",
-    "Place",
-    "Queue",
     "Recycled",
     "Role",
     "Sam",
-    "StaleWeights",
     "Team",
     "Vanilla",
     "load_recipe",
@@ -69,19 +61,14 @@ except PackageNotFoundError:  # a copy of the source that was never installed
 
 _HOMES = {
     "config": ("load_recipe",),
+    "core.algorithm": ("ConAdv", "Recycled", "Vanilla"),
     "core.attack": ("Attack",),
-    "core.batch": ("Batch",),
-    "core.conadv": ("ConAdv",),
-    "core.feed": ("Feed",),
-    "core.handoff": ("Queue",),
-    "core.methods": ("Method", "Vanilla"),
-    "core.parts": ("Common", "Losses"),
+    "core.batch": ("Batch", "Feed"),
     "core.pgd": ("PGD",),
-    "core.recycled": ("Recycled",),
-    "core.roles": ("Place", "Role"),
+    "core.roles": ("Role",),
     "core.sam": ("Sam",),
-    "core.batchnorm.splitbn": ("plain_state_dict", "route", "split_batchnorm"),
-    "core.stale": ("StaleWeights",),
+    "core.splitbn": ("plain_state_dict", "route", "split_batchnorm"),
+    "core.step": ("Common", "Losses", "Method"),
     "optim.groups": ("parameter_groups",),
     "optim.lamb": ("Lamb",),
     "optim.lars": ("Lars",),

@@ -19,9 +19,9 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from conadv import config, study_commands
-from conadv.core.memory import ADVICE, is_out_of_memory
 from conadv.flags import Json, option, spell_out
 from conadv.last_words import witnessed
+from conadv.memory import ADVICE, is_out_of_memory
 from conadv.parallel.agreement import AgreedError
 from conadv.parallel.launch import adopt_slurm, local_rank, own_rank, world_size
 from conadv.printing import allow_any_encoding, say

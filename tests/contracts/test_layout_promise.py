@@ -83,15 +83,6 @@ def test_twins_that_cross_as_bytes_take_the_steps_of_one_process(layout, alone, 
 
 
 @pytest.mark.parametrize(
-    ("method", "layout"), [("conadv", "none"), ("conadv", "2 clean+adv | attack"), ("recycled", "none")]
-)
-def test_images_and_twins_in_one_pass_take_the_steps_of_one_process(method, layout, alone, pool, tmp_path):
-    changes = {"method": method, "model": "tiny:steady"}
-    several = trained(pool, tmp_path, 3, layout=layout, together=True, **changes)
-    assert tiny.distance(alone(**changes), several) <= 1e-12
-
-
-@pytest.mark.parametrize(
     ("method", "layout"),
     [
         ("conadv", "none"),

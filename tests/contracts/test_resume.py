@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from conadv import PGD, ConAdv, split_batchnorm
+from conadv import PGD, split_batchnorm
 from settings import Method, Setting, every_method, small_batches, small_cnn
 
 EPOCHS = [small_batches(5), small_batches(5, seed=2)]
@@ -83,7 +83,7 @@ def test_a_state_is_small_and_does_not_change_later(setting: Setting) -> None:
     run.train(2)
     state = run.method.state_dict()
     copies = {name: tensor.clone() for name, tensor in state.items()}
-    batches_in_flight = 1 if setting.method == "recycled" else setting.delay if setting.queued else 0
+    batches_in_flight = 1 if setting.method == "recycled" else 0
     assert sum(name.startswith("twins.") for name in state) == 2 * 2 * batches_in_flight
     run.train(4)
     assert all(torch.equal(tensor, copies[name]) for name, tensor in state.items())
@@ -107,17 +107,3 @@ def test_the_state_of_another_method_is_refused_by_name(one: str, other: str) ->
     method = Setting("", other, 1).make(run.model, ATTACK, chunk_size=4)
     with pytest.raises(ValueError, match=r"of another method: it has method \w+ instead of \w+$"):
         method.load_state_dict(run.method.state_dict())
-
-
-def test_a_state_between_ranks_is_refused() -> None:
-    class Elsewhere:
-        """A hand-off whose twins this process cannot see."""
-
-        def put(self, twin: object) -> None: ...
-        def take(self) -> Any: ...
-        def clear(self) -> None: ...
-
-    run = Run(Setting("", "conadv", 1))
-    method = ConAdv(run.model, nn.CrossEntropyLoss(), ATTACK, handoff=Elsewhere())
-    with pytest.raises(ValueError, match="save the stale weights and regenerate the twins"):
-        method.state_dict()

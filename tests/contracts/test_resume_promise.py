@@ -19,7 +19,6 @@ from ranks import Pool
 
 # 3 epochs of 2 steps.
 STEPS = 6
-JOINT = {"model": "resnet8", "width": 4}  # a joint pass allows no dropout, which the tiny net has
 SETTINGS: dict[str, dict[str, Any]] = {
     "vanilla": {"method": "vanilla"},
     "disadv": {"method": "disadv"},
@@ -31,8 +30,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "recycled-share": {"method": "recycled", "twin_share": 0.5, "chunk_size": 2},
     "conadv-main": {"method": "conadv", "twin_branch": "main"},
     "recycled-main": {"method": "recycled", "twin_branch": "main"},
-    "conadv-together": {"method": "conadv", "together": True, **JOINT},
-    "recycled-together": {"method": "recycled", "together": True, "chunk_size": 2, "twin_share": 0.5, **JOINT},
     "sam": {"method": "sam"},
     "sam-stale": {"method": "sam", "delay": 1},
 }
@@ -45,8 +42,6 @@ LAYOUTS = {
     "vanilla": [(2, "clean")],
     "conadv-main": [(3, "clean | adv | attack")],
     "recycled-main": [(2, "clean | adv")],
-    "conadv-together": [(2, "clean+adv | attack")],
-    "recycled-together": [(3, "clean+adv")],
     "recycled-share": [(2, "clean | adv"), (4, "clean | adv"), (5, "4 clean | adv")],
     "sam": [(2, "clean")],
     "sam-stale": [(2, "clean")],

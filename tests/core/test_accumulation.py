@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import itertools
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv import PGD, ConAdv, Queue, split_batchnorm
+from conadv import PGD, ConAdv
 from settings import small_batches, small_cnn
 
 EPSILON, RATE = 8 / 255, 0.2
@@ -127,22 +126,3 @@ def resumed(model: nn.Module, method: ConAdv) -> tuple[nn.Module, ConAdv]:
     for weight, before in zip(other.parameters(), model.parameters(), strict=True):
         weight.grad = before.grad
     return other, own
-
-
-def steps_with_a_queue(accumulate: int, **options: Any) -> None:
-    model = split_batchnorm(small_cnn())
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    method = ConAdv(model, F.cross_entropy, ATTACK, **options)
-    for number, (now, ahead) in enumerate(method.feed(small_batches(4)), 1):
-        method.loss(now, ahead).backward()
-        if number % accumulate == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def test_a_queue_counts_batches_and_says_so_once() -> None:
-    with pytest.warns(UserWarning, match="delay counts batches, not updates") as caught:
-        steps_with_a_queue(2, handoff=Queue())
-    assert len(caught) == 1
-    steps_with_a_queue(1, handoff=Queue())
-    steps_with_a_queue(2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conadv.core.feed import Feed
+from conadv.core.batch import Feed
 
 
 def learnt_from(feed: Feed) -> list[Any]:

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conadv import PGD, split_batchnorm
-from conadv.core.batchnorm.splitbn import update_running_stats
 from conadv.core.catalog import METHODS
 from conadv.core.roles import Place
+from conadv.core.splitbn import update_running_stats
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
 from conadv.parallel.collectives import World
@@ -23,7 +23,6 @@ from conadv.task.models import build_model
 
 # Forward and backward passes of a step, and of one in which images and twins share a pass; the update comes once.
 PASSES = {"vanilla": 1, "recycled": 2, "conadv": 3}
-TOGETHER = {"recycled": 1, "conadv": 2}
 IMAGES, LABELS = torch.rand(2, 3, 32, 32), torch.tensor([1, 2])
 DEEP = {"name": "resnet50", "classes": 10, "in_channels": 3, "width": 4}  # narrow: as many operators, less work
 
@@ -63,12 +62,12 @@ def plain_step(update: bool) -> Callable[[], None]:
     return step
 
 
-def own_step(name: str, together: bool = False) -> Callable[[], None]:
+def own_step(name: str) -> Callable[[], None]:
     info = METHODS[name]
     model = split_batchnorm(build_model(**DEEP), info.branches)
     options = {"attack": PGD(4 / 255), "delay": info.default_delay, "adv_weight": 0.5}
-    common = {"seed": 0, "place": Place(updates_stats=False), "together": together}
-    method = info.build(model, F.cross_entropy, options, **common)
+    method = info.build(model, F.cross_entropy, options, seed=0)
+    method.join(Place(updates_stats=False))
     optimizer = Lars(parameter_groups(model, 5e-4), lr=0.1, foreach=True)
     exchange = Exchange(model, World(0, 1, torch.device("cpu")), 1.0)
 
@@ -94,14 +93,3 @@ def test_a_step_starts_hardly_more_operators_than_its_passes_and_reads_no_scalar
     # The exchange reads all its numbers at once, by `tolist`, which is not among these.
     waits = {name: count for name, count in counts.items() if name in ("aten._local_scalar_dense", "aten.is_nonzero")}
     assert waits == {}
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-def test_images_and_twins_that_share_a_pass_start_fewer_operators(name, plain):
-    counts = counted(own_step(name, together=True))
-    layers = counts["aten.native_batch_norm"] // PASSES[name]
-    for operator in ("aten.convolution", "aten.convolution_backward"):
-        assert counts[operator] == TOGETHER[name] * layers  # as many convolutions as BatchNorm layers
-    # The shared pass normalizes the second part apart (an allocation and two operators a layer), and joins both, there
-    # and back.
-    assert counts.total() <= 1.15 * (TOGETHER[name] * plain["pass"] + plain["update"]) + 5 * layers

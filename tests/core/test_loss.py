@@ -176,7 +176,7 @@ def test_dicts_several_inputs_and_structured_targets(setting: Setting) -> None:
     ]
     model = Scaled()
     method = setting.make(model, PGD(0, random_start=0), chunk_size=4, batch=as_batch, input_name="pixels")
-    method._learner.loss = loss
+    method._step.loss = loss
     reference = small_cnn()
     for number, (now, ahead) in enumerate(method.feed(items)):
         model.zero_grad()
@@ -224,11 +224,11 @@ def test_a_loss_that_is_no_mean_is_refused_when_the_method_is_made(reduction: st
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_a_function_that_is_no_mean_is_refused_in_the_first_step(setting: Setting, chunk_size: int | None) -> None:
     method = setting.make(split_batchnorm(small_cnn()), chunk_size=chunk_size)
-    method._learner.checks._loss = method._learner.loss = lambda x, y: F.cross_entropy(x, y, reduction="sum")
+    method._step.checks._loss = method._step.loss = lambda x, y: F.cross_entropy(x, y, reduction="sum")
     with pytest.raises(ValueError, match="the mean over the images"):
         take_steps(method, small_batches(1))
     method = setting.make(split_batchnorm(small_cnn()), chunk_size=chunk_size)
-    method._learner.loss = lambda x, y: F.cross_entropy(x, y, reduction="none")
+    method._step.loss = lambda x, y: F.cross_entropy(x, y, reduction="none")
     with pytest.raises((ValueError, RuntimeError), match=r"not one number|scalar outputs"):
         take_steps(method, small_batches(1))
 

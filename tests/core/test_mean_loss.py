@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
-from conadv.core.checks import mean_loss
-from conadv.core.checks.mean_loss import close
+from conadv.core import validate as mean_loss
+from conadv.core.validate import close
 from settings import CLASSES, small_batches, small_cnn
 
 WEIGHTS = torch.arange(1.0, CLASSES + 1, dtype=torch.float64)

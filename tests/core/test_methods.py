@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import conadv
-from conadv import PGD, ConAdv, Place, Queue, Recycled, Role, Vanilla, route, split_batchnorm
+from conadv import PGD, ConAdv, Recycled, Role, Vanilla, route, split_batchnorm
 from conadv.core.batch import Chunked, cut
+from conadv.core.roles import Place
 from settings import (
     CLASSES,
-    SETTINGS,
     Method,
     Setting,
     adversarial_methods,
@@ -76,8 +76,7 @@ def test_each_batch_is_learnt_from_once_and_attacked_once(setting: Setting, leng
         pairs.append((now, ahead))
     assert [now for now, _ in pairs] == batches
     assert method.step == length
-    delay = setting.delay if setting.queued else length
-    assert [ahead for _, ahead in pairs] == [*batches[delay:], *[None] * min(delay, length)][:length]
+    assert [ahead for _, ahead in pairs] == [None] * length
 
 
 @every_method
@@ -95,12 +94,12 @@ def test_an_endless_stream_is_read_only_as_far_as_needed(setting: Setting) -> No
     assert len(taken) == 5
     for _, (now, ahead) in zip(range(3), method.feed(stream()), strict=False):
         method(now, ahead)
-    assert len(taken) - 5 <= 3 + 1 + (setting.delay if setting.queued else 0)
+    assert len(taken) - 5 <= 3 + 1
 
 
 @every_method
 def test_several_epochs_with_a_feed_each(setting: Setting) -> None:
-    """In a queue, the twins of an epoch's first batches are made when it begins; recycled's last ones stay."""
+    """What is carried over, such as recycled's last twins, crosses the end of an epoch."""
     batches = small_batches(4)
     model, other = make_model(), make_model()
     method, apart = setting.make(model), setting.make(other)
@@ -110,15 +109,9 @@ def test_several_epochs_with_a_feed_each(setting: Setting) -> None:
             optimizers[0].zero_grad()
             method(now, ahead)
             optimizers[0].step()
-    for number, batch in enumerate(batches * 2):
-        if setting.queued and number % 4 == 0:
-            for ahead_number in range(number, number + setting.delay):
-                if ahead_number < number + 4:
-                    apart.prime(batches[ahead_number % 4], ahead_number)
-        within = number % 4 + setting.delay < 4
-        ahead = batches[(number + setting.delay) % 4] if within and setting.queued else None
+    for batch in batches * 2:
         optimizers[1].zero_grad()
-        apart(batch, ahead)
+        apart(batch)
         optimizers[1].step()
     assert same_weights(model, other)
 
@@ -133,10 +126,7 @@ def test_after_an_early_break_a_new_feed_starts_clean(setting: Setting, steps: i
         method(now, ahead)
     other = copy.deepcopy(model)
     fresh = setting.make(other)
-    if setting.queued:
-        fresh.resume(steps)
-    else:
-        fresh.load_state_dict(method.state_dict())
+    fresh.load_state_dict(method.state_dict())
     train(method, model, second)
     train(fresh, other, second)
     assert same_weights(model, other)
@@ -153,42 +143,14 @@ def test_what_was_loaded_is_for_the_first_feed_only(setting: Setting) -> None:
     method(*next(iter(method.feed(small_batches(6)[2:]))))
     other = copy.deepcopy(model)
     fresh = setting.make(other)
-    if setting.queued:
-        fresh.resume(3)
-    else:
-        fresh.load_state_dict(method.state_dict())
+    fresh.load_state_dict(method.state_dict())
     train(method, model, small_batches(3, seed=5))
     train(fresh, other, small_batches(3, seed=5))
     assert same_weights(model, other)
 
 
-def test_twins_that_were_primed_for_another_batch_are_not_taken() -> None:
-    """As after a trial by hand: the first feed makes the twins of its own batches."""
-    model, other = make_model(), make_model()
-    methods = [ConAdv(net, F.cross_entropy, ATTACK, handoff=Queue(), seed=1) for net in (model, other)]
-    methods[0].prime(small_batches(1, seed=7)[0], 0)
-    for method, net in zip(methods, (model, other), strict=True):
-        train(method, net, small_batches(2))
-    assert same_weights(model, other)
-
-
-@every_method
-def test_a_method_can_start_again(setting: Setting) -> None:
-    """In the same process, with twins of the first start still in flight."""
-    model, other = make_model(), make_model()
-    method = setting.make(model)
-    for _, (now, ahead) in zip(range(2), method.feed(small_batches(5)), strict=False):
-        method(now, ahead)
-    model.load_state_dict(other.state_dict())
-    method.resume(0)
-    train(method, model, small_batches(4))
-    train(setting.make(other), other, small_batches(4))
-    assert same_weights(model, other)
-
-
-@pytest.mark.parametrize("queued", [True, False])
 @pytest.mark.parametrize("delay", [0, 1, 2])
-def test_a_step_that_failed_leaves_no_twins_to_the_next_feed(delay: int, queued: bool) -> None:
+def test_a_step_that_failed_is_forgotten_by_the_next_feed(delay: int) -> None:
     model, losses_left = make_model(), [100]
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -197,16 +159,18 @@ def test_a_step_that_failed_leaves_no_twins_to_the_next_feed(delay: int, queued:
             raise MemoryError
         return F.cross_entropy(outputs, labels)
 
-    method = ConAdv(model, loss, ATTACK, delay=delay, handoff=Queue() if queued else None)
+    method = ConAdv(model, loss, ATTACK, delay=delay)
     feed = iter(method.feed(small_batches(6)))
     method(*next(feed))
     losses_left[0] = 1  # the attack succeeds, learning does not
     with pytest.raises(MemoryError):
         method(*next(feed))
     losses_left[0] = 100
+    with pytest.raises(ValueError, match="the step before failed"):
+        method(small_batches(1)[0])
     for now, ahead in method.feed(small_batches(2)):
         method(now, ahead)
-    assert twins_of(method) == []
+    assert method.step == 3
 
 
 def test_batches_may_have_different_sizes() -> None:
@@ -241,41 +205,6 @@ def test_a_batch_may_come_chunk_by_chunk(setting: Setting) -> None:
     assert same_weights(*states)
 
 
-def test_a_batch_that_comes_by_chunks_and_was_read_is_refused() -> None:
-    """An attack ahead would read it a step before it is learnt from, and leave nothing."""
-    model = make_model()
-    batches = [Chunked(4, cut(conadv.Batch(*batch), 2)) for batch in small_batches(3)]
-    with pytest.raises(ValueError, match="0 of 4 chunks came"):
-        train(ConAdv(model, F.cross_entropy, ATTACK, chunk_size=2, handoff=Queue()), model, batches)
-
-
-@pytest.mark.parametrize("delay", [1, 2, 3])
-def test_twins_made_late_with_stale_weights_are_those_made_ahead(delay: int) -> None:
-    batches = small_batches(6)
-    ahead, keeping = make_model(), make_model()
-    train(ConAdv(ahead, F.cross_entropy, ATTACK, delay=delay, chunk_size=2, handoff=Queue()), ahead, batches)
-    train(ConAdv(keeping, F.cross_entropy, ATTACK, delay=delay, chunk_size=2), keeping, batches)
-
-    late = make_model()
-    past = [copy.deepcopy(late.state_dict())] * delay
-
-    @contextmanager
-    def stale_weights() -> Iterator[None]:
-        now = copy.deepcopy(late.state_dict())
-        late.load_state_dict(past[-delay])
-        yield
-        late.load_state_dict(now)
-
-    method = ConAdv(late, F.cross_entropy, ATTACK, delay=delay, chunk_size=2, stale_weights=stale_weights)
-    optimizer = torch.optim.SGD(late.parameters(), lr=0.2, momentum=0.9)
-    for now, _ in method.feed([Chunked(4, cut(conadv.Batch(*batch), 2)) for batch in batches]):
-        optimizer.zero_grad()
-        method(now)
-        past.append(copy.deepcopy(late.state_dict()))
-        optimizer.step()
-    assert same_weights(ahead, late) and same_weights(ahead, keeping)
-
-
 @adversarial_methods
 def test_noise_does_not_depend_on_the_delay(setting: Setting) -> None:
     """What is random is a function of the seed, the batch and the chunk: twins without a gradient are always alike."""
@@ -286,14 +215,14 @@ def test_noise_does_not_depend_on_the_delay(setting: Setting) -> None:
         model = make_model()
         method = given.make(model, noise, chunk_size=4, seed=3)
         seen: list[Tensor] = []
-        original = method.handoff.take  # type: ignore[union-attr]
+        original = method.twins.take  # type: ignore[union-attr]
 
-        def take() -> object:
-            twin = original()
+        def take(*arguments: Any) -> object:
+            twin = original(*arguments)
             seen.append(twin.images)
             return twin
 
-        method.handoff.take = take  # type: ignore[union-attr, method-assign, assignment]
+        method.twins.take = take  # type: ignore[union-attr, method-assign, assignment]
         train(method, model, batches)
         return seen
 
@@ -357,49 +286,14 @@ def test_gradients_are_added_to_those_that_are_there(setting: Setting) -> None:
     assert now is batches[0] or ahead is None
 
 
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.queued or s.method == "recycled"], ids=lambda s: s.name)
-@pytest.mark.parametrize("direction", ["raw", "sign"])
-def test_priming_makes_the_very_twins_of_a_step(setting: Setting, direction: str) -> None:
-    """Bit by bit: a run that goes on from stale weights takes the steps of one that never stopped."""
-    attack = PGD(8 / 255, 0.05, direction=direction, random_start=0.0)  # type: ignore[arg-type]
-    model = nn.Sequential(make_model(), nn.Dropout(0.3))
-    method = setting.make(model, attack, chunk_size=4, seed=5, adv_weight=0.3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    batches = small_batches(8, size=12)
-    versions: list[dict[str, Tensor]] = []
-    for step, (now, ahead) in enumerate(method.feed(batches)):
-        versions.append(copy.deepcopy(model.state_dict()))
-        if step == 4:
-            break
-        optimizer.zero_grad()
-        method(now, ahead)
-        optimizer.step()
-    expected = twins_of(method)
-
-    again = setting.make(model, attack, chunk_size=4, seed=5, adv_weight=0.3)
-    again.resume(4)
-    for number in again.in_flight(4):
-        made_in = number - setting.delay if setting.method == "conadv" else number
-        model.load_state_dict(versions[made_in])
-        torch.manual_seed(99)
-        again.prime(batches[number], number)
-    twins = twins_of(again)
-    assert len(twins) == len(expected) == 3 * len(again.in_flight(4))
-    for (images, labels), (other_images, other_labels) in zip(twins, expected, strict=True):
-        assert torch.equal(images, other_images) and torch.equal(labels, other_labels)
-    # A feed after resume and prime takes these twins, and makes none of them again.
-    model.load_state_dict(versions[4])
-    pair = next(iter(again.feed(batches[4:])))
-    for (images, _), (other, _) in zip(twins_of(again), expected, strict=True):
-        assert torch.equal(images, other)
-    again(*pair)
-
-
-@every_method
-def test_priming_leaves_no_trace(setting: Setting) -> None:
+@adversarial_methods
+def test_evaluating_a_twin_leaves_no_trace(setting: Setting) -> None:
     model = nn.Sequential(make_model(), nn.Dropout(0.5))
+    method = setting.make(model)
+    method(small_batches(1)[0])
+    model.zero_grad()
     state, randomness = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    setting.make(model).prime(small_batches(1)[0], 0)
+    method.twin(1, 0, conadv.Batch(*small_batches(1)[0]))  # type: ignore[union-attr]
     assert torch.equal(torch.get_rng_state(), randomness)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -602,7 +496,7 @@ def test_chunks_of_several_processes_draw_what_those_of_one_draw(setting: Settin
         torch.testing.assert_close(one + other, total, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if not s.queued], ids=lambda s: s.name)
+@every_method
 def test_an_autocast_around_several_calls_sees_the_weights_of_each_pass(setting: Setting) -> None:
     """Autocast keeps weights in 16 bits, which must not outlive stale or moved weights."""
 
@@ -683,18 +577,6 @@ def test_an_empty_batch_is_refused(setting: Setting) -> None:
     model = make_model()
     with pytest.raises(ValueError, match="an empty batch: drop it from the loader"):
         train(setting.make(model), model, small_batches(1, size=0))
-
-
-@adversarial_methods
-def test_a_batch_that_did_not_come_from_feed_is_refused_where_twins_wait(setting: Setting) -> None:
-    batch = small_batches(1)[0]
-    if not setting.queued:
-        setting.make(make_model())(batch)
-        return
-    with pytest.raises(ValueError, match=r"method.feed\(loader\)"):
-        setting.make(make_model())(batch)
-    with pytest.raises(ValueError, match=r"0 batches are in flight .*method.feed\(loader\)"):
-        setting.make(make_model())(batch, batch)
 
 
 def test_recycled_needs_batches_of_one_number_of_chunks() -> None:

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from conadv import Place
+from conadv.core.roles import Place
 from ddp_ranks import (
     RANKS,
     Activated,
@@ -41,13 +41,8 @@ SCENARIOS = (
     Scenario("checkpointing", chunks=2, kind=Checkpointed),
     Scenario("reentrant", chunks=2, kind=Reentrant, norm=Activated),
 )
-TOGETHER = (
-    Scenario("together", chunks=2, together=True),
-    Scenario("together in a static graph", static_graph=True, together=True),
-    Scenario("together with checkpointing", chunks=2, kind=Checkpointed, together=True),
-)
 COMPILED = (Scenario("compiled inside", compiled="inside"), Scenario("compiled outside", compiled="outside"))
-# Longer delays and the queue differ in which weights attack, which is not the wrapper's business: two scenarios each.
+# Longer delays differ in which weights attack, which is not the wrapper's business: two scenarios each.
 DISTINCT = [setting for setting in SETTINGS if setting.name in ("vanilla", "disadv", "conadv", "recycled", "sam")]
 CASES = [
     (setting, scenario)
@@ -56,7 +51,6 @@ CASES = [
     if not (setting.method == "sam" and scenario.kind is Reentrant)  # which PyTorch refuses
 ]
 CASES += [(setting, scenario) for setting in SETTINGS[1:2] for scenario in COMPILED]
-CASES += [(setting, scenario) for setting in DISTINCT if setting.adversarial for scenario in TOGETHER]
 
 Trained = Callable[[Setting, Scenario], list[dict[str, Tensor]]]
 

@@ -1,27 +1,26 @@
-"""Mistakes of a loop that calls a method: each is heard, and what people rightly do is not."""
+"""Loops of a user's own: mistakes that would silently train wrongly, and habits that are none."""
 
 from __future__ import annotations
 
 import copy
 import gc
-import pickle
-import weakref
-from collections.abc import Callable
+import warnings
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import optimizer as optimizers
 
 from conadv import PGD, ConAdv, Vanilla, split_batchnorm
+from conadv.core import validate
 from settings import SETTINGS, Setting, every_method, small_batches, small_cnn
 
 Batch = tuple[Tensor, Tensor]
+ATTACK = PGD(8 / 255, random_start=0)
 returns_a_loss = pytest.mark.parametrize(
-    "setting",
-    [one for one in SETTINGS if one.method in ("vanilla", "conadv") and not one.queued],
-    ids=lambda one: one.name,
+    "setting", [one for one in SETTINGS if one.method in ("vanilla", "conadv")], ids=lambda one: one.name
 )
 
 
@@ -33,286 +32,131 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def plain(model: nn.Module, batch: Batch, factor: float = 1.0) -> Tensor:
-    return factor * F.cross_entropy(model(batch[0]), batch[1])
+def train(method: Any, optimizer: torch.optim.Optimizer, steps: int = 5, accumulate: int = 1) -> None:
+    for number, batch in enumerate(small_batches(steps), 1):
+        method(batch)
+        if number % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
 
 
-# --- A feed whose method is never called -----------------------------------------------------------------------
+# --- Whose weights the optimizer has -----------------------------------------------------------------------------
 
 
 @every_method
-@pytest.mark.parametrize("per_epoch", [1, 3, 20])
-def test_a_feed_without_calls_is_heard_once(setting: Setting, per_epoch: int) -> None:
+def test_an_optimizer_of_a_copy_of_the_model_is_refused_in_the_third_step(setting: Setting) -> None:
+    method = setting.make(model := prepared())
+    with pytest.raises(ValueError, match="the optimizer has the weights of a copy of the method's model"):
+        train(method, sgd(copy.deepcopy(model)), steps=3)
+
+
+def test_an_optimizer_without_the_adv_branch_is_refused() -> None:
+    model = small_cnn()
+    optimizer = sgd(model)
+    method = ConAdv(split_batchnorm(model), F.cross_entropy, ATTACK)
+    with pytest.raises(ValueError, match="the adv branch is never updated: make the optimizer after"):  # noqa: PT012
+        for batch in small_batches(3):
+            model.zero_grad()
+            method(batch)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_several_models_and_optimizers_of_one_architecture_stay_silent(accumulate: int) -> None:
+    """As with two networks that teach each other: one accumulates gradients while the other is updated."""
+    models = [prepared(), prepared()]
+    methods = [ConAdv(model, F.cross_entropy, ATTACK) for model in models]
+    optimizers = [sgd(model) for model in models]
+    for number, batch in enumerate(small_batches(9), 1):
+        for one, (method, optimizer) in enumerate(zip(methods, optimizers, strict=True)):
+            method(batch)
+            if one or number % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def test_branches_may_have_optimizers_of_their_own() -> None:
+    model = prepared()
+    named = dict(model.named_parameters())
+    parts = [[own for name, own in named.items() if (".adv." in name) == adv] for adv in (False, True)]
+    optimizers = [torch.optim.SGD(part, lr=0.1) for part in parts]
+    method = ConAdv(model, F.cross_entropy, ATTACK)
+    for batch in small_batches(4):
+        method(batch)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_master_weights_in_an_optimizer_stay_silent() -> None:
+    """Mixed precision by hand: the optimizer has copies, which are copied back."""
+    model = prepared()
+    masters = [own.detach().clone().requires_grad_() for own in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+    method = ConAdv(model, F.cross_entropy, ATTACK)
+    for batch in small_batches(4):
+        model.zero_grad()
+        method(batch)
+        for master, own in zip(masters, model.parameters(), strict=True):
+            master.grad = own.grad
+        optimizer.step()
+        with torch.no_grad():
+            for master, own in zip(masters, model.parameters(), strict=True):
+                own.copy_(master)
+
+
+@returns_a_loss
+def test_weights_that_never_change_are_heard_once(setting: Setting) -> None:
+    """A loss that is not backpropagated, or an optimizer that is not called."""
     method = setting.make(prepared())
-    feeds = (method.feed(small_batches(per_epoch)) for _ in range(20 // per_epoch))
-    with pytest.warns(UserWarning, match="8 batches of method.feed") as heard:
-        taken = [pair for feed in feeds for pair in feed]
-    assert len(taken) > 8
+    with pytest.warns(UserWarning, match="did not change in 64 calls") as heard:  # noqa: PT031
+        for batch in small_batches(70):
+            method.loss(batch)
     assert len(heard) == 1
     assert heard[0].filename == __file__
 
 
-@every_method
-def test_a_feed_may_be_read_a_few_batches_ahead(setting: Setting) -> None:
-    method = setting.make(prepared())
-    waiting = []
-    for pair in method.feed(small_batches(20)):
-        waiting.append(pair)
-        if len(waiting) == 7:
-            method(*waiting.pop(0))
+def test_no_hook_of_optimizers_is_left_after_the_first_update() -> None:
+    for updates in list(validate._unknown):  # of other tests
+        validate._forget(updates)
+    methods = [ConAdv(model, F.cross_entropy, ATTACK) for model in (prepared(), prepared())]
+    assert len(optimizers._global_optimizer_pre_hooks) == 1
+    train(methods[0], sgd(methods[0]._step.model), steps=2)
+    assert len(optimizers._global_optimizer_pre_hooks) == 1
+    train(methods[1], sgd(methods[1]._step.model), steps=2)
+    assert len(optimizers._global_optimizer_pre_hooks) == 0
 
 
-@every_method
-def test_a_resumed_loop_may_skip_batches(setting: Setting) -> None:
-    first = setting.make(prepared())
-    for now, ahead in first.feed(small_batches(1)):
-        first(now, ahead)
-    method = setting.make(prepared())
-    method.load_state_dict(first.state_dict())
-    for _pair in method.feed(small_batches(20)):
-        pass
+def test_a_method_may_go_while_optimizers_step() -> None:
+    """What is collected in the middle of an update must not change the hooks that PyTorch iterates over."""
+    method = [ConAdv(prepared(), F.cross_entropy, ATTACK)]
+
+    def collect(*_: Any) -> None:
+        method.clear()
+        gc.collect()
+
+    handle = optimizers.register_optimizer_step_pre_hook(collect)
+    try:
+        train(ConAdv(model := prepared(), F.cross_entropy, ATTACK), sgd(model), steps=2)
+    finally:
+        handle.remove()
 
 
-# --- A loss of the loop's own, in addition ----------------------------------------------------------------------
-
-DOUBLE = "your loop backpropagates its own loss"
-
-
-@every_method
-@pytest.mark.parametrize("factor", [1.0, 1024.0])
-@pytest.mark.parametrize("first", [True, False])
-def test_a_loss_that_is_backpropagated_twice_is_heard_once(setting: Setting, factor: float, first: bool) -> None:
-    method = setting.make(model := prepared())
-    optimizer = sgd(model)
-
-    def train() -> None:
-        for now, ahead in method.feed(small_batches(4)):
-            optimizer.zero_grad()
-            if first:
-                plain(model, now, factor).backward()
-            method(now, ahead)
-            if not first:
-                plain(model, now, factor).backward()
-            optimizer.step()
-
-    with pytest.warns(UserWarning, match=DOUBLE) as heard:
-        train()
-    assert len(heard) == 1
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_so_is_one_of_a_loop_that_backpropagates_both(first: bool) -> None:
-    method = ConAdv(model := prepared(), F.cross_entropy, PGD(8 / 255))
-    optimizer = sgd(model)
-
-    def train() -> None:
-        for batch in small_batches(2):
-            optimizer.zero_grad(set_to_none=False)
-            if first:
-                plain(model, batch).backward()
-            method.loss(batch).backward()
-            if not first:
-                plain(model, batch).backward()
-            optimizer.step()
-
-    with pytest.warns(UserWarning, match=DOUBLE):
-        train()
-
-
-def test_so_is_one_that_begins_with_the_second_call() -> None:
-    method = ConAdv(model := prepared(), F.cross_entropy, PGD(8 / 255))
-    first, second = small_batches(2)
-    method(first)
-    plain(model, second).backward()
-    with pytest.warns(UserWarning, match=DOUBLE):
-        method(second)
-
-
-def test_bytes_and_images_by_name_are_recognized() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = prepared()
-
-        def forward(self, *, pixels: Tensor) -> Tensor:
-            out: Tensor = self.inner(pixels)
-            return out
-
-    method = ConAdv(model := Named(), F.cross_entropy, PGD(8 / 255), input_name="pixels")
-    images, labels = small_batches(1)[0]
-    images = (255 * images).byte()
-    F.cross_entropy(model(pixels=images.double() / 255), labels).backward()
-    with pytest.warns(UserWarning, match=DOUBLE):
-        method((images, labels))
-
-
-def cleared(model: nn.Module, method: Any, batch: Batch) -> None:
-    """As one compares both gradients."""
-    plain(model, batch).backward()
-    model.zero_grad()
-    method(batch)
-    model.zero_grad()
-    plain(model, batch).backward()
-    model.zero_grad()
-
-
-def measured(model: nn.Module, method: Any, batch: Batch) -> None:
-    """The norm of the plain gradient, for a log."""
-    method(batch)
-    torch.autograd.grad(plain(model, batch), list(model.parameters()), allow_unused=True)
-
-
-def logged(model: nn.Module, method: Any, batch: Batch) -> None:
-    """The accuracy of the batch, with a graph that no one needs."""
-    method(batch)
-    plain(model, batch)
-
-
-def added(model: nn.Module, method: Any, batch: Batch) -> None:
-    """More weight for the clean loss, on purpose."""
-    (method.loss(batch) + plain(model, batch)).backward()
-
-
-def other_images(model: nn.Module, method: Any, batch: Batch) -> None:
-    plain(model, (batch[0].flip(3), batch[1])).backward()
-    method(batch)
-
-
-def other_loss(model: nn.Module, method: Any, batch: Batch) -> None:
-    model(batch[0]).square().mean().backward()
-    method(batch)
-    model(batch[0]).square().mean().backward()
-
-
-def of_a_copy(model: nn.Module, method: Any, batch: Batch) -> None:
-    other = copy.deepcopy(model)
-    plain(other, batch).backward()
-    method(batch)
-    plain(other, batch).backward()
-
-
-def another_method(model: nn.Module, method: Any, batch: Batch) -> None:
-    Vanilla(model, F.cross_entropy)(batch)
-    method(batch)
-
-
-HABITS = (cleared, measured, logged, added, other_images, other_loss, of_a_copy, another_method)
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("habit", HABITS, ids=lambda habit: habit.__name__)
-def test_what_is_no_second_loss_stays_silent(habit: Callable[..., None], accumulate: int) -> None:
-    method = ConAdv(model := prepared(), F.cross_entropy, PGD(8 / 255))
-    optimizer = sgd(model)
-    for number, batch in enumerate(small_batches(6)):
-        if number % accumulate == 0:
-            optimizer.zero_grad()
-        habit(model, method, batch)
-        if (number + 1) % accumulate == 0:
-            optimizer.step()
+def test_the_losses_of_a_call_say_that_the_backward_pass_has_run() -> None:
+    with pytest.raises(ValueError, match="already done by the method: remove this line"):
+        Vanilla(small_cnn(), F.cross_entropy)(small_batches(1)[0]).backward()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_a_method_and_its_model_can_be_copied_and_stored(steps: int) -> None:
-    method = ConAdv(model := prepared(), F.cross_entropy, PGD(8 / 255))
-    for batch in small_batches(steps):
-        method.loss(batch).backward()
-    stored = pickle.dumps(model)
-    assert b"own_loss" not in stored  # a model without our layers loads without this library
-    for other in (copy.deepcopy(method), pickle.loads(pickle.dumps(method))):
-        for batch in small_batches(3):
-            other(batch)
-    assert pickle.loads(stored)(small_batches(1)[0][0]).shape == (8, 5)
-
-
-def test_nothing_is_left_in_the_model_after_two_calls() -> None:
-    method = ConAdv(model := prepared(), F.cross_entropy, PGD(8 / 255))
-    for batch in small_batches(2):
-        assert len(model._forward_hooks) == 1
-        method(batch)
-    assert not model._forward_hooks
-
-
-def test_nor_if_the_method_is_gone() -> None:
+def test_a_method_and_its_model_can_be_copied(steps: int) -> None:
     model = prepared()
-    method = ConAdv(model, F.cross_entropy, PGD(8 / 255))
-    gone = weakref.ref(method._learner)
-    del method
-    gc.collect()
-    assert gone() is None
-    assert not model._forward_hooks
-
-
-# --- A loss that is not backpropagated --------------------------------------------------------------------------
-
-
-@returns_a_loss
-def test_losses_that_are_dropped_are_heard_in_the_third_call(setting: Setting) -> None:
-    method = setting.make(model := prepared())
+    method = ConAdv(model, F.cross_entropy, ATTACK)
     optimizer = sgd(model)
-    batches = small_batches(4)
-    for batch in batches[:2]:
-        loss = method.loss(batch)
-        optimizer.step()
-    assert loss.requires_grad
-    with pytest.warns(UserWarning, match="2 losses of method.loss were not backpropagated"):
-        loss = method.loss(batches[2])
-    loss = method.loss(batches[3])  # heard once
-
-
-def summed(method: Any, batches: list[Batch]) -> None:
-    total = torch.zeros(())
-    for batch in batches:
-        total = total + method.loss(batch)
-    total.backward()
-
-
-def listed(method: Any, batches: list[Batch]) -> None:
-    torch.stack([method.loss(batch) for batch in batches]).mean().backward()
-
-
-def after_a_trial(method: Any, batches: list[Batch]) -> None:
-    method.loss(batches[0])
-    for batch in batches[1:]:
-        method.loss(batch).backward()
-
-
-def not_finite(method: Any, batches: list[Batch]) -> None:
-    """Overflows, which people skip."""
-    linear = method._learner.model[7].weight
-    kept = linear.detach().clone()
-    linear.data.fill_(torch.inf)
-    for batch in batches:
-        assert not method.loss(batch).isfinite()
-    linear.data.copy_(kept)
-    method.loss(batches[0]).backward()
-
-
-def gradients_asked_for(method: Any, batches: list[Batch]) -> None:
-    for batch in batches:
-        torch.autograd.grad(method.loss(batch), list(method._learner.model.parameters()))
-
-
-@returns_a_loss
-@pytest.mark.parametrize("habit", [summed, listed, after_a_trial, not_finite, gradients_asked_for])
-def test_losses_that_are_not_dropped_stay_silent(setting: Setting, habit: Callable[..., None]) -> None:
-    model = prepared() if setting.adversarial else small_cnn()
-    habit(setting.make(model), small_batches(5))
-
-
-def test_a_method_keeps_no_loss_of_its_caller_alive() -> None:
-    """On Python 3.11 and 3.12, whoever reads a frame's variables keeps them until the frame is left."""
-
-    def losses() -> list[bool]:
-        method = ConAdv(prepared(), F.cross_entropy, PGD(8 / 255))
-        refs = []
-        for batch in small_batches(3):
-            loss = method.loss(batch)
-            refs.append(weakref.ref(loss))
-            loss.backward()
-        return [ref() is not None for ref in refs]
-
-    assert losses() == [False, False, True]
+    train(method, optimizer, steps)
+    copied = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(ConAdv(copied, F.cross_entropy, ATTACK), sgd(copied), 3)
 
 
 # --- Images with NaN --------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv import PGD, Place, Queue, Recycled, Role, split_batchnorm
+from conadv import PGD, Batch, Recycled, Role, split_batchnorm
+from conadv.core.roles import Place
 from settings import small_batches, small_cnn
 
 EPSILON, STEP = 0.3, 0.7
@@ -24,26 +25,24 @@ def expected_twins(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
 @pytest.mark.parametrize("adv_weight", [0.5, 0.2])
-@pytest.mark.parametrize("primed", [True, False], ids=["primed", "from the clean pass"])
-def test_a_raw_step_has_the_length_of_the_gradient_of_the_images_on_any_number_of_lanes(share, adv_weight, primed):
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "from the clean pass"])
+def test_a_raw_step_has_the_length_of_the_gradient_of_the_images_on_any_number_of_lanes(share, adv_weight, apart):
     plain = small_cnn()
     (images, labels) = small_batches(1)[0]
     wanted = [expected_twins(plain, images[at : at + 4], labels[at : at + 4]) for at in (0, 4)]
-    queue = Queue()
     method = Recycled(
         split_batchnorm(small_cnn()),
         F.cross_entropy,
         PGD(EPSILON, STEP, direction="raw"),
         adv_weight=adv_weight,
-        handoff=queue,
         chunk_size=4,
-        place=Place(Role.CLEAN | Role.ADV, share=share, first_chunk=0, chunks=2, updates_stats=False),
     )
-    if primed:
-        method.prime((images, labels), 0)
-    else:
-        method((images, labels))  # the weights stay as they are: there is no optimizer
-    for twins in wanted:
-        torch.testing.assert_close(queue.take().images, twins, rtol=0, atol=1e-12)
+    step = method.join(Place(Role.CLEAN | Role.ADV, share=share, first_chunk=0, chunks=2, updates_stats=False))
+    method((images, labels))  # the weights stay as they are: there is no optimizer
+    left = [twin.images for twin in method.twins.twins()]
+    if apart:
+        left = [method.twin(0, k, chunk).images for k, chunk in enumerate(step.chunks(Batch(images, labels)))]
+    for found, twins in zip(left, wanted, strict=True):
+        torch.testing.assert_close(found, twins, rtol=0, atol=1e-12)
     moved = (wanted[0] - images[:4]).abs()
     assert 0 < float(moved.mean()) < EPSILON / 2, "a step that the ball cuts off would hide a wrong length"

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from conadv import PGD, Batch, ConAdv, Queue, Recycled, Vanilla, split_batchnorm
-from conadv.core.share import TwinShare
+from conadv import PGD, Batch, ConAdv, Recycled, Vanilla, split_batchnorm
+from conadv.core.twins import TwinShare
 from settings import small_batches, small_cnn
 
 
@@ -71,8 +71,8 @@ def test_the_loss_takes_the_mean_over_the_twins(chunk_size: int | None, as_loss:
     )
     images, labels = small_batches(1)[0]
     seen: list[tuple[Tensor, Tensor]] = []
-    take = method.handoff.take
-    method.handoff.take = lambda: seen.append(twin := take()) or twin  # type: ignore[func-returns-value,method-assign]
+    take = method.twins.take
+    method.twins.take = lambda *asked: seen.append(twin := take(*asked)) or twin  # type: ignore[method-assign]
     if as_loss:
         method.loss((images, labels)).backward()
     else:
@@ -91,8 +91,8 @@ def test_the_reported_loss_is_the_mean_over_the_twins(chunk_size: int | None) ->
     model = split_batchnorm(small_cnn())
     method = ConAdv(model, F.cross_entropy, PGD(0, random_start=0), delay=0, twin_share="1/4", chunk_size=chunk_size)
     seen: list[tuple[Tensor, Tensor]] = []
-    take = method.handoff.take
-    method.handoff.take = lambda: seen.append(twin := take()) or twin  # type: ignore[func-returns-value,method-assign]
+    take = method.twins.take
+    method.twins.take = lambda *asked: seen.append(twin := take(*asked)) or twin  # type: ignore[method-assign]
     losses = method(small_batches(1)[0])
     assert len(seen) == 1
     torch.testing.assert_close(losses.adv, F.cross_entropy(small_cnn()(seen[0].images), seen[0].labels).detach())
@@ -120,7 +120,6 @@ def test_recycled_learns_from_a_share_of_the_last_batch(chunk_size: int | None, 
 @pytest.mark.parametrize("make", [
     lambda model, share: ConAdv(model, F.cross_entropy, PGD(4 / 255), twin_share=share, chunk_size=2),
     lambda model, share: ConAdv(model, F.cross_entropy, PGD(4 / 255), delay=0, twin_share=share, chunk_size=2),
-    lambda model, share: ConAdv(model, F.cross_entropy, PGD(4 / 255), twin_share=share, chunk_size=2, handoff=Queue()),
 ])  # fmt: skip
 @pytest.mark.parametrize("share", ["1/4", "1/2", "1"])
 def test_the_work_is_what_the_share_says(make, share: str) -> None:
@@ -163,8 +162,8 @@ def test_twins_keep_the_further_inputs_of_their_images(kind) -> None:
     model = TwoInputs().double()
     method = kind(model, F.cross_entropy, PGD(0), twin_share=0.5, input_name="image", batch=_with_age, seed=1)
     images, labels, ages = torch.rand(8, 3, 2, 2).double(), torch.arange(8) % 3, torch.rand(8).double()
-    own = method._learner
-    chosen = own.twin_images(TwinShare(1, 2), Batch(images, labels), 0, 0)
+    own = method._step
+    chosen = own.chosen(TwinShare(1, 2), Batch(images, labels), 0, 0)
     assert chosen is not None and len(chosen) == 4
     losses = method((images, labels, ages))
     expected = F.cross_entropy(model(images[chosen], ages[chosen]), labels[chosen])

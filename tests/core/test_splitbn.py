@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from conadv import plain_state_dict, route, split_batchnorm
-from conadv.core.batchnorm import branches as layers
-from conadv.core.batchnorm.branches import SplitBatchNorm
-from conadv.core.batchnorm.splitbn import update_running_stats
+from conadv.core import branches as layers
+from conadv.core.branches import SplitBatchNorm
+from conadv.core.splitbn import update_running_stats
 from settings import small_batches, small_cnn
 
 SHAPES = {nn.BatchNorm1d: (6, 3, 5), nn.BatchNorm2d: (6, 3, 4, 5), nn.BatchNorm3d: (4, 3, 2, 3, 2)}
@@ -388,8 +388,7 @@ def test_a_synchronized_layer_asks_its_group(monkeypatch: pytest.MonkeyPatch) ->
             return x
 
     monkeypatch.setattr(layers, "synchronized_batch_norm", Kernel)
-    monkeypatch.setattr(layers.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(layers.dist, "get_world_size", lambda given: {group: 3}[given])
+    monkeypatch.setattr(layers, "group_size", lambda given: (given, {group: 3}[given]))
     layer = nn.SyncBatchNorm(3, eps=0.5)
     layer.process_group = group
     split = split_batchnorm(nn.Sequential(layer))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conadv import PGD, route, split_batchnorm
-from conadv.core.batchnorm.marks import marked
-from conadv.core.batchnorm.splitbn import routed, update_running_stats
+from conadv.core.branches import marked
+from conadv.core.splitbn import routed, update_running_stats
 from settings import Setting, image_methods, small_batches, small_cnn
 
 # The reentrant kind runs a block within another without gradients first, and warns of it.

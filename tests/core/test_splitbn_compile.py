@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from conadv import PGD, plain_state_dict, route, split_batchnorm
-from conadv.core.batchnorm.splitbn import update_running_stats
+from conadv.core.splitbn import update_running_stats
 from settings import Setting, every_method, small_batches, small_cnn
 
 # The compiler looks for `.grad` on whatever it is given; it hides the warning, unless warnings are errors.

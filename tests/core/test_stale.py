@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from conadv import PGD, ConAdv, split_batchnorm
-from conadv.core.stale import StaleWeights
+from conadv.core.twins import StaleWeights
 from settings import small_batches, small_cnn
 
 

@@ -79,8 +79,6 @@ def test_what_does_not_fit_is_refused() -> None:
         Recycled(model, F.cross_entropy, MAIN, twin_branch="aug")
     with pytest.raises(ValueError, match=r'PGD\(\.\.\., branch="main"\)'):
         ConAdv(model, F.cross_entropy, PGD(EPSILON), twin_branch="main")
-    with pytest.raises(ValueError, match='together=True needs twin_branch="adv"'):
-        Recycled(model, F.cross_entropy, MAIN, twin_branch="main", together=True)
     with pytest.raises(ValueError, match=r"plain BatchNorm layer: call conadv.split_batchnorm\(model, branches="):
         Recycled(small_cnn(), F.cross_entropy, MAIN, twin_branch="main")
     with pytest.raises(ValueError, match="only the branches main"):

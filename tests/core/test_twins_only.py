@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, plain_state_dict, split_batchnorm
-from conadv.core.batchnorm.splitbn import Statistics
+from conadv.core.splitbn import Statistics
 from settings import small_batches, small_cnn
 
 EPSILON, SIZE, RATE = 8 / 255, 3 / 255, 0.2

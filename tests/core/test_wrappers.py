@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from conadv import PGD, Place, plain_state_dict, route, split_batchnorm
-from conadv.core.wrappers import data_parallel, innermost, unwrap
+from conadv import PGD, plain_state_dict, route, split_batchnorm
+from conadv.core.roles import Place
+from conadv.wrappers import data_parallel, innermost, unwrap
 from settings import SETTINGS, small_batches, small_cnn
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")

@@ -19,7 +19,7 @@ from conadv import PGD, split_batchnorm
 from conadv.core.catalog import METHODS
 from conadv.core.roles import Place
 from conadv.core.seeds import centered
-from conadv.core.stale import StaleWeights
+from conadv.core.twins import StaleWeights
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
 from conadv.parallel.collectives import World
@@ -61,18 +61,6 @@ def test_a_resumed_run_is_the_same_bit_for_bit(method, tmp_path):
     assert tiny.equal(tiny.state(tmp_path / "part"), whole)
 
 
-@pytest.mark.parametrize("method", ["conadv", "recycled"])
-def test_images_and_twins_in_one_pass_give_the_same_numbers_and_resume_bit_for_bit(method, tmp_path):
-    changes = {"method": method, "deterministic": "true", "model": "resnet8", "precision": "float64"}
-    separate = train(tmp_path / "separate", **changes)
-    joint = train(tmp_path / "joint", **changes, together="true")
-    assert tiny.distance(joint, separate) < 1e-9
-    train(tmp_path / "part", **changes, together="true", max_steps=3)
-    command = [sys.executable, "-m", "conadv", "train", "--resume", str(tmp_path / "part"), "--max-steps", "none"]
-    subprocess.run([*command, "--quiet"], check=True, env=_environment(), timeout=280)
-    assert tiny.equal(tiny.state(tmp_path / "part"), joint)
-
-
 def test_random_starts_are_those_of_the_cpu():
     images = torch.rand(4, 3, 32, 32)
     assert torch.equal(centered(images.shape, 7, images), centered(images.shape, 7, images.to(CUDA)).cpu())
@@ -84,7 +72,8 @@ def test_no_pass_and_no_update_waits_for_the_device(method):
     info = METHODS[method]
     model = split_batchnorm(build_model("resnet8", classes=10, in_channels=3), info.branches).to(CUDA)
     options = {"attack": PGD(4 / 255), "delay": info.default_delay, "adv_weight": 0.5, "rho": 0.05}
-    step_of = info.build(model, F.cross_entropy, options, seed=0, place=Place(updates_stats=False))
+    step_of = info.build(model, F.cross_entropy, options, seed=0)
+    step_of.join(Place(updates_stats=False))
     optimizer = Lars(parameter_groups(model, 5e-4), lr=0.1)
     exchange = Exchange(model, World(0, 1, CUDA), 1.0)
     undo = Undo(model, optimizer, Ema(model, 0.9))

@@ -25,7 +25,6 @@ accelerate = pytest.importorskip("accelerate", reason="accelerate is not install
 # Accelerate warns of its own settings; what conadv says stays an error.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error:.*ranks differ")]
 each = pytest.mark.parametrize("name", NAMES)
-with_queue = pytest.mark.parametrize("name", [*NAMES, "queued"])
 
 
 @pytest.fixture(autouse=True)
@@ -37,13 +36,13 @@ def reset() -> Iterator[None]:
     GradientState._reset_state()
 
 
-@with_queue
+@each
 def test_backward(name: str) -> None:
     model, _ = accelerate_loop(name, loader(4))
     assert_same(model, expected(name, one_by_one(small_batches(4))))
 
 
-@with_queue
+@each
 def test_accumulation_with_a_smaller_last_group(name: str) -> None:
     """Accelerate divides by 2 also where the epoch's last group has one batch, and steps after it."""
     model, synchronized = accelerate_loop(name, loader(5), accumulate=2, clip=0.05)

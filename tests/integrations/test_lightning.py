@@ -34,14 +34,6 @@ def test_automatic_optimization(name: str, tmp_path: Path) -> None:
     assert_same(module.model, expected(name, one_by_one(small_batches(3) * 2)))
 
 
-def test_a_feed_that_reads_ahead(tmp_path: Path) -> None:
-    """Twins wait in a queue; each epoch iterates the feed again."""
-    module = lightning_module("queued")
-    lightning_trainer(tmp_path, max_epochs=2).fit(module, module.method.feed(loader(3)))
-    assert module.method.step == 6
-    assert_same(module.model, expected("conadv", one_by_one(small_batches(3) * 2)))
-
-
 @each
 def test_accumulation_and_clipping(name: str, tmp_path: Path) -> None:
     module = lightning_module(name)

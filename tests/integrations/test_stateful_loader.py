@@ -54,7 +54,7 @@ class Training:
         return None
 
 
-@pytest.mark.parametrize("name", [*NAMES, "queued"])
+@pytest.mark.parametrize("name", NAMES)
 def test_stopped_after_any_step(name: str) -> None:
     whole = Training(name)
     whole.run()

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import tasks
-from conadv.core.batchnorm.splitbn import pending_statistics, route, split_batchnorm
-from conadv.core.parts import Losses
+from conadv.core.splitbn import pending_statistics, route, split_batchnorm
+from conadv.core.step import Losses
 from conadv.parallel.buckets import bucket_bytes, grouped
 from conadv.parallel.collectives import World
 from conadv.parallel.gradients import Exchange

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.core.conadv import ConAdv
-from conadv.core.handoff import Twin
+from conadv.core.algorithm import ConAdv
+from conadv.core.batch import Batch
 from conadv.core.roles import Role
 from conadv.parallel.collectives import joined
 from conadv.parallel.handoff import between_ranks
@@ -38,7 +38,7 @@ def test_every_whole_255th_crosses_as_a_byte_to_its_nearest_number(dtype):
     # As an attack leaves them: sums of 255ths, a few units in the last place beside the quotient.
     noisy = (levels.to(dtype) / 255 + 24 / 255 - 24 / 255).clamp(0, 1).reshape(2, 1, 16, 8)
     wire = Wire(2, (1, 16, 8), dtype, as_bytes=True)
-    received = wire.unpack(wire.pack(Twin(noisy, torch.tensor([3, 9])))).images
+    received = wire.unpack(wire.pack(Batch(noisy, torch.tensor([3, 9])))).images
     assert wire.size == 2 * (8 + 128) + 1
     assert torch.equal(received.flatten(), levels.to(dtype) / 255)
 
@@ -47,7 +47,7 @@ def test_every_whole_255th_crosses_as_a_byte_to_its_nearest_number(dtype):
 @pytest.mark.parametrize("as_bytes", [True, False])
 def test_labels_that_are_shares_of_the_classes_cross_bit_by_bit(dtype, as_bytes):
     wire = Wire(3, (1, 1, 1), dtype, as_bytes, label_shape=(5,), label_dtype=torch.float32)
-    sent = Twin(torch.tensor([0, 128, 255]).to(dtype).div(255).view(3, 1, 1, 1), torch.rand(3, 5))
+    sent = Batch(torch.tensor([0, 128, 255]).to(dtype).div(255).view(3, 1, 1, 1), torch.rand(3, 5))
     message = wire.pack(sent)
     assert len(message) == wire.size == 3 * (4 * 5 + (1 if as_bytes else dtype.itemsize)) + 1
     received = wire.unpack(message)
@@ -55,19 +55,19 @@ def test_labels_that_are_shares_of_the_classes_cross_bit_by_bit(dtype, as_bytes)
     assert torch.equal(received.labels, sent.labels)
     assert torch.equal(received.images, sent.images)
     with pytest.raises(AssertionError):
-        wire.pack(Twin(sent.images, torch.arange(3)))
+        wire.pack(Batch(sent.images, torch.arange(3)))
 
 
 def test_a_channels_last_twin_crosses_in_the_order_of_its_dimensions():
     wire = Wire(4, SHAPE, torch.float32, as_bytes=False)
     sent = twin(4, torch.float32, 0)
-    turned = Twin(sent.images.to(memory_format=torch.channels_last), sent.labels)
+    turned = Batch(sent.images.to(memory_format=torch.channels_last), sent.labels)
     assert torch.equal(wire.unpack(wire.pack(turned)).images, sent.images)
 
 
 def test_an_odd_message_is_taken_apart_where_its_numbers_are_not_aligned():
     wire = Wire(3, (1, 1, 1), torch.float64, as_bytes=False)
-    sent = Twin(torch.rand(3, 1, 1, 1, dtype=torch.float64), torch.arange(3))
+    sent = Batch(torch.rand(3, 1, 1, 1, dtype=torch.float64), torch.arange(3))
     longer = torch.cat([torch.zeros(1, dtype=torch.uint8), wire.pack(sent)])
     received = wire.unpack(longer[1:])
     assert torch.equal(received.images, sent.images)

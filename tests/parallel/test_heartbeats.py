@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from conadv.core.conadv import ConAdv
+from conadv.core.algorithm import ConAdv
 from conadv.parallel import heartbeats as module
 from conadv.parallel import watch
 from conadv.parallel.collectives import World

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.core.conadv import ConAdv
-from conadv.core.methods import Vanilla
-from conadv.core.recycled import Recycled
+from conadv.core.algorithm import ConAdv, Recycled, Vanilla
 from conadv.core.roles import Role
 from conadv.parallel.layout import Layout
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conadv.core.batchnorm.splitbn import split_batchnorm
+from conadv.core.splitbn import split_batchnorm
 from conadv.task.evaluate import evaluate
 
 Batches = list[tuple[Tensor, Tensor]]

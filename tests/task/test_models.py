@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from conadv.core.batchnorm.splitbn import plain_state_dict, split_batchnorm
+from conadv.core.splitbn import plain_state_dict, split_batchnorm
 from conadv.task.libraries import build_from_callable, load_callable
 from conadv.task.models import (
     Bottleneck,

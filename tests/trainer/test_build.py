@@ -14,7 +14,7 @@ from PIL import Image
 import tiny
 from conadv import cli
 from conadv.config import Data, Recipe, load_recipe
-from conadv.core.batchnorm.branches import split_layers
+from conadv.core.branches import split_layers
 from conadv.core.roles import Role
 from conadv.task.data import open_data
 from conadv.trainer import build_task
@@ -88,20 +88,6 @@ def test_a_folder_of_photographs_of_any_shape_trains_without_a_recipe(tmp_path, 
     printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert (printed["model"], printed["epsilon"], printed["steps"]) == ("resnet50", "4/255", "1")
     assert cli.main(["eval", str(tmp_path / "run")]) == 0
-
-
-@pytest.mark.parametrize(
-    ("method", "layout", "ranks"),
-    [("vanilla", "none", 1), ("conadv", "clean | adv | attack", 3), ("recycled", "clean | adv", 2)],
-)
-def test_together_is_refused_where_no_rank_learns_from_two_kinds_of_images(method, layout, ranks):
-    changes = {"method": method, "together": True, "layout": layout}
-    with pytest.raises(ValueError, match="no rank learns from both images and twins: drop it"):
-        check_fit(load_recipe("digits", changes), ranks)
-    three = {**changes, "data.views": "three", "data.augment": "autoaugment-cifar10"}
-    assert check_fit(load_recipe("digits", three), ranks)
-    if method != "vanilla":
-        assert check_fit(load_recipe("digits", {**changes, "layout": "none"}), 1)
 
 
 ROBUST = {"adv_weight": "1", "twin_branch": "main", "batch_size": "96", "chunk_size": "48"}

@@ -18,8 +18,6 @@ from conadv.trainer.compiling import compile_model
 # The kinds of passes of each method: by branch, with statistics or without. Evaluation is not compiled. The first
 # twins of recycled come from a pass of their own.
 GRAPHS = {"vanilla": 1, "disadv": 3, "conadv": 3, "recycled": 3, "sam": 2}
-# With images and twins in one pass.
-GRAPHS_TOGETHER = {"conadv": 2, "recycled": 2}
 
 # The compiler looks for `.grad` on whatever it is given; it hides the warning, unless warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -51,13 +49,6 @@ def assert_the_same_numbers(tmp_path: Path, graphs: int, **more: Any) -> None:
 @pytest.mark.parametrize("method", GRAPHS)
 def test_a_compiled_run_has_the_same_numbers_and_a_graph_for_each_kind_of_pass(method, tmp_path):
     assert_the_same_numbers(tmp_path, GRAPHS[method], method=method)
-
-
-@pytest.mark.parametrize("method", GRAPHS_TOGETHER)
-def test_so_does_one_in_which_images_and_twins_share_a_pass(method, tmp_path):
-    assert_the_same_numbers(
-        tmp_path, GRAPHS_TOGETHER[method], method=method, together="true", model="tiny:steady", epochs=1
-    )
 
 
 def test_backward_passes_are_compiled_too_and_a_run_resumes_bit_for_bit(tmp_path, monkeypatch):

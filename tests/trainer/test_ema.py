@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tiny
-from conadv.core.batchnorm.splitbn import split_batchnorm
+from conadv.core.splitbn import split_batchnorm
 from conadv.parallel.collectives import World
 from conadv.trainer.build_task import build_task
 from conadv.trainer.ema import Ema

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conadv.core.spans import PREFIX, STEP
+from conadv.spans import PREFIX, STEP
 from conadv.trainer.profiling import Profile
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conadv.core.stale import StaleWeights
+from conadv.core.twins import StaleWeights
 from conadv.trainer.checkpoint import Checkpoint, read_checkpoint
 from conadv.trainer.ema import Ema
 from conadv.trainer.saver import Saver

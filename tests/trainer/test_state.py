@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from conadv.core.batchnorm.splitbn import split_batchnorm
-from conadv.core.stale import StaleWeights
+from conadv.core.splitbn import split_batchnorm
+from conadv.core.twins import StaleWeights
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.trainer.ema import Ema
 from conadv.trainer.state import check_tensors, fill_state, gather, largest_size, restore, stale_versions

@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import recorded
 from conadv import PGD, ConAdv, Recycled, Sam, Team, Vanilla, split_batchnorm
-from conadv.core import learner
-from conadv.core.batchnorm.splitbn import update_running_stats
+from conadv.core import step as core_step
 from conadv.core.catalog import METHODS
-from conadv.core.checks.data import Checks
 from conadv.core.roles import Place
+from conadv.core.splitbn import update_running_stats
+from conadv.core.validate import Checks, Updates
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.parallel.reading import Reading
 from conadv.parallel.team_method import TeamMethod
@@ -68,8 +68,8 @@ def _without_first_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first steps look for misuse, and wait for it; here it is as in all later steps."""
     for name in ("look_at_images", "look_at_loss"):
         monkeypatch.setattr(Checks, name, lambda *_: None)
-    monkeypatch.setattr(learner, "no_mixed_statistics", nullcontext)
-    monkeypatch.setattr(learner, "check_joint", lambda *_: None)
+    monkeypatch.setattr(core_step, "no_mixed_statistics", nullcontext)
+    monkeypatch.setattr(Updates, "_fingerprint", lambda _: None)
 
 
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
@@ -78,7 +78,8 @@ def test_a_step_waits_for_no_value(name, optimizer_name):
     info = METHODS[name]
     model = split_batchnorm(small_cnn().float(), info.branches).to("meta")
     options = {"attack": PGD(4 / 255), "delay": info.default_delay, "adv_weight": 0.5, "rho": 0.05}
-    method = info.build(model, F.cross_entropy, options, seed=0, chunk_size=4, place=Place(updates_stats=False))
+    method = info.build(model, F.cross_entropy, options, seed=0, chunk_size=4)
+    method.join(Place(updates_stats=False))
     optimizer = OPTIMIZERS[optimizer_name].build(model, FIELDS)
     average = Ema(model, 0.9)
     images, labels = torch.rand(8, 2, 6, 6), torch.zeros(8, dtype=torch.int64)
@@ -107,7 +108,6 @@ STEPS = 4
 SMALL = {"precision": "float32", "epochs": 2, "batch_size": 8, "data__train_size": 16, "checkpoint__every": 1000}
 LATE = ["update", *["read", "update"] * (STEPS - 1), "read"]
 WAYS = [{"method": name} for name in METHODS] + [{"method": "conadv", "delay": 3}, {"method": "sam", "delay": 1}]
-WAYS += [{"method": "conadv", "together": True}, {"method": "recycled", "together": True}]
 LAYOUTS = [
     ("conadv", "clean | adv | attack", 1),
     ("conadv", "clean | adv | attack", 3),

@@ -31,7 +31,7 @@ RESUMABLE = (
 # Fields added later. Runs from before behaved as the default says, so their checkpoints still resume.
 ADDED = (
     "ema", "rho", "twin_share", "attack.name", "attack.grid", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
-    "data.mixup", "data.cutmix", "deterministic", "tf32", "compile", "together", "twin_branch",
+    "data.mixup", "data.cutmix", "deterministic", "tf32", "compile", "twin_branch",
     "attack.statistics", "data.held_out", "data.copies", "adv_until", "scale_norms",
 )  # fmt: skip
 

@@ -244,9 +244,6 @@ class Recipe:
     compile: bool = False
     """Compile forward and backward passes with torch.compile in the first two steps, which takes minutes for a large
     network. Evaluation is not compiled."""
-    together: bool = False
-    """Learn from the images and the twins of a chunk in one pass: faster on a device that one chunk does not fill, but
-    with twice the memory. The results are the same up to rounding. Not for models with dropout."""
     label_smoothing: BelowOne = 0.1
     """Label smoothing: share of the label spread evenly over all classes."""
     ema: BelowOne = 0.0

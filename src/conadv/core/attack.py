@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .batchnorm.branches import split_layers
-from .batchnorm.splitbn import Statistics, routed
-from .batchnorm.ways import Branch
+from .branches import split_layers
 from .seeds import untouched_randomness
+from .splitbn import Statistics, routed
 
 # (outputs, labels) -> the mean over the images, as PyTorch's losses are by default.
 Loss = Callable[[Any, Any], Tensor]
@@ -112,7 +111,7 @@ def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def without_trace(model: nn.Module, branch: Branch, statistics: Statistics | None, seed: int | None) -> Iterator[None]:
+def without_trace(model: nn.Module, branch: str, statistics: Statistics | None, seed: int | None) -> Iterator[None]:
     """Route images through `branch` with `statistics`; restore buffers, flags and generators afterwards."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     plain = unsplit_modules(model)

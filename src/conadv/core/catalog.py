@@ -68,13 +68,13 @@ class MethodInfo:
 
 _LEARN, _ATTACK = 3, 2
 _ATTACKED = {Role.CLEAN: _LEARN, Role.ADV: _LEARN, Role.ATTACK: _ATTACK}
-_ATTACKED_OPTIONS = ("attack", "delay", "adv_weight", "twin_share", "twin_branch", "handoff", "stale_weights")
+_ATTACKED_OPTIONS = ("attack", "delay", "adv_weight", "twin_share", "twin_branch")
 _ATTACKED_LAYOUTS = ("clean+adv+attack", "clean | adv+attack", "clean+adv | attack", "clean | adv | attack")
 
 _ROWS = (
     MethodInfo(
         name="vanilla",
-        target="core.methods:Vanilla",
+        target="core.algorithm:Vanilla",
         options=(),
         delay=0,
         default_delay=0,
@@ -85,7 +85,7 @@ _ROWS = (
     ),
     MethodInfo(
         name="disadv",
-        target="core.conadv:ConAdv",
+        target="core.algorithm:ConAdv",
         options=_ATTACKED_OPTIONS,
         delay=0,
         default_delay=0,
@@ -96,7 +96,7 @@ _ROWS = (
     ),
     MethodInfo(
         name="conadv",
-        target="core.conadv:ConAdv",
+        target="core.algorithm:ConAdv",
         options=_ATTACKED_OPTIONS,
         delay=None,
         default_delay=1,
@@ -107,8 +107,8 @@ _ROWS = (
     ),
     MethodInfo(
         name="recycled",
-        target="core.recycled:Recycled",
-        options=("attack", "adv_weight", "twin_share", "twin_branch", "handoff"),
+        target="core.algorithm:Recycled",
+        options=("attack", "adv_weight", "twin_share", "twin_branch"),
         delay=1,
         default_delay=1,
         passes={Role.CLEAN: _LEARN, Role.ADV: _LEARN},

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from conadv.wrappers import unwrap
+
 from .attack import Call, Loss, call_plainly, input_gradient, without_trace
-from .batchnorm.splitbn import Statistics
-from .channels import channel_numbers, per_channel
 from .seeds import centered, mix, normal, uniform
-from .wrappers import unwrap
+from .splitbn import Statistics
 
 Norm = Literal["linf", "l2"]
 Direction = Literal["sign", "unit", "raw", "noise"]
@@ -84,7 +84,7 @@ class PGD:
         if (self.mean is None) != (self.std is None):
             raise ValueError("mean and std go together: give both or neither")
         for name in ("mean", "std"):
-            object.__setattr__(self, name, channel_numbers(name, getattr(self, name)))
+            object.__setattr__(self, name, _channel_numbers(name, getattr(self, name)))
         if self.std is not None and min(self.std) <= 0:
             raise ValueError(f"std {self.std}: positive numbers")
         low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
@@ -164,7 +164,7 @@ class PGD:
                 "std of normalized ones, which makes its ball larger: drop mean and std, or normalize the images",
                 stacklevel=2,
             )
-        pixels = images * per_channel(self.std, 1.0, images) + per_channel(self.mean, 0.0, images)
+        pixels = images * _per_channel(self.std, 1.0, images) + _per_channel(self.mean, 0.0, images)
         low, high = (float(value) for value in pixels.aminmax())
         room = 0.25 * (self.high - self.low)  # resampling may overshoot a little
         if low < self.low - room or high > self.high + room:
@@ -191,7 +191,7 @@ class PGD:
     def _step(self, images: Tensor, twins: Tensor, gradient: Tensor) -> Tensor:
         """Step from `twins` along the gradient of the loss summed over images, and project into the ball and range."""
         size = self.epsilon if self.step_size is None else self.step_size
-        std = per_channel(self.std, 1.0, images)
+        std = _per_channel(self.std, 1.0, images)
         # Dividing by std converts the gradient to pixel units, and the step back to the unit of the images.
         return self._project(images, twins + size * self._along(gradient / std) / std)
 
@@ -235,7 +235,7 @@ class PGD:
     def _start(self, images: Tensor, seed: int) -> Tensor:
         if self.random_start == 0 or self.epsilon == 0:
             return images
-        noise = self._noise_in_ball(images, mix(seed, _START)) / per_channel(self.std, 1.0, images)
+        noise = self._noise_in_ball(images, mix(seed, _START)) / _per_channel(self.std, 1.0, images)
         moved = uniform((len(images), *[1] * (images.dim() - 1)), mix(seed, _MOVED), images) < self.random_start
         return self._project(images, torch.where(moved, images + noise, images))
 
@@ -254,7 +254,7 @@ class PGD:
     def _project(self, images: Tensor, twins: Tensor) -> Tensor:
         """Project into the ball around the images and the valid range. The range is extended to each image: epsilon 0
         returns it to the bit, even if normalizing has rounded it over the edge."""
-        std = per_channel(self.std, 1.0, images)
+        std = _per_channel(self.std, 1.0, images)
         if self.norm == "linf":
             radius = self.epsilon / std
             twins = torch.clamp(twins, images - radius, images + radius)
@@ -264,7 +264,7 @@ class PGD:
             twins = torch.where(length > self.epsilon, images + delta * (self.epsilon / length), twins)
         if self.low is None or self.high is None:
             return twins
-        mean = per_channel(self.mean, 0.0, images)
+        mean = _per_channel(self.mean, 0.0, images)
         low, high = (self.low - mean) / std, (self.high - mean) / std
         return torch.clamp(twins, images.clamp(max=low), images.clamp(min=high))
 
@@ -282,3 +282,26 @@ def _norms(x: Tensor) -> Tensor:
 
 def _is_whole(number: float) -> bool:
     return math.isclose(number, round(number), abs_tol=1e-9)
+
+
+def _channel_numbers(name: str, values: Any) -> tuple[float, ...] | None:
+    """Convert a sequence, an array or a tensor, also of shape (C, 1, 1), to a tuple of numbers."""
+    if values is None:
+        return None
+    try:
+        numbers = torch.as_tensor(values, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.tensor(0.0)
+    if numbers.dim() == 0:
+        raise ValueError(f"{name} {values!r}: one number per channel, such as (0.485, 0.456, 0.406)")
+    return tuple(numbers.flatten().tolist())
+
+
+def _per_channel(values: Sequence[float] | None, default: float, images: Tensor) -> Any:
+    """Numbers per channel as a tensor that broadcasts with images (N, C, ...); `default` if there are none."""
+    if values is None:
+        return default
+    if len(values) != images.shape[1]:
+        raise ValueError(f"mean and std have {len(values)} channels, the images {images.shape[1]}")
+    shape = (-1, *[1] * (images.dim() - 2))
+    return torch.tensor(values, dtype=images.dtype).to(images.device, non_blocking=True).view(shape)

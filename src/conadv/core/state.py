@@ -1,4 +1,4 @@
-"""Pack the state of a method as tensors by name, for torch.save or safetensors, and unpack it.
+"""What a method carries from one step to the next; pack it as tensors by name, for torch.save or safetensors.
 
 Twins in flight belong to one rank: a state says which method, seed, rank and world size it is of, and refuses others.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from conadv.wrappers import gathered, rank_and_size
 
 _ABOUT = "about"
 # Settings added later, with what states from before were trained with.
@@ -19,6 +20,30 @@ _ADDED = {"twin_branch": "adv"}
 _RANKS = "ranks."
 
 State = dict[str, Tensor]
+
+
+class Carried(Protocol):
+    """What a method carries from one step to the next, besides the weights."""
+
+    reads_ahead: int
+    """How many steps before its own a batch is shown to `begin`; 0: never."""
+    per_rank: bool
+    """Whether each rank has its own."""
+
+    def begin(self, t: int, ahead: Any) -> None:
+        """Begin step t; `ahead` is the batch of step t + reads_ahead, or None."""
+
+    def end(self) -> None:
+        """End a step, before its update of the weights."""
+
+    def reset(self) -> None:
+        """Drop what a step that failed has left behind."""
+
+    def state(self) -> tuple[dict[str, Any], State]:
+        """What the next step needs: counters, and tensors by name."""
+
+    def load(self, about: Mapping[str, Any], tensors: State) -> None:
+        """Restore what `state` returned."""
 
 
 def pack(about: Mapping[str, Any], tensors: Mapping[str, Tensor], own: bool, all_ranks: bool) -> State:
@@ -30,12 +55,12 @@ def pack(about: Mapping[str, Any], tensors: Mapping[str, Tensor], own: bool, all
         own: the tensors belong to this rank alone.
         all_ranks: gather those of every rank; all ranks call it.
     """
-    rank, size = _rank() if own else (None, None)
+    rank, size = rank_and_size() if own else (None, None)
     shared = own and all_ranks and (size or 1) > 1
     described = {**about, "rank": None if shared else rank, "world_size": size}
     packed = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     if shared:
-        packed = {f"{_RANKS}{name}": _gathered(tensor, size or 1) for name, tensor in packed.items()}
+        packed = {f"{_RANKS}{name}": gathered(tensor, size or 1) for name, tensor in packed.items()}
     return {_ABOUT: torch.tensor(list(json.dumps(described).encode()), dtype=torch.uint8), **packed}
 
 
@@ -56,7 +81,7 @@ def unpack(state: Mapping[str, Any], about: Mapping[str, Any], own: bool) -> tup
     if other:
         told = ", ".join(f"{name} {found[name]} instead of {about[name]}" for name in other)
         raise ValueError(f"the state is of another method: it has {told}")
-    rank, size = _rank()
+    rank, size = rank_and_size()
     if own and (found["world_size"] or 1) != size:
         raise ValueError(f"the state is of {found['world_size']} ranks, here are {size}: start as many")
     if own and found["rank"] not in (None, rank):
@@ -75,16 +100,3 @@ def unpack(state: Mapping[str, Any], about: Mapping[str, Any], own: bool) -> tup
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> State:
     """The tensors whose names start with a prefix, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _rank() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
-def _gathered(tensor: Tensor, size: int) -> Tensor:
-    """The tensors of all ranks, stacked by rank."""
-    parts = [torch.empty_like(tensor) for _ in range(size)]
-    dist.all_gather(parts, tensor.contiguous())
-    return torch.stack(parts)

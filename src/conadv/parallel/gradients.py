@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from conadv.core.batchnorm.splitbn import pending_statistics
-from conadv.core.parts import Losses
+from conadv.core.splitbn import pending_statistics
+from conadv.core.step import Losses
 
 from .buckets import Bucket, OwnGradients, bucket_bytes, grouped, weakly
 from .checksum import Checksum, odd_ones

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conadv.core.handoff import Twin
+from conadv.core.batch import Batch
 from conadv.core.roles import Role
 
 from .collectives import World
@@ -84,7 +84,7 @@ class RankHandoff:
         self._note, self._all_late = note, all_late
         self.received_note = None
 
-    def put(self, twin: Twin) -> None:
+    def put(self, twin: Batch) -> None:
         self._send_held()
         while not self._to_put:
             self._to_put.extend(self._traffic.sent(*self._planned(self._put)))
@@ -94,7 +94,7 @@ class RankHandoff:
         if not message.is_late:
             self._send_held()
 
-    def take(self) -> Twin:
+    def take(self) -> Batch:
         if not self._to_take:
             self._begin_taking()
         message = self._to_take.popleft()
@@ -111,9 +111,6 @@ class RankHandoff:
         self._send_held()
         self._post(len(self._to_post), late=True)
         self._post_primed()
-
-    def clear(self) -> None:
-        raise AssertionError("messages in flight between ranks cannot be cancelled")
 
     def arrived(self) -> list[Tensor]:
         """Wait for the messages that this rank has not taken yet, and return them in order; they stay in flight."""

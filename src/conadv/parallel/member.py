@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from conadv.core.handoff import Handoff
-from conadv.core.methods import Method
-from conadv.core.parts import Losses
+from conadv.core.batch import Feed
 from conadv.core.roles import Place, Role
-from conadv.core.spans import span
-from conadv.core.stale import StaleWeights
+from conadv.core.step import Losses, Method
+from conadv.core.twins import StaleWeights
+from conadv.spans import span
 
 from .checksum import TURNS
 from .collectives import World
@@ -22,11 +21,9 @@ from .handoff import SAVE, RankHandoff, between_ranks
 from .layout import Layout
 from .outcome import DriftError, Outcome, OwnDriftError, Unread
 from .recipients import recipients
+from .source import Attacked, LeftOnRanks, Source, listed, source_of
 from .traffic import HasTwins, Traffic
 from .wire import Wire
-
-# Builds the method of a rank from its place, its hand-off and the stale weights that it attacks with, if any.
-MakeMethod = Callable[[Place, Handoff | None, StaleWeights | None], Method]
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,14 @@ class Member:
     exchange: Exchange
     stale: StaleWeights
     """Weights of the last `delay` steps, on ranks that attack with them and on rank 0, which saves them."""
+    twins: Source | None
+    """Where its twins come from; None: the method has none."""
+
+    def feed(self, batches: Iterable[Any]) -> Feed:
+        """A loader of the pairs that `step` and `loss` take."""
+        if isinstance(self.twins, Attacked) and self.twins.reads_ahead:
+            return self.twins.feed(batches)
+        return self.method.feed(batches)
 
     def step(self, now: Any, ahead: Any, stop: int = 0, save: bool = False) -> Unread:
         """Take a step up to the update: afterwards gradients and pending statistics are sums over all ranks.
@@ -55,17 +60,35 @@ class Member:
             save: whether this rank requests a checkpoint.
         """
         self._begin(stop, save, one_pass=False)
-        return self._end(self.method(now, ahead), stop, save)
+        return self._end(self.method(*self._own(now, ahead)), stop, save)
 
     def loss(self, now: Any, ahead: Any) -> Tensor:
         """Return this rank's part of the loss; the caller backpropagates it once, then calls `end_loss`."""
         self._begin(0, False, one_pass=True)
-        return self.method.loss(now, ahead)
+        return self.method.loss(*self._own(now, ahead))
 
     def end_loss(self) -> Unread:
         """End the step of `loss` after its backward pass, up to the update."""
         self.exchange.reclaim()
         return self._end(self.method.losses, 0, False)
+
+    def resume(self, step: int, in_flight: bool = False) -> None:
+        """Continue at `step`; unless the twins of `Recycled` are in flight already, the caller primes the batches."""
+        if isinstance(self.twins, LeftOnRanks):
+            self.twins.resume(step, in_flight)
+        elif self.twins is not None:
+            self.twins.resume(step)
+        else:
+            self.method.resume(step)
+
+    def _own(self, now: Any, ahead: Any) -> tuple[Any, Any]:
+        """The batches that this rank learns from and attacks."""
+        if isinstance(self.twins, LeftOnRanks):
+            return self.twins.first(now), ahead
+        if self.handoff is None or Role.ATTACK not in self.place.role:
+            return now, ahead
+        attacked = ahead if self.layout.ahead(self.method.delay) else listed(now)
+        return attacked if Role.CLEAN in self.place.role else None, attacked
 
     def _begin(self, stop: int, save: bool, one_pass: bool) -> None:
         self.exchange.zero_grad(one_pass)
@@ -77,7 +100,8 @@ class Member:
         note = None
         with span("gradient sum"):
             self.exchange.start()
-            self.method.hand_over()
+            if isinstance(self.twins, LeftOnRanks):
+                self.twins.hand_over()
             if self.handoff is not None:
                 self.handoff.end_step()
                 note = self.handoff.received_note
@@ -125,7 +149,7 @@ def build_member(
     world: World,
     layout: Layout,
     model: nn.Module,
-    make_method: MakeMethod,
+    make_method: Callable[[], Method],
     *,
     chunks: int,
     delay: int,
@@ -139,7 +163,7 @@ def build_member(
         world: the ranks.
         layout: which rank does what.
         model: the network.
-        make_method: builds the method for the place of this rank.
+        make_method: builds the method.
         chunks: how many chunks a global batch has.
         delay: age, in steps, of the weights that twins are generated with.
         has_twins: which chunks have twins.
@@ -153,12 +177,15 @@ def build_member(
     handoff = between_ranks(Traffic(layout, world.rank, chunks, ahead, has_twins), world, wire)
     attacks_stale = ahead < delay and Role.ATTACK in place.role  # it attacks with the weights of earlier steps
     stale = StaleWeights(model, delay if attacks_stale or keeps_stale else 0)
+    method = make_method()
+    step = method.join(place)
     return Member(
         world=world,
         layout=layout,
         place=place,
-        method=make_method(place, handoff, stale if attacks_stale else None),
+        method=method,
         handoff=handoff,
         exchange=Exchange(model, world, place.share, recipients(layout, world, ahead)),
         stale=stale,
+        twins=source_of(method, step, handoff, stale if attacks_stale else None, ahead),
     )

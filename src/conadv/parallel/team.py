@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch import nn
 
 from conadv.core.attack import Attack, Loss
-from conadv.core.checks.peers import described
-from conadv.core.parts import Losses
 from conadv.core.roles import Place, Role
-from conadv.core.share import TwinShare
-from conadv.core.wrappers import is_exchanged
+from conadv.core.step import Losses
+from conadv.core.twins import TwinShare
+from conadv.core.validate import described
+from conadv.wrappers import is_exchanged
 
 from .agreement import AgreedError, check_agreement
 from .collectives import World, joined, own_device
@@ -43,7 +43,7 @@ from .watch import watched
 
 _TEAMS = itertools.count()  # several teams in one process group use different keys in its store
 # Arguments of a method that the team sets.
-_OWN = ("chunk_size", "seed", "place", "handoff", "stale_weights")
+_OWN = ("chunk_size", "seed")
 
 
 class Team:
@@ -151,11 +151,8 @@ class Team:
         delay = options.get("delay", accepted["delay"].default if "delay" in accepted else factory.delay)
         self.world.broadcast_tensors([*model.parameters(), *model.buffers()])
 
-        def make(place: Place, handoff: Any, stale: Any) -> Any:
-            own = {"handoff": handoff, "stale_weights": None if stale is None else stale.swapped_in}
-            given = {name: value for name, value in own.items() if name in accepted and value is not None}
-            common = {"chunk_size": self._chunk_size, "seed": self._seed, "place": place}
-            return factory(model, loss, *arguments, **options, **given, **common)
+        def make() -> Any:
+            return factory(model, loss, *arguments, **options, chunk_size=self._chunk_size, seed=self._seed)
 
         member = build_member(
             self.world,
@@ -205,7 +202,7 @@ def _settings(factory: Any, arguments: tuple[Any, ...], options: dict[str, Any])
     """The arguments of a method that have to be the same on all ranks, as JSON values."""
     attack = next((given for given in (*arguments, options.get("attack")) if isinstance(given, Attack)), None)
     plain = {name: value for name, value in options.items() if isinstance(value, bool | int | float | str)}
-    found = described(getattr(factory, "__name__", type(factory).__name__), attack, **plain)
+    found = {"method": getattr(factory, "__name__", type(factory).__name__), **plain, **described(attack)}
     settings: dict[str, Any] = json.loads(json.dumps(found, default=lambda value: type(value).__name__))
     return settings
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from conadv.core.batch import Batch, Chunked, as_batch, count_chunks
 from conadv.core.roles import Role
-from conadv.core.stale import without_wrappers
 from conadv.core.state import State, below
-from conadv.core.wrappers import innermost
+from conadv.core.twins import without_wrappers
+from conadv.wrappers import innermost
 
 from .agreement import check_agreement
 from .member import Member
@@ -98,10 +98,9 @@ class TeamEpochs:
         self._end = about["step"]
         if self._is_recycled:
             self._twins = {int(chunk): message for chunk, message in below("twins.", tensors).items()}
-            resume: Any = self._member.method.resume
-            resume(about["step"], in_flight=bool(self._twins))
+            self._member.resume(about["step"], in_flight=bool(self._twins))
         elif self._has_attack:
-            self._member.method.resume(about["step"])
+            self._member.resume(about["step"])
             found = {name.split(".")[1] for name in tensors if name.startswith("stale.")}
             versions = [below(f"stale.{number}.", tensors) for number in range(len(found))]
             if self._member.stale.versions():
@@ -137,7 +136,7 @@ class TeamEpochs:
         """Start a new epoch with the current weights as stale weights, and without twins of an unfinished epoch."""
         if not self._has_attack or self._versions:
             return
-        self._member.method.resume(self._step)
+        self._member.resume(self._step)
         self._member.stale.reset()
 
     def _own_batches(self, loader: Iterable[Any], steps: int) -> Iterator[Any]:

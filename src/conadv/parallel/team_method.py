@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from conadv.core.batchnorm.splitbn import update_running_stats
-from conadv.core.feed import Pair
-from conadv.core.parts import Losses
+from conadv.core.splitbn import update_running_stats
 from conadv.core.state import State, pack, unpack
+from conadv.core.step import Losses
 
 from .agreement import check_agreement
 from .member import Member
@@ -127,11 +126,11 @@ class TeamMethod:
         self._settle()
         self._member.drain()
 
-    def begin_epoch(self, loader: Iterable[Any]) -> Iterator[Pair]:
+    def begin_epoch(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Begin an epoch on all ranks, and yield the arguments of each step."""
         self._check_ended()
         self._settle()
-        yield from self._member.method.feed(self._epochs.begin(loader))
+        yield from self._member.feed(self._epochs.begin(loader))
 
     def _take(self, unread: Unread, scaled: bool = False) -> Losses:
         """Check the outcome of a step and update the running statistics; the caller updates the weights.
@@ -218,5 +217,5 @@ class TeamFeed:
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # a TypeError, as for any iterable without a length
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
         yield from self._method.begin_epoch(self._loader)

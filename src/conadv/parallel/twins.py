@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from conadv.core.handoff import Queue
 from conadv.core.roles import Role
 
 from .member import Member
+from .source import LeftOnRanks
 from .wire import Wire
 
 # Whether a chunk has twins, from the first chunk of its lane and its number within the lane.
@@ -41,21 +41,19 @@ def put_in_flight(member: Member, wire: Wire, chosen: Chosen, twins: Mapping[int
     if member.handoff is not None:
         member.handoff.adopt(twins)
         return
-    queue = _queue(member)
-    for chunk in _chunks(member, member.world.rank, chosen):
-        queue.put(wire.unpack(twins[chunk].to(member.world.device)))
+    chunks = _chunks(member, member.world.rank, chosen)
+    _left(member).adopt([wire.unpack(twins[chunk].to(member.world.device)) for chunk in chunks])
 
 
 def _own(member: Member, wire: Wire) -> list[Tensor]:
     if member.handoff is not None:
         return member.handoff.arrived()
-    return [wire.pack(twin) for twin in _queue(member).twins()]
+    return [wire.pack(twin) for twin in _left(member).twins()]
 
 
-def _queue(member: Member) -> Queue:
-    queue = member.method.handoff  # type: ignore[attr-defined]
-    assert isinstance(queue, Queue)
-    return queue
+def _left(member: Member) -> LeftOnRanks:
+    assert isinstance(member.twins, LeftOnRanks)
+    return member.twins
 
 
 def _chunks(member: Member, rank: int, chosen: Chosen) -> list[int]:

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
-from conadv.core.memory import ADVICE, is_out_of_memory
+from conadv.memory import ADVICE, is_out_of_memory
 
 from .collectives import GRACE, PeerError, World
 from .ending import end_process, say_error, say_line

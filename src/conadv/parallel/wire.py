@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from conadv.core.batch import Batch
-from conadv.core.handoff import Twin
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Wire:
     def _label_bytes(self) -> int:
         return self.images * self.label_dtype.itemsize * torch.Size(self.label_shape).numel()
 
-    def pack(self, twin: Twin, note: int = 0) -> Tensor:
+    def pack(self, twin: Batch, note: int = 0) -> Tensor:
         images = twin.images.detach()
         images = images.mul(255).round_().to(torch.uint8) if self.as_bytes else images.to(self.dtype)
         known = twin.labels.is_floating_point() == self.label_dtype.is_floating_point
@@ -47,12 +46,12 @@ class Wire:
         noted = torch.full((1,), note, dtype=torch.uint8, device=images.device)
         return torch.cat([*(part.contiguous().flatten().view(torch.uint8) for part in parts), noted])
 
-    def unpack(self, message: Tensor) -> Twin:
+    def unpack(self, message: Tensor) -> Batch:
         labels, images, _ = message.split([self._label_bytes, self.size - self._label_bytes - 1, 1])
         # A clone is aligned, wherever its bytes are in the message.
         pixels = images.to(self.dtype).div_(255) if self.as_bytes else images.clone().view(self.dtype)
         numbers = labels.clone().view(self.label_dtype)
-        return Twin(pixels.view(self.images, *self.shape), numbers.view(self.images, *self.label_shape))
+        return Batch(pixels.view(self.images, *self.shape), numbers.view(self.images, *self.label_shape))
 
     def to_json(self) -> dict[str, Any]:
         """Return the format as JSON values."""

@@ -11,7 +11,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor, nn
 
-from conadv.core.batchnorm.splitbn import plain_state_dict
+from conadv.core.splitbn import plain_state_dict
 
 from .ema import Ema
 from .files import replace_file, writing

@@ -16,11 +16,9 @@ from conadv.config import Recipe
 from conadv.core.attack import Attack
 from conadv.core.batch import Batch, Chunked
 from conadv.core.catalog import METHODS, MethodInfo
-from conadv.core.handoff import Handoff
-from conadv.core.methods import Method
 from conadv.core.roles import Place, Role
-from conadv.core.share import TwinShare
-from conadv.core.stale import StaleWeights
+from conadv.core.step import Method
+from conadv.core.twins import StaleWeights, TwinShare
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
 from conadv.parallel.choose import choose_layout
@@ -34,8 +32,6 @@ from .build_task import DTYPES, Task, attack_of, mix_of
 from .ema import Ema
 from .memory import check_copies
 from .protocol import Protocol
-
-_BOTH = Role.CLEAN | Role.ADV
 
 
 @dataclass(frozen=True)
@@ -115,11 +111,6 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
         )
     share = TwinShare.from_number(recipe.twin_share)
     layout.check_twins(chunks, share.of if Role.ADV in layout.duties else 1)
-    if recipe.together and recipe.data.views != "three" and not any(_BOTH in role for role in layout.roles):
-        raise ValueError(
-            f"--together: in method {recipe.method} with layout {str(layout)!r} no rank learns from both images and "
-            "twins: drop it, or choose a layout with clean+adv"
-        )
     return layout
 
 
@@ -200,9 +191,7 @@ def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy
     )
 
 
-def _method(
-    recipe: Recipe, task: Task, attack: Attack, place: Place, handoff: Handoff | None, stale: StaleWeights | None
-) -> Method:
+def _method(recipe: Recipe, task: Task, attack: Attack) -> Method:
     options = {
         "attack": attack,
         "delay": recipe.delay,
@@ -210,8 +199,6 @@ def _method(
         "twin_share": recipe.twin_share,
         "twin_branch": recipe.twin_branch,
         "rho": recipe.rho,
-        "handoff": handoff,
-        "stale_weights": None if stale is None else stale.swapped_in,
     }
     method: Method = METHODS[recipe.method].build(
         task.model,
@@ -221,8 +208,6 @@ def _method(
         seed=recipe.seed,
         autocast=task.autocast,
         batch=lambda chunk: Batch(*chunk),
-        together=recipe.together,
-        place=place,
     )
     return method
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from conadv.config import Recipe
 from conadv.core.attack import Attack, Loss
-from conadv.core.batchnorm.branches import split_layers
-from conadv.core.batchnorm.splitbn import split_batchnorm
+from conadv.core.branches import split_layers
 from conadv.core.catalog import ATTACKS, METHODS, is_built_in
 from conadv.core.pgd import PGD
 from conadv.core.roles import Role
 from conadv.core.seeds import untouched_randomness
+from conadv.core.splitbn import split_batchnorm
 from conadv.machine import usable_cores
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.augment.mixup import Mix

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from conadv.core.stale import StaleWeights
+from conadv.core.twins import StaleWeights
 
 
 class Ema:

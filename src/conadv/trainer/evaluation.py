@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -90,7 +92,7 @@ def _part(world: World, batches: list[list[int]]) -> tuple[list[int], int]:
 def _percent(world: World, counts: tuple[int, int]) -> float:
     """The share of hits over all ranks, from the hits and images of each."""
     hits, images = world.all_reduce(torch.tensor(counts, dtype=torch.float64, device=world.device)).tolist()
-    return float(100 * hits / images)
+    return float(100 * hits / images) if images else math.nan  # fewer images than ranks
 
 
 def sampled(length: int, count: int | None) -> NDArray[np.int64]:

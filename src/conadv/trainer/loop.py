@@ -11,8 +11,8 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from conadv.core.batchnorm.splitbn import update_running_stats
-from conadv.core.spans import span
+from conadv.core.splitbn import update_running_stats
+from conadv.spans import span
 
 from .build import Job, Policy
 from .evaluation import evaluate_task
@@ -39,7 +39,7 @@ def run(
     first = progress.step
     began = time.monotonic() - progress.seconds
     with closing(job.batches(progress.step)) as batches, closing(profile):
-        for now, ahead in job.method.feed(batches) if progress.step < job.stop else ():
+        for now, ahead in job.member.feed(batches) if progress.step < job.stop else ():
             profile.begin_step()
             job.protocol.begin_step(job.method, progress.step)
             unread = job.member.step(now, ahead, request.signal or 0, saver.requests_save(policy.save_seconds))

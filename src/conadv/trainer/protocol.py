@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from conadv.core.batchnorm.branches import split_layers
-from conadv.core.methods import Method
+from conadv.core.branches import split_layers
+from conadv.core.step import Method
 
 
 @dataclass(frozen=True)

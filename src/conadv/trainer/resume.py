@@ -53,7 +53,7 @@ def restore_job(job: Job, checkpoint: Checkpoint) -> Progress:
     """Restore a job from a checkpoint; every rank must call it."""
     about = checkpoint.about
     step = about["step"]
-    job.method.resume(step)
+    job.member.resume(step)
     _prime(job, checkpoint, step)
     restore(checkpoint.tensors, job.task.model, job.optimizer, job.stale, job.ema)
     return Progress(step, about["position"]["seconds"], about["position"]["skipped"])
@@ -61,8 +61,11 @@ def restore_job(job: Job, checkpoint: Checkpoint) -> Progress:
 
 def _prime(job: Job, checkpoint: Checkpoint, step: int) -> None:
     """Regenerate the twins in flight, each with the weights of the step in which it was generated."""
-    in_flight = job.method.in_flight(step)
-    if job.layout.maker() not in job.place.role or not in_flight:
+    twins = job.member.twins
+    if twins is None or job.layout.maker() not in job.place.role:
+        return
+    in_flight = twins.in_flight(step)
+    if not in_flight:
         return
     for number, version in zip(in_flight, stale_versions(checkpoint.tensors), strict=True):
         if 0 <= number < job.stop:
@@ -70,4 +73,4 @@ def _prime(job: Job, checkpoint: Checkpoint, step: int) -> None:
             with closing(job.batches(number, number + 1)) as batches:
                 batch = next(batches)
                 assert batch is not None
-                job.method.prime(batch, number)
+                twins.prime(batch, number)

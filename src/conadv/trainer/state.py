@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from conadv.core.stale import StaleWeights
 from conadv.core.state import below
+from conadv.core.twins import StaleWeights
 
 from .ema import Ema
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from conadv import bf16
 from conadv.config import Recipe, dump_recipe, flatten, sealed
-from conadv.core.batchnorm.splitbn import plain_state_dict
+from conadv.core.splitbn import plain_state_dict
 from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.parallel.collectives import World, joined
 from conadv.parallel.launch import local_rank, world_size

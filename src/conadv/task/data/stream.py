@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conadv.core.batch import Chunk, Chunked
-from conadv.core.memory import is_out_of_memory
+from conadv.memory import is_out_of_memory
 from conadv.task.data.draws import Seeds, mix_all, permutation
 from conadv.task.data.fit import Fit, fitted
 from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Labels, Planes, Source

@@ -1,28 +1,23 @@
-"""Checks that all ranks of a user's loop have a method with the same settings, and train one model.
+"""Check that all ranks of a data-parallel loop have the same method and train one model.
 
-each rank puts its settings into the process group's store ──► the first one compares ──► all read what differs
-
-The store, and no collective: a rank without a method would answer one with a gradient, or not at all.
+Settings are compared through the store of the process group, without a collective: a rank that has no method would
+answer a collective with a gradient, or not at all.
 """
 
 from __future__ import annotations
 
 import json
-import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from conadv.core.pgd import PGD
-from conadv.core.wrappers import data_parallel, unwrap
+from .wrappers import data_parallel, group_size, is_sharded, unwrap
 
-# Seconds after which a rank names the ranks that it waits for; it waits until the timeout of the process group.
-_PATIENCE = 60.0
 # The calls before which ranks compare their weights; with gradient accumulation the first ones change none.
 _COMPARED = (1, 2, 4, 8, 16, 32, 64)
 
@@ -33,17 +28,17 @@ def check_ranks(model: nn.Module, calls: int, settings: Mapping[str, Any], chunk
     Args:
         model: the network; the process group is that of its wrapper, or else of all ranks.
         calls: of the method so far, in this process.
-        settings: what `described` returns.
+        settings: what has to be the same on all ranks, as JSON values.
         chunk_size: images per chunk, which may differ unless the weights are sharded: then each pass is a collective.
 
     Returns:
         Whether their weights are equal, as far as they were compared.
     """
-    if calls not in (0, *_COMPARED) or not (dist.is_available() and dist.is_initialized()):
+    if calls not in (0, *_COMPARED):
         return True
     parallel, is_split = data_parallel(model), is_sharded(model)
-    group = dist.group.WORLD if parallel is None else parallel.process_group
-    if dist.get_world_size(group) == 1 or (is_split and _mesh_size(model) != dist.get_world_size()):
+    group, size = group_size(None if parallel is None else parallel.process_group)
+    if size == 1 or (is_split and _mesh_size(model) != dist.get_world_size()):
         return True
     exchanged = parallel is not None or is_split
     settings = {**settings, "chunk_size": chunk_size} if is_split else settings
@@ -53,20 +48,6 @@ def check_ranks(model: nn.Module, calls: int, settings: Mapping[str, Any], chunk
             raise ValueError(text)
         warnings.warn(text, stacklevel=6)
     return calls == 0 or is_split or _same_weights(model, group)
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether a rank has only parts of the weights, as with FSDP2."""
-    return any(type(parameter.data) is not Tensor for parameter in model.parameters())
-
-
-def described(method: str, attack: Any = None, **settings: Any) -> dict[str, Any]:
-    """The settings that have to be the same on all ranks, by name. Seeds and chunk sizes may differ.
-
-    Of an attack: its type, and the settings that it has in common with `PGD`; others may differ between ranks.
-    """
-    own = {field.name: getattr(attack, field.name, None) for field in fields(PGD)}
-    return {"method": method, **settings, "attack": type(attack).__name__, **own}
 
 
 def difference(group: Any, settings: Mapping[str, Any]) -> str:
@@ -87,22 +68,15 @@ def difference(group: Any, settings: Mapping[str, Any]) -> str:
 
 
 def _wait(store: Any, wanted: list[str], keys: Mapping[int, str]) -> None:
-    """Poll the store until all of these keys are set. Its own wait would block its other users."""
-    start, limit = time.monotonic(), store.timeout.total_seconds()
-    patience = min(_PATIENCE, limit / 2)
-    while not store.check(wanted):
-        waited = time.monotonic() - start
-        if waited > patience:
-            missing = ", ".join(f"rank {rank}" for rank, key in keys.items() if not store.check([key]))
-            text = (
-                f"waited {patience:g} seconds for the first step of {missing or 'another rank'} with a method: "
-                "create the same method on every rank, and call it in every step in place of the plain loss"
-            )
-            if patience == limit:
-                raise ValueError(text)
-            warnings.warn(text, stacklevel=8)
-            patience = limit
-        time.sleep(min(0.1, 0.001 + waited / 10))
+    limit: timedelta = store.timeout
+    try:
+        store.wait(wanted, limit)
+    except dist.DistStoreError:
+        missing = ", ".join(f"rank {rank}" for rank, key in keys.items() if not store.check([key]))
+        raise ValueError(
+            f"waited {limit.total_seconds():g} seconds for the first step of {missing or 'another rank'} with a "
+            "method: create the same method on every rank, and call it in every step in place of the plain loss"
+        ) from None
 
 
 def _compare(found: Mapping[int, Mapping[str, Any]]) -> str:

@@ -17,17 +17,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from conadv.core.checks.buffers import allow_mixed
-from conadv.core.wrappers import innermost, is_exchanged, whole
+from conadv.wrappers import innermost, is_exchanged, whole
 
-from .branches import SplitBatchNorm, SplitLayer, split_class, split_layers
-from .new_branch import new_branch
-from .tally import Tally, Tracked, move
-from .ways import Branch, Tracking, Way
+from .branches import SplitBatchNorm, SplitLayer, Tracking, Way, split_class, split_layers
+from .statistics import Tally, Tracked, move
 
 Statistics = Literal["batch", "running"]
 
 _KNOWN_BRANCHES = (("main",), ("main", "adv"), ("main", "aug"), ("main", "aug", "adv"))
+# The attribute of modules whose statistics all images may share.
+SHARED = "shares_statistics"
+_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, _BatchNorm)
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
@@ -73,10 +73,10 @@ def split_batchnorm(
     kinds: tuple[type[nn.Module], ...] = (_BatchNorm, *also)
     found = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     _check_layers(found, branches, also)
-    allow_mixed(model, mixed)
+    _allow_shared(model, mixed)
     copies: dict[str, dict[int, Tensor]] = {name: {} for name in branches[1:]}
     for layer in found.values():
-        grown = {name: new_branch(layer, copies[name]) for name in branches[1:]}
+        grown = {name: _new_branch(layer, copies[name]) for name in branches[1:]}
         layer.__class__ = split_class(type(layer))
         assert isinstance(layer, SplitLayer)
         layer.grow(grown)
@@ -125,7 +125,7 @@ def route(
 @contextmanager
 def routed(
     model: nn.Module,
-    branch: Branch,
+    branch: str,
     *,
     statistics: Statistics | None = None,
     tracking: Tracking | Literal["again"],
@@ -133,18 +133,18 @@ def routed(
     """`route` for code that runs the backward pass in the same context, or in one with tracking "again"."""
     model = innermost(model)
     layers = split_layers(model)
-    names = (branch,) if isinstance(branch, str) else branch.branches
-    tally = Tally(_pending_of(layers, names)) if tracking == "step" else None
-    ways = [Way(branch, _uses_batch(layer, model, statistics), tracking, True, tally) for layer in layers]
-    for layer, way in zip(layers, ways, strict=True):
-        for name in names:
-            _check_branch(layer, name, way.batch_statistics, in_training=model.training)
-    try:
-        with _set_ways(layers, ways):
-            yield
-    finally:
-        if tally is not None:
-            tally.add()
+    tally = Tally(_pending_of(layers, branch)) if tracking == "step" else None
+    ways: list[Way | None] = []
+    for layer in layers:
+        frozen = model.training and not layer.training
+        uses_batch = None if statistics is None else statistics == "batch" and not frozen
+        if branch != "main":
+            _check_branch(layer, branch, uses_batch, in_training=model.training)
+        ways.append(Way(branch, uses_batch, tracking, True, tally))
+    with _set_ways(layers, ways):
+        yield
+    if tally is not None:
+        tally.add()
 
 
 @contextmanager
@@ -227,16 +227,16 @@ def _why_not(layer: nn.Module, branches: Sequence[str]) -> str | None:
     return f"it has an attribute {taken[0]!r} already, which names a branch; rename it" if taken else None
 
 
-def _pending_of(layers: Sequence[SplitLayer], branches: Sequence[str]) -> dict[nn.Module, Tensor]:
-    """The pending statistics of some branches of each layer that can be updated together."""
-    owners = [
-        layer.owner(branch)
-        for layer in layers
-        for branch in branches
-        if isinstance(layer, SplitBatchNorm) and branch in layer.branches
-    ]
-    found = {owner: owner._buffers.get("pending") for owner in owners}
-    return {owner: pending for owner, pending in found.items() if pending is not None}
+def _pending_of(layers: Sequence[SplitLayer], branch: str) -> dict[nn.Module, Tensor]:
+    """The pending statistics of a branch of each layer that can be updated together."""
+    found: dict[nn.Module, Tensor] = {}
+    for layer in layers:
+        if isinstance(layer, SplitBatchNorm) and branch in layer.branches:
+            owner = layer.owner(branch)
+            pending = owner._buffers.get("pending")
+            if pending is not None:
+                found[owner] = pending
+    return found
 
 
 @contextmanager
@@ -251,16 +251,7 @@ def _set_ways(layers: Sequence[SplitLayer], ways: Sequence[Way | None]) -> Itera
             layer.way = way
 
 
-def _uses_batch(layer: SplitLayer, model: nn.Module, statistics: Statistics | None) -> bool | None:
-    if statistics is None:
-        return None
-    frozen = model.training and not layer.training
-    return statistics == "batch" and not frozen
-
-
 def _check_branch(layer: SplitLayer, branch: str, batch_statistics: bool | None, in_training: bool) -> None:
-    if branch == "main":
-        return
     if branch not in layer.branches:
         raise ValueError(f"the model has no branch {branch!r}: split it with split_batchnorm(model, branches=...)")
     evaluated = not (layer.training if batch_statistics is None else batch_statistics)
@@ -270,3 +261,49 @@ def _check_branch(layer: SplitLayer, branch: str, batch_statistics: bool | None,
             f"the {branch} branch was never trained, so it has no running statistics: "
             "call model.train() before a training step, or train it before you evaluate it"
         )
+
+
+def _allow_shared(model: nn.Module, kinds: Sequence[type[nn.Module]]) -> None:
+    """Let layers of these classes, and their children, share statistics between all images."""
+    for kind in kinds:
+        found = [module for module in model.modules() if isinstance(module, kind)]
+        if not found:
+            raise ValueError(f"mixed={kind.__name__}: the model has no layer of this class")
+        for module in (inner for layer in found for inner in layer.modules()):
+            setattr(module, SHARED, True)
+
+
+def _new_branch(layer: nn.Module, copies: dict[int, Tensor]) -> nn.Module:
+    """Make a module that holds a branch: copies of the layer's own tensors, but none of its hooks or children.
+
+    Args:
+        layer: The layer before the split.
+        copies: The copies that were made for this branch so far, by the id of the tensor, so that a tensor that two
+            layers share is shared in the branch too.
+    """
+    branch = _empty_branch(layer)
+    for name, parameter in layer._parameters.items():
+        branch.register_parameter(name, None if parameter is None else _copied(parameter, copies))  # type: ignore[arg-type]
+    for name, buffer in layer._buffers.items():
+        persistent = name not in layer._non_persistent_buffers_set
+        branch.register_buffer(name, None if buffer is None else _copied(buffer, copies), persistent)
+    tracked = branch._buffers.get("num_batches_tracked")
+    if tracked is not None:
+        tracked.zero_()
+    return branch.train(layer.training)
+
+
+def _empty_branch(layer: nn.Module) -> nn.Module:
+    """For any kind of BatchNorm a plain one, which code that looks for `nn.BatchNorm2d` finds."""
+    if not isinstance(layer, _BatchNorm):
+        return nn.Module()
+    kind = next(kind for kind in _KINDS if isinstance(layer, kind))
+    return kind(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+
+
+def _copied(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
+    if id(tensor) not in copies:
+        copy = tensor.detach().clone()
+        copies[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+        vars(copies[id(tensor)]).update(vars(tensor))  # such as a mark for the optimizer
+    return copies[id(tensor)]

@@ -7,25 +7,39 @@ x ──► way? ───┤                                 ├──► y, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules._functions import SyncBatchNorm as synchronized_batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .tally import Tracked, move
-from .ways import Branch, Way
+from conadv.wrappers import group_size
+
+from .statistics import Tally, Tracked, move
+
+# When running statistics are updated: in each forward pass (as in BatchNorm), once at the end of a step, or never.
+Tracking = Literal["now", "step", "off"]
 
 _UNKNOWN_BRANCH = (
     "a split BatchNorm layer ran again (activation checkpointing) in a backward pass outside of `route`, and its "
     "branch is not known there: call backward() within the `with route(...)` of the forward pass"
 )
-_NOT_BY_IMAGE = "together=True: {}, so that clean and adversarial images cannot be told apart: drop together"
 _CLASSES: dict[type[nn.Module], type[SplitLayer]] = {}
+
+
+class Way(NamedTuple):
+    """How images go through a layer at the moment."""
+
+    branch: str = "main"
+    batch_statistics: bool | None = None  # None: by the layer's training flag
+    # "again": recomputed by activation checkpointing; its statistics were counted in the first pass.
+    tracking: Tracking | Literal["again"] = "now"
+    routed: bool = False  # False: the default, outside of `route`
+    tally: Tally | None = None  # where statistics of the pass are collected, with tracking "step"
 
 
 # It writes nothing, but a compiler would remove an operation without side effects.
@@ -50,7 +64,7 @@ class SplitLayer(nn.Module):
     left_main: bool
     """Whether the user routed images through another branch, whose backward pass may come later."""
 
-    walked: Branch | None
+    walked: str | None
     """The branch that the current backward pass is in, as set by a mark of a method's loss; None: not known."""
 
     def grow(self, branches: Mapping[str, nn.Module]) -> None:
@@ -77,21 +91,6 @@ class SplitLayer(nn.Module):
     def update(self, owner: nn.Module) -> None:
         """Update the running statistics of one branch with the pending ones, without waiting for the device."""
         raise NotImplementedError
-
-    def _by_part(self, through: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `through(way, branch, ...)` with the current way or, in a joint pass, for each part of the images."""
-        way = self._current_way()
-        if isinstance(way.branch, str):
-            return through(way, way.branch, *args, **kwargs)
-        images = sum(way.branch.sizes)
-        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or args[0].shape[:1] != (images,):
-            given = ", ".join(str(tuple(each.shape)) for each in args if isinstance(each, Tensor))
-            raise ValueError(_NOT_BY_IMAGE.format(f"{type(self).__name__} was given ({given}) for {images} images"))
-        parts = zip(way.branch.branches, args[0].split(way.branch.sizes), strict=True)
-        results = [through(way, branch, part) for branch, part in parts]
-        if not all(isinstance(result, Tensor) for result in results):
-            raise ValueError(_NOT_BY_IMAGE.format(f"{type(self).__name__} does not return one tensor"))
-        return torch.cat(results)
 
     def _new_pending(self, owner: nn.Module) -> Tensor | None:
         """Sums over forward passes and, last, their number; None for a branch without running statistics."""
@@ -133,11 +132,7 @@ class SplitBatchNorm(SplitLayer, _BatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input_dim(x)
-        y: Tensor = self._by_part(self._through, x)
-        return y
-
-    def _through(self, way: Way, branch: str, x: Tensor) -> Tensor:
-        _, batch_statistics, tracking, _, tally = way
+        branch, batch_statistics, tracking, _, tally = self._current_way()
         owner = self.owner(branch)
         assert isinstance(owner, _BatchNorm)
         if owner.running_mean is None or owner.running_var is None:
@@ -178,9 +173,8 @@ class SplitBatchNorm(SplitLayer, _BatchNorm):
         return None if mean is None else mean.new_zeros(2 * self.num_features + 1)
 
     def _normalize(self, x: Tensor, owner: _BatchNorm, mean: Tensor | None, var: Tensor | None) -> Tensor:
-        if isinstance(self, nn.SyncBatchNorm) and dist.is_initialized():
-            group = self.process_group or dist.group.WORLD
-            ranks = dist.get_world_size(group)
+        if isinstance(self, nn.SyncBatchNorm):
+            group, ranks = group_size(self.process_group)
             if ranks > 1:
                 if x.device.type == "cpu":
                     raise ValueError("SyncBatchNorm has no CPU kernel: use BatchNorm1d, 2d or 3d there")
@@ -197,10 +191,7 @@ class SplitOwnForward(SplitLayer):
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._by_part(self._through, *args, **kwargs)
-
-    def _through(self, way: Way, branch: str, *args: Any, **kwargs: Any) -> Any:
-        _, batch_statistics, tracking, *_ = way
+        branch, batch_statistics, tracking, *_ = self._current_way()
         owner, own = self.owner(branch), (self._parameters, self._buffers, self.training)
         lent: dict[str, Tensor | None] = {**owner._buffers, **{name: old.clone() for name, old in _tracked(owner)}}
         try:
@@ -281,3 +272,34 @@ def _fill_branches(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: 
                 value = state[f"{prefix}{key}"]
                 copy = torch.zeros_like(value) if key == "num_batches_tracked" else value.clone()
                 state[f"{prefix}{name}.{key}"] = copy
+
+
+class _Mark(torch.autograd.Function):
+    """The identity; its backward pass sets the branch that the images went through.
+
+    Autograd runs the backward pass of a later forward pass before that of an earlier one, so the mark holds for all
+    layers that activation checkpointing recomputes until the next mark.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, layers: list[SplitLayer], branch: str) -> Tensor:
+        ctx.layers, ctx.branch = layers, branch
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        _set_walked(ctx.layers, ctx.branch)
+        # At the end of this backward pass: the next one may be of a loss without a mark.
+        torch.autograd.Variable._execution_engine.queue_callback(partial(_set_walked, ctx.layers, None))
+        return gradient, None, None
+
+
+def _set_walked(layers: list[SplitLayer], branch: str | None) -> None:
+    for layer in layers:
+        layer.walked = branch
+
+
+def marked(loss: Tensor, model: nn.Module, branch: str) -> Tensor:
+    """Mark the loss of images that went through `branch`, for a backward pass outside of `route`."""
+    layers = split_layers(model)
+    return _Mark.apply(loss, layers, branch) if layers else loss

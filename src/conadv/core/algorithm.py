@@ -1,0 +1,279 @@
+"""Concurrent adversarial learning on one page: Algorithm 1 of the paper (ICLR 2022), its baseline and its cheap form.
+
+    Vanilla     x_t ──► main ──► gradients
+    ConAdv      x_t ──► main ─┬► gradients        twin(t, k) = attack(θ_{t-τ}, x_t[k], y_t[k], seed(t, k))
+                twin ─► adv  ─┘                   τ = delay: 1 is ConAdv, 0 is DisAdv
+    Recycled    x_t ──► main ─┬► gradients        the same backward pass, one layer further, gives the twin of x_t[k],
+                twin ─► adv  ─┘                   which the next step learns from
+
+A method says which passes a chunk takes. `step.py` runs them, `twins.py` says where twins come from, `splitbn.py` has
+the branches of BatchNorm, and `pgd.py` is the attack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, Unpack, final
+
+from torch import Tensor, nn
+
+from .attack import Attack, Loss, check_attack
+from .batch import Batch, select
+from .roles import Role
+from .step import Common, Method, Pass
+from .twins import Left, Local, Twins, TwinShare
+from .validate import described
+
+
+@final
+class Vanilla(Method):
+    """Learn from the images as they are: the baseline, with the same interface.
+
+    Args:
+        model: the network; with `chunk_size`, its BatchNorm layers are split (`split_batchnorm(model, ("main",))`).
+        loss: from outputs and labels to the mean loss over the images.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
+    """
+
+    __slots__ = ()
+
+    duties = Role.CLEAN
+    delay = 0
+
+    def __init__(self, model: nn.Module, loss: Loss, **common: Unpack[Common]) -> None:
+        super().__init__(model, loss, common)
+
+    def passes(self, k: int, chunk: Batch) -> list[Pass]:
+        return self._step.clean(chunk, 1.0)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"method": "Vanilla"}
+
+    def _shared(self) -> dict[str, Any]:
+        return {}
+
+
+@final
+class ConAdv(Method):
+    """Learn from the images and from their twins, generated with the weights of `delay` updates ago.
+
+    The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_t)`, where `x̂_t` was generated with the
+    weights of step t - delay (the first ones: with the initial weights). delay 1 is the paper's ConAdv, delay 0 is
+    DisAdv. A step is an update of the weights: with gradient accumulation, all calls between two updates take the
+    same stale weights.
+
+    Args:
+        model: the network, after `split_batchnorm`.
+        loss: from outputs and labels to the mean loss over the images.
+        attack: what generates the twins, such as `PGD(4/255)`.
+        delay: age, in updates of the weights, of those that twins are generated with.
+        adv_weight: share of the twins in the loss; the clean images have the rest. 1, robust training: there is no
+            clean pass, the running statistics are those of the twins, and `twin_branch` must be "main".
+        twin_share: the part of a batch's chunks that gets twins, such as "1/4"; other chunks in each step. Without
+            chunks: the part of its images. The loss takes the mean over the twins.
+        twin_branch: the BatchNorm branch that twins go through. "adv", as in the paper: they have their own statistics
+            and affine parameters. "main": the affine parameters are those of the images; twins are normalized with
+            the statistics of their batch, and the running statistics remain those of the images. The attack then
+            goes through main, too: `PGD(4/255, branch="main")`.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
+    """
+
+    __slots__ = ("_adv_weight", "_attack", "_delay", "_share", "twins")
+
+    duties = Role.CLEAN | Role.ADV | Role.ATTACK
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        attack: Attack,
+        *,
+        delay: int = 1,
+        adv_weight: float = 0.5,
+        twin_share: float | str = 1,
+        twin_branch: str = "adv",
+        **common: Unpack[Common],
+    ) -> None:
+        if delay < 0:
+            raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
+        super().__init__(model, loss, common, twin_branch)
+        self._delay, self._share = delay, TwinShare.from_number(twin_share)
+        self.adv_weight, self.attack = adv_weight, attack
+        self.take_twins_from(Local(model, delay, self.twin))
+
+    def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
+        """Lines 8 to 11 of Algorithm 1 for one chunk: the gradient of L(θ_t, x_t) + L(θ_t, x̂_t)."""
+        t, role = self.step, self._step.place.role
+        if Role.CLEAN in role and self.adv_weight < 1:
+            yield from self._step.clean(chunk, 1 - self.adv_weight)  # L(θ_t, x_t), through the main branch
+        if Role.ADV in role and self.has_twin(t, k):
+            twin = self.twins.take(t, k, chunk)  # x̂_t
+            yield self._step.adversarial(twin, self.adv_weight, self._share)  # L(θ_t, x̂_t), through the adv branch
+
+    def twin(self, t: int, k: int, chunk: Batch) -> Batch:
+        """Lines 2 to 5: `attack(θ, x_t[k], y_t[k], seed(t, k))`, where θ are the weights that the model has now."""
+        return self._step.attack(self.attack, self._share, t, k, chunk)
+
+    def has_twin(self, t: int, k: int) -> bool:
+        """Whether chunk k of the batch of step t gets twins."""
+        return self._step.has_twin(self._share, t, k)
+
+    def take_twins_from(self, twins: Twins) -> None:
+        """Set where twins come from; by default this process evaluates them when it needs them."""
+        self.twins = self._carried = twins
+
+    @property
+    def attack(self) -> Attack:
+        """What generates the twins; it may be replaced between steps."""
+        return self._attack
+
+    @attack.setter
+    def attack(self, attack: Attack) -> None:
+        check_attack(attack)
+        if self._step.twin_branch == "main" and getattr(attack, "branch", "main") != "main":
+            raise ValueError('twin_branch="main" needs an attack through that branch: PGD(..., branch="main")')
+        self._attack = attack
+
+    @property
+    def adv_weight(self) -> float:
+        """The share of the twins in the loss; it may be changed between steps."""
+        return self._adv_weight
+
+    @adv_weight.setter
+    def adv_weight(self, adv_weight: float) -> None:
+        if not 0 <= adv_weight <= 1:
+            raise ValueError(f"adv_weight {adv_weight}: a part of the loss, from 0 to 1")
+        if adv_weight == 1 and (self._step.twin_branch != "main" or float(self._share) != 1):
+            raise ValueError(
+                "adv_weight 1 learns from twins only, so that all images need one, through the evaluated branch: "
+                'twin_branch="main", twin_share=1'
+            )
+        self._adv_weight = adv_weight
+
+    @property
+    def delay(self) -> int:
+        return self._delay
+
+    def _settings(self) -> dict[str, Any]:
+        own = {"method": "ConAdv", "delay": self.delay, "twin_share": float(self._share)}
+        return {**own, "twin_branch": self._step.twin_branch}
+
+    def _shared(self) -> dict[str, Any]:
+        return {"adv_weight": self.adv_weight, **described(self.attack)}
+
+
+@final
+class Recycled(Method):
+    """Learn from the images and from the twins of the last batch, which its own backward pass gave almost for free.
+
+    The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_{t-1})`, where `x̂_{t-1}` was generated with
+    the weights of step t - 1; the first step takes the twins of its own batch. The attack is one step from the image
+    itself, through the main branch: `random_start`, `branch` and `statistics` of the attack do not apply. A step is
+    a call: with gradient accumulation, the twins are those of the batch before, and within a group of accumulated
+    batches they were generated with the current weights.
+
+    Args:
+        model: the network, after `split_batchnorm`.
+        loss: from outputs and labels to the mean loss over the images.
+        attack: its step is taken along the gradient of the clean loss.
+        adv_weight: share of the twins in the loss, below 1; the clean images have the rest.
+        twin_share: as for `ConAdv`.
+        twin_branch: as for `ConAdv`.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
+    """
+
+    __slots__ = ("_adv_weight", "_attack", "_share", "twins")
+
+    duties = Role.CLEAN | Role.ADV
+    delay = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        attack: Attack,
+        *,
+        adv_weight: float = 0.5,
+        twin_share: float | str = 1,
+        twin_branch: str = "adv",
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(model, loss, common, twin_branch)
+        self._share = TwinShare.from_number(twin_share)
+        self.adv_weight, self.attack = adv_weight, attack
+        self.take_twins_from(Left(model, self.twin))
+
+    def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
+        """The gradient of L(θ_t, x_t) + L(θ_t, x̂_{t-1}) for one chunk; it leaves the twin of x_t[k] behind."""
+        t, role = self.step, self._step.place.role
+        if k == 0:
+            self.twins.check(self._step.count_twins(self._share))
+        if Role.CLEAN in role:
+            images, *views = self._step.clean(chunk, 1 - self.adv_weight)
+            if self.has_twin(t, k):
+                images = self._leaving_a_twin(images, t, k)
+            yield from (images, *views)
+        if Role.ADV in role and self.has_twin(self.twins.source(t), k):
+            twin = self.twins.take(t, k, chunk)
+            yield self._step.adversarial(twin, self.adv_weight, self._share)
+
+    def twin(self, t: int, k: int, chunk: Batch) -> Batch:
+        """The twin of x_t[k] from a backward pass of its own, with the weights that the model has now."""
+        self._step.checks.look_at_images(self.attack, chunk.images)
+        images = self._step.clean(chunk, 1 - self.adv_weight)[0]
+        gradient = self._step.image_gradient(images, t, k)
+        return self._along(images.batch, self._step.scale(images), t, k, gradient)
+
+    def has_twin(self, t: int, k: int) -> bool:
+        """Whether chunk k of the batch of step t gets twins."""
+        return self._step.has_twin(self._share, t, k)
+
+    def take_twins_from(self, twins: Left) -> None:
+        """Set where twins wait for the next step; by default in memory."""
+        self.twins = self._carried = twins
+
+    def _leaving_a_twin(self, images: Pass, t: int, k: int) -> Pass:
+        """The same pass; its backward pass also reaches the images, and takes one step of the attack from there."""
+        leaf = images.batch.images.detach().requires_grad_()
+        along = partial(self._along, images.batch, self._step.scale(images), t, k)
+        batch = replace(images.batch, images=leaf)
+        return images._replace(batch=batch, receive=self.twins.expect(t, k, along))
+
+    def _along(self, batch: Batch, scale: float, t: int, k: int, gradient: Tensor) -> Batch:
+        """The twins of a chunk from the gradient of its loss, which was a scaled mean; that of an attack is a sum."""
+        chosen = self._step.chosen(self._share, batch, t, k)
+        gradient = gradient / (scale / len(batch.images))
+        some = select(batch, chosen)
+        seed = self._step.attack_seed(t, k)
+        images = self.attack.along(some.images, gradient if chosen is None else gradient[chosen], seed)
+        return Batch(images, some.labels, extra=some.extra)
+
+    @property
+    def attack(self) -> Attack:
+        """Whose step is taken along the gradient; it may be replaced between steps."""
+        return self._attack
+
+    @attack.setter
+    def attack(self, attack: Attack) -> None:
+        check_attack(attack)
+        attack.check_reusable()
+        self._attack = attack
+
+    @property
+    def adv_weight(self) -> float:
+        """The share of the twins in the loss; it may be changed between steps."""
+        return self._adv_weight
+
+    @adv_weight.setter
+    def adv_weight(self, adv_weight: float) -> None:
+        if not 0 <= adv_weight < 1:
+            raise ValueError(f"adv_weight {adv_weight}: from 0 to below 1, since the clean loss brings the gradient")
+        self._adv_weight = adv_weight
+
+    def _settings(self) -> dict[str, Any]:
+        return {"method": "Recycled", "twin_share": float(self._share), "twin_branch": self._step.twin_branch}
+
+    def _shared(self) -> dict[str, Any]:
+        return {"adv_weight": self.adv_weight, **described(self.attack)}

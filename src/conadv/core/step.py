@@ -1,0 +1,512 @@
+"""One step of any method: its passes run chunk by chunk, and gradients are left in `.grad`, like `loss.backward()`.
+
+    chunk k ──► method.passes(k, chunk) ──► Pass(branch, images, weight) ──► forward ──► backward ──► .grad
+    end     ──► running statistics move once, with the mean over the passes ──► t + 1
+
+`Method` is what a training loop sees; `Step` knows branches, weights, seeds, precision, accumulation and statistics, so
+that a method knows none of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple, NoReturn, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from conadv.spans import span
+from conadv.wrappers import (
+    broadcast_early,
+    data_parallel,
+    innermost,
+    precision,
+    rank_and_size,
+    syncing,
+    touched,
+    unwrap,
+)
+
+from .attack import Attack, Call, Loss, call_by_name, call_plainly, input_gradient, without_trace
+from .batch import Batch, Chunked, Feed, as_batch, count_chunks, cut, select, to_device, to_pixels
+from .branches import marked, split_layers
+from .roles import ALONE, Place, Role
+from .seeds import Seeds, untouched_randomness
+from .splitbn import closed, pending_statistics, routed, update_running_stats
+from .state import Carried, State, pack, unpack
+from .twins import TwinShare
+from .validate import Checks, check_arguments, no_mixed_statistics
+
+
+class Common(TypedDict, total=False):
+    """The keyword arguments that every method takes."""
+
+    chunk_size: int | None
+    """Images that share BatchNorm statistics and are worked on at once; it divides the batch. None: the whole batch."""
+    seed: int | None
+    """Decides everything random in the method and the model. None: PyTorch's global seed."""
+    autocast: torch.dtype | None
+    """Run forward passes in this precision; None: that of the surrounding torch.autocast, if there is one."""
+    batch: Callable[[Any], Batch] | None
+    """From what the loader yields to a `Batch`; None: it yields (images, labels)."""
+    input_name: str | None
+    """The model's keyword argument for the images, where a batch has `extra` inputs. None: the first argument."""
+
+
+class Losses(NamedTuple):
+    """Mean losses over this process' share of the batch, without a graph; zero if it does not compute one."""
+
+    clean: Tensor
+    adv: Tensor
+
+    def backward(self) -> NoReturn:
+        raise ValueError("already done by the method: remove this line (or call method.loss(batch).backward())")
+
+
+class Pass(NamedTuple):
+    """One forward and backward pass of a chunk: the images, their branch, and their weight in the loss."""
+
+    branch: str
+    batch: Batch
+    weight: float
+    per_chunk: float = 1
+    """How many passes of this kind a chunk has on average: views of the same images, or the share with twins."""
+    tracked: bool = True
+    """Whether it moves the running statistics."""
+    adversarial: bool = False
+    """Whether its loss is adversarial: of changed images, or at changed weights."""
+    within: AbstractContextManager[Any] = nullcontext()
+    """Where it runs, forward and backward."""
+    receive: Callable[[Tensor], None] | None = None
+    """Is given the gradient of the scaled loss by the images, which must be a leaf that requires it."""
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether a step learns from it; otherwise only a direction is computed with it."""
+        return self.tracked or self.adversarial
+
+
+class Step:
+    """Run the passes of a method, in chunks that have their own BatchNorm statistics.
+
+    Args:
+        model: the network, which may be wrapped (DistributedDataParallel, torch.compile).
+        loss: from outputs and labels to the mean over the images.
+        common: see `Common`.
+        twin_branch: the BatchNorm branch that twins go through, "adv" or "main". None: there are no twins, so that the
+            layers need to be split only if there are chunks.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None) -> None:
+        self.chunk_size, self.seed = common.get("chunk_size"), common.get("seed")
+        check_arguments(model, loss, self.chunk_size, twin_branch)
+        self.model, self.loss, self.twin_branch = model, loss, twin_branch
+        self.seeds = Seeds(self.seed)
+        self.t = 0
+        """How many steps were taken."""
+        self.count = 0
+        """How many chunks the batch of this step has."""
+        self.place = ALONE
+        self.losses = Losses(torch.zeros(()), torch.zeros(()))  # of the last step
+        self._joined = False  # the ranks gave this process its place
+        self._failed = False  # a step has begun and not ended
+        self._means: tuple[list[Tensor], list[Tensor]] = [], []  # the losses of this step so far, clean and adversarial
+        self._autocast, self._input_name = common.get("autocast"), common.get("input_name")
+        self._as_batch = common.get("batch") or as_batch
+        self._parallel = data_parallel(model)
+        self._watched = twin_branch is None  # whether no layer was seen to mix the statistics of several branches
+        branches = ("main", "adv") if twin_branch == "adv" else ("main",)
+        needed = () if twin_branch is None and self.chunk_size is None else branches
+        self.checks = Checks(model, loss, self.chunk_size, needed)
+
+    @property
+    def device(self) -> torch.device:
+        """The current device of the model."""
+        return next(self.model.parameters()).device
+
+    def join(self, place: Place) -> None:
+        """Take a place among the ranks of a layout, which check the loop and sum the gradients themselves."""
+        self.place, self._joined = place, True
+        self.checks.alone = False
+
+    def begin(self, batch: Batch | Chunked | None, settings: dict[str, Any], delayed: bool) -> None:
+        """Begin a step; for `settings` and `delayed` see `Checks.begin`."""
+        if self._failed:
+            raise ValueError(
+                "the step before failed in the middle: load a state (method.load_state_dict), or begin a new epoch "
+                "(take the batches from method.feed(loader))"
+            )
+        if not self._joined:  # ranks of a data-parallel loop often share a seed: their chunks get different numbers
+            self.place = Place(first_chunk=rank_and_size()[0] << 32)
+        self.checks.begin(settings, delayed)
+        self.count = (self.place.chunks or 0) if batch is None else count_chunks(batch, self.chunk_size)
+        self._failed = True
+
+    def run(
+        self, batch: Batch | Chunked | None, passes: Callable[[int, Any], Iterable[Pass]], backward: bool
+    ) -> Tensor:
+        """Run the passes of every chunk.
+
+        Args:
+            batch: None on a rank that sees none.
+            passes: of a chunk, by its number.
+            backward: run the backward pass of each, one at a time to save memory. Otherwise the caller backpropagates
+                the loss of the whole batch, which is returned.
+        """
+        chunks = repeat(None, self.count) if batch is None else self.chunks(batch)
+        work = ((k, some) for k, chunk in enumerate(chunks) if (some := list(passes(k, chunk))))
+        if backward:
+            for k, some in work:
+                self._learn(some, k)
+            return self.losses.clean
+        # All attacks first: while a graph is alive, the model must keep its weights.
+        totals = [self._objective(some, k, marks=True) for k, some in list(work)]
+        if not totals:
+            return torch.zeros((), device=self.device, requires_grad=True)
+        return totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])
+
+    def end(self) -> None:
+        """Move the running statistics, unless they are summed over ranks first, and count the step."""
+        if self.place.updates_stats:
+            update_running_stats(self.model)
+        clean, adv = (torch.stack(means).sum() if means else self._zero() for means in self._means)
+        self.losses, self._means = Losses(clean, adv), ([], [])
+        self._failed = False
+        self.t += 1
+
+    def reset(self) -> bool:
+        """Drop what a step that failed has left behind; return whether one did."""
+        failed, self._failed = self._failed, False
+        if failed:
+            self._means = [], []
+            for statistics in pending_statistics(self.model):
+                statistics.zero_()
+        return failed
+
+    def batch(self, item: Any) -> Batch | Chunked | None:
+        """Convert what the loader yielded to a batch; None stays None."""
+        batch = item if item is None or isinstance(item, Batch | Chunked) else self._as_batch(item)
+        if batch is not None and not isinstance(batch, Batch | Chunked):
+            raise ValueError(f"batch= returned a {type(batch).__name__}: return conadv.Batch(images, labels)")
+        return batch
+
+    def chunks(self, batch: Batch | Chunked) -> Iterator[Batch]:
+        """Yield the chunks of a batch as the model takes them: on its device, bytes as fractions of the pixel range."""
+        first = next(self.model.parameters())
+        device, dtype = first.device, first.dtype
+        chunks = cut(batch, self.chunk_size)
+        while True:
+            with span("load"):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            own = self.batch(chunk)
+            assert isinstance(own, Batch)
+            self.checks.look_at_labels(own.labels)
+            if own.extra and self._input_name is None:
+                raise ValueError("a batch with extra inputs: pass input_name=, the model's argument for the images")
+            augmented = None if own.augmented is None else to_pixels(own.augmented, device, dtype)
+            images, labels = to_pixels(own.images, device, dtype), to_device(own.labels, device)
+            yield Batch(images, labels, augmented, to_device(dict(own.extra), device) if own.extra else {})
+
+    def clean(self, chunk: Batch, weight: float) -> list[Pass]:
+        """The passes of the images and, where the batch has one, of their augmented view, with equal weights."""
+        if chunk.augmented is None:
+            return [Pass("main", chunk, weight)]
+        views = (
+            Batch(chunk.images, chunk.labels, extra=chunk.extra),
+            Batch(chunk.augmented, chunk.labels, extra=chunk.extra),
+        )
+        return [Pass(name, view, weight / 2, 2) for name, view in zip(("main", "aug"), views, strict=True)]
+
+    def adversarial(self, twin: Batch, weight: float, share: TwinShare) -> Pass:
+        """The pass of the twins of a chunk, such that the mean over all twins of a step has `weight`."""
+        part = 1.0 if self.chunk_size is None else float(share)
+        assert self.twin_branch is not None
+        # The running statistics of the main branch are those of the images, unless nothing is learnt from these.
+        tracked = self.twin_branch == "adv" or weight == 1
+        return Pass(self.twin_branch, twin, weight / part, part, tracked, adversarial=True)
+
+    def count_twins(self, share: TwinShare) -> int | None:
+        """How many chunks of the batch of this step get twins; None on the ranks of a layout, which share them out."""
+        if self._joined:
+            return None
+        return self.count if self.chunk_size is None else share.count(self.count)
+
+    def has_twin(self, share: TwinShare, t: int, k: int) -> bool:
+        """Whether chunk k of the batch of step t gets twins; without chunks, some of its images do."""
+        if self.chunk_size is None:
+            return True
+        if k == 0:
+            self.count_twins(share)  # raises an error if the share does not fit
+        offset = self.place.chunk_offset
+        return share.has(self.seeds.root, t, self.place.first_chunk - offset, offset + k)
+
+    def chosen(self, share: TwinShare, chunk: Batch, t: int, k: int) -> Tensor | None:
+        """Which images of a chunk get twins, by number; None: all of them."""
+        return share.images_of(chunk, self.attack_seed(t, k)) if self.chunk_size is None else None
+
+    def attack(self, attack: Attack, share: TwinShare, t: int, k: int, chunk: Batch) -> Batch:
+        """Attack chunk k of the batch of step t, with the weights that the model has."""
+        chunk = select(chunk, self.chosen(share, chunk, t, k))
+        self.checks.look_at_images(attack, chunk.images)
+        with span("attack"), precision(self.model), self._autocasting():
+            seed, call = self.attack_seed(t, k), self._call(chunk)
+            images = attack(self.model, self.loss, chunk.images, chunk.labels, seed, call)
+        return Batch(images, chunk.labels, extra=chunk.extra)
+
+    def attack_seed(self, t: int, k: int) -> int:
+        return self.seeds.of_attack(t, self.place.first_chunk + k)
+
+    def scale(self, some: Pass) -> float:
+        """The factor of the mean loss of a pass in the loss of the step."""
+        return some.weight * self.place.share / self.count
+
+    def image_gradient(self, some: Pass, t: int, k: int) -> Tensor:
+        """The gradient by the images, to the bit, that a backward pass of `some` in step t would leave; no trace."""
+        model = unwrap(self.model)
+
+        def total(images: Tensor) -> Tensor:
+            with precision(self.model), self._autocasting():
+                return self.loss(self._call(some.batch)(model, images), some.batch.labels) * self.scale(some)
+
+        context = partial(without_trace, model, some.branch, None, self._pass_seed(t, k, some.branch))
+        return input_gradient(model, total, some.batch.images, context)
+
+    def weight_gradient(self, passes: Sequence[Pass], t: int, k: int, weights: list[nn.Parameter]) -> list[Tensor]:
+        """The gradient by the weights of the loss of a chunk, which does not go into `.grad`.
+
+        Not through DistributedDataParallel, which expects one backward pass for each forward pass.
+        """
+        model = unwrap(self.model)
+        total = self._objective(passes, k, t=t, model=model)
+        with self._recomputing(passes):
+            gradients = torch.autograd.grad(total, weights, allow_unused=True)
+        pairs = zip(gradients, weights, strict=True)
+        return [torch.zeros_like(weight) if own is None else own for own, weight in pairs]
+
+    def _learn(self, passes: Sequence[Pass], k: int) -> None:
+        """Add the gradients of chunk k to `.grad`, one pass at a time.
+
+        DistributedDataParallel all-reduces gradients once per step, with the last pass of the last chunk. A static
+        graph does not allow a first backward pass without all_reduce: then all passes share one backward pass.
+        """
+        parallel = self._parallel
+        if self._is_float16():
+            raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(batch)).backward()")
+        groups = [passes] if parallel is not None and parallel.static_graph else [[each] for each in passes]
+        for some in groups:
+            name = "adversarial pass" if some[0].adversarial else "clean pass"
+            last = k == self.count - 1 and some is groups[-1]
+            with span(name), syncing(parallel, last), some[0].within:
+                total = self._objective(some, k)
+                if parallel is not None:
+                    total = touched(total, self._unreached([each.branch for each in some]))
+                with self._recomputing(some):
+                    total.backward()
+
+    def _objective(
+        self,
+        passes: Sequence[Pass],
+        k: int,
+        *,
+        marks: bool = False,
+        t: int | None = None,
+        model: nn.Module | None = None,
+    ) -> Tensor:
+        """The scaled loss of some passes of chunk k, with its graph. Records the mean losses.
+
+        Args:
+            passes: what to learn from.
+            k: number of the chunk.
+            marks: the caller runs the backward pass: record the branch in the graph, and by what the loss is scaled.
+            t: the step that the random numbers of the model depend on; None: the current one.
+            model: None: the model with its wrappers.
+        """
+        scaled: list[Tensor] = []
+        factor: list[Tensor] = []  # what the caller's framework multiplies the loss by: scaling, accumulation
+        for some in passes:
+            loss = self._forward(some, self.t if t is None else t, k, self.model if model is None else model)
+            if some.is_learnt:
+                self._means[some.adversarial].append(loss.detach() / (self.count * some.per_chunk))
+            if some.receive is not None:
+                images, receive = some.batch.images, some.receive
+                images.register_hook(partial(_unscaled, receive, factor) if marks else receive)
+            scaled.append((marked(loss, self.model, some.branch) if marks else loss) * self.scale(some))
+        total = scaled[0] if len(scaled) == 1 else sum(scaled[1:], scaled[0])
+        if marks and any(some.receive is not None for some in passes):
+            total.register_hook(lambda gradient: factor.append(gradient.detach()))
+        return total
+
+    def _forward(self, some: Pass, t: int, k: int, model: nn.Module) -> Tensor:
+        """The mean loss of a pass."""
+        images = some.batch.images
+        seed = self._pass_seed(t, k, some.branch)
+        with ExitStack() as stack:
+            if seed is not None:  # dropout does not depend on what ran before
+                stack.enter_context(untouched_randomness(self.device, seed))
+            stack.enter_context(routed(self.model, some.branch, tracking="step" if some.tracked else "off"))
+            stack.enter_context(self._autocasting())
+            if not self._watched and innermost(self.model).training:  # only once: this waits for the device
+                broadcast_early(self._parallel)
+                stack.enter_context(no_mixed_statistics(innermost(self.model)))
+                self._watched = True
+            # A model may work in place, which a leaf of the graph does not allow.
+            outputs = self._call(some.batch)(model, images.clone() if images.requires_grad else images)
+            loss = self.loss(outputs, some.batch.labels)
+            self.checks.look_at_loss(loss, outputs, some.batch.labels, images)
+            return loss
+
+    def _recomputing(self, passes: Sequence[Pass]) -> AbstractContextManager[None]:
+        """A context for the backward pass, in which activation checkpointing recomputes layers in the same branch."""
+        if len(passes) > 1:
+            return closed(self.model)
+        return routed(self.model, passes[0].branch, tracking="again" if passes[0].tracked else "off")
+
+    def _unreached(self, branches: Sequence[str]) -> list[nn.Parameter]:
+        """The trainable weights of all other branches."""
+        layers = split_layers(self.model)
+        owners = [layer.owner(name) for layer in layers for name in layer.branches if name not in branches]
+        return [weight for owner in owners for weight in owner.parameters(recurse=False) if weight.requires_grad]
+
+    def _call(self, batch: Batch) -> Call:
+        """How to call the model with the images of a batch."""
+        return call_plainly if self._input_name is None else call_by_name(self._input_name, batch.extra)
+
+    def _pass_seed(self, t: int, k: int, branch: str) -> int | None:
+        """The seed of a forward pass; None: the model's randomness is left alone."""
+        return self.seeds.of_pass(t, self.place.first_chunk + k, branch)
+
+    def _autocasting(self) -> AbstractContextManager[Any]:
+        """A context with the precision that the method was given."""
+        return nullcontext() if self._autocast is None else torch.autocast(self.device.type, self._autocast)
+
+    def _is_float16(self) -> bool:
+        """Whether forward passes run in float16: by `autocast`, or within the caller's torch.autocast."""
+        kind = self.device.type
+        autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        return torch.float16 in (self._autocast, torch.get_autocast_dtype(kind) if autocasts else None)
+
+    def _zero(self) -> Tensor:
+        first = next(self.model.parameters())
+        return torch.zeros((), device=first.device, dtype=torch.promote_types(first.dtype, torch.float32))
+
+
+class Method(ABC):
+    """What a training loop needs from a method. A new one says which passes a chunk takes; `Step` does the rest."""
+
+    __slots__ = ("_carried", "_step")  # setting any other attribute is an error
+
+    duties: Role
+    """What its ranks do together."""
+
+    def __init__(self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None) -> None:
+        self._step = Step(model, loss, common, twin_branch)
+        self._carried: Carried | None = None  # from one step to the next
+
+    @abstractmethod
+    def passes(self, k: int, chunk: Batch) -> Iterable[Pass]:
+        """What a step learns from in chunk k of the batch."""
+
+    @property
+    @abstractmethod
+    def delay(self) -> int:
+        """Steps between the weights that a twin is generated with and those that learn from it."""
+
+    @abstractmethod
+    def _settings(self) -> dict[str, Any]:
+        """What a state must be of, besides the chunk size and the seed."""
+
+    @abstractmethod
+    def _shared(self) -> dict[str, Any]:
+        """What has to be the same on all ranks, besides `_settings`."""
+
+    def __call__(self, now: Any, ahead: Any = None) -> Losses:
+        """Add the gradients of one step to `.grad`.
+
+        Args:
+            now: the batch to learn from.
+            ahead: a later batch, as `feed` yields it, for sources of twins that work ahead.
+        """
+        self._take(now, ahead, backward=True)
+        return self._step.losses
+
+    def loss(self, now: Any, ahead: Any = None) -> Tensor:
+        """The loss of one step, which the caller backpropagates; it holds the graph of the whole batch."""
+        return self._take(now, ahead, backward=False)
+
+    @property
+    def step(self) -> int:
+        """How many steps were taken."""
+        return self._step.t
+
+    @property
+    def losses(self) -> Losses:
+        """The mean losses of the last step."""
+        return self._step.losses
+
+    def feed(self, loader: Iterable[Any]) -> Feed:
+        """A loader of the pairs that the method is called with; see `Feed`."""
+        reads_ahead = 0 if self._carried is None else self._carried.reads_ahead
+        return Feed(loader, self._step.chunk_size, reads_ahead, self._begin_epoch)
+
+    def state_dict(self, all_ranks: bool = False) -> State:
+        """The state besides the weights that the next step needs, as tensors for torch.save or safetensors.
+
+        Stale weights that FSDP2 shards are gathered: every rank calls it then, and `load_state_dict` too.
+
+        Args:
+            all_ranks: what differs between ranks, such as the twins of `Recycled`, is gathered from all of them; every
+                rank calls it.
+        """
+        about, tensors = ({}, {}) if self._carried is None else self._carried.state()
+        own = self._carried is not None and self._carried.per_rank
+        return pack({**self._identity(), "step": self.step, **about}, tensors, own, all_ranks)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        own = self._carried is not None and self._carried.per_rank
+        about, tensors = unpack(state, self._identity(), own)
+        self._step.reset()
+        self._step.t = about["step"]
+        if self._carried is not None:
+            self._carried.load(about, tensors)
+
+    def join(self, place: Place) -> Step:
+        """Take part in the steps of a layout of ranks: this process does what its place says."""
+        self._step.join(place)
+        return self._step
+
+    def resume(self, step: int) -> None:
+        """Continue at a step, with nothing carried over from the one before."""
+        self._step.t = step
+
+    def _take(self, now: Any, ahead: Any, backward: bool) -> Tensor:
+        step, carried = self._step, self._carried
+        batch = step.batch(now)
+        step.begin(batch, {**self._settings(), **self._shared()}, self.delay > 0)
+        if carried is not None:
+            carried.begin(step.t, ahead)
+        total = step.run(batch, self.passes, backward)
+        if carried is not None:
+            carried.end()
+        step.end()
+        return total
+
+    def _begin_epoch(self) -> None:
+        """A step that failed is forgotten: its batch does not come again."""
+        if self._step.reset() and self._carried is not None:
+            self._carried.reset()
+
+    def _identity(self) -> dict[str, Any]:
+        return {**self._settings(), "chunk_size": self._step.chunk_size, "seed": self._step.seed}
+
+
+def _unscaled(receive: Callable[[Tensor], None], factor: list[Tensor], gradient: Tensor) -> None:
+    """Pass on a gradient by the images, of a loss that the caller's framework has scaled."""
+    # An overflow in 16 bits leaves no direction; the twin is the image itself there.
+    receive(torch.nan_to_num(gradient.detach() / factor[-1], nan=0.0))

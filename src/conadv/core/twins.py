@@ -1,0 +1,390 @@
+"""Where twins come from. A twin is a pure function, so that it does not matter where it is evaluated, or when:
+
+    twin(t, k) = attack(θ_{t-τ}, x_t[k], y_t[k], seed(t, k))          t: step, k: chunk, τ: delay
+
+A source of twins answers one question, `take(t, k, chunk)`. What it does not have, it evaluates here: in the first
+steps, after a resume, or where a twin was lost. The numbers are the same.
+
+Local   evaluates a twin when it is needed, with its own copies of the weights of the last τ updates
+Left    has the twins that the clean backward pass of the step before left behind (`recycled`)
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from conadv.wrappers import innermost, local, sharded_like, whole
+
+from .batch import Batch
+from .seeds import mix, uniform
+from .state import Carried, State, below
+
+# twin(t, k, x_t[k]) with the weights that the model has at the moment.
+Evaluate = Callable[[int, int, Batch], Batch]
+
+_SHARE = 3  # what its random numbers are for, besides those of attacks and forward passes
+# What wrappers put before the names of a model's tensors: torch.compile, DistributedDataParallel and DataParallel.
+_PREFIXES = re.compile(r"^(_orig_mod\.|module\.)+")
+
+
+class Twins(Carried, Protocol):
+    """Where the twins of a method come from."""
+
+    def take(self, t: int, k: int, chunk: Any) -> Batch:
+        """The twin of chunk k of the batch of step t."""
+
+
+class Local:
+    """This process evaluates a twin when it is needed, with the weights of `delay` updates ago.
+
+    Weights that were not changed since the last call belong to the same update: gradients are being accumulated. From
+    then on one more version is kept, since the oldest is needed by every call of an update.
+
+    Args:
+        model: the network.
+        delay: age of the weights, in updates; 0: the current ones.
+        evaluate: the twin of a chunk, with the weights that the model has.
+    """
+
+    reads_ahead = 0
+    per_rank = False
+
+    def __init__(self, model: nn.Module, delay: int, evaluate: Evaluate) -> None:
+        self.evaluate = evaluate
+        self.stale = StaleWeights(model, delay)
+        self._delay = delay
+        self._seen: list[int] = []  # PyTorch's counters of changes to each weight, at the last call
+        self._began = False
+        self._updated: bool | None = None  # since the last call, as a loaded state says
+        self.same_update = False
+        """Whether this call and the last one belong to the same update."""
+
+    def begin(self, t: int, ahead: Any) -> None:
+        if not self._delay:
+            return
+        if not self._began and self._updated is None:
+            self.stale.reset()  # the weights at the start: the model may have been loaded since the method was made
+        self.same_update = (self._began or self._updated is not None) and not self._is_updated()
+        if self.same_update and len(self.stale) == self._delay:
+            self.stale.extend()
+
+    def take(self, t: int, k: int, chunk: Batch) -> Batch:
+        with self._weights_of_then():
+            return self.evaluate(t, k, chunk)
+
+    def end(self) -> None:
+        if not self._delay:
+            return
+        if not self.same_update:
+            self.stale.keep()
+        self._seen, self._began, self._updated = self._counters(), True, None
+
+    def reset(self) -> None:
+        """Do nothing: a step that failed has changed no weights."""
+
+    def state(self) -> tuple[dict[str, Any], State]:
+        tensors: State = {}
+        for number, version in enumerate(self.stale.versions()):
+            tensors |= {f"stale.{number}.{name}": whole(tensor) for name, tensor in version.items()}
+        return {"versions": len(self.stale), "updated": bool(self._delay) and self._is_updated()}, tensors
+
+    def load(self, about: Mapping[str, Any], tensors: State) -> None:
+        self.stale.load([below(f"stale.{number}.", tensors) for number in range(about["versions"])])
+        self._updated = about["updated"]
+
+    def _weights_of_then(self) -> Any:
+        """A context in which the model has the weights of `delay` updates ago."""
+        if not self._delay:
+            return nullcontext()
+        return self.stale.swapped_in(0 if self.same_update else len(self.stale) - self._delay)
+
+    def _is_updated(self) -> bool:
+        """Whether the weights were changed since the last call.
+
+        Optimizers that write to `.data` do not move the counters, so weights are compared if the counters are equal.
+        """
+        if self._updated is not None:
+            return self._updated
+        return self._seen != self._counters() or not self.stale.is_newest()
+
+    def _counters(self) -> list[int]:
+        return [weight._version for weight in self.stale.trained()]
+
+
+class Left:
+    """Twins that the clean backward pass of a step leaves behind for the next one, in the order of their chunks.
+
+    Where there are none, in the first step, a step evaluates the twins of its own batch.
+
+    Args:
+        model: the network, on whose device the twins of a loaded state belong.
+        evaluate: the twin of a chunk, with the weights that the model has.
+    """
+
+    reads_ahead = 0
+    per_rank = True
+
+    def __init__(self, model: nn.Module, evaluate: Evaluate) -> None:
+        self._model = model
+        self._evaluate = evaluate
+        self._coming: dict[int, Batch | None] = {}  # of this step, by chunk; None: its backward pass has not run
+        self._waiting: deque[Batch] = deque()  # of the step before
+        self._wanted = 0  # how many twins this step found
+
+    def expect(self, t: int, k: int, along: Callable[[Tensor], Batch]) -> Callable[[Tensor], None]:
+        """Announce the twin of chunk k; what is returned makes it from the gradient by the images."""
+        self._coming[k] = None
+
+        def receive(gradient: Tensor) -> None:
+            self._coming[k] = along(gradient)
+
+        return receive
+
+    def twins(self) -> list[Batch]:
+        """The twins that wait for the next step, in order."""
+        return [*self._waiting, *self._arrived()]
+
+    def adopt(self, twins: Iterable[Batch]) -> None:
+        """Let these twins wait for the next step."""
+        self._waiting.extend(twins)
+
+    def begin(self, t: int, ahead: Any) -> None:
+        self._waiting.extend(self._arrived())
+        self._coming = {}
+        self._wanted = len(self._waiting)
+
+    def check(self, twins: int | None) -> None:
+        """Refuse a batch with another number of chunks of twins than the one before; None: it is not known."""
+        if twins is not None and self._wanted not in (0, twins):
+            raise ValueError(
+                f"a batch with {twins} chunks of twins follows one with {self._wanted}: recycled needs batches of one "
+                "size (drop_last=True drops the smaller last one)"
+            )
+
+    def source(self, t: int) -> int:
+        """The step whose batch the twins of step t are of."""
+        return t - 1 if self._wanted else t
+
+    def take(self, t: int, k: int, chunk: Batch) -> Batch:
+        return self._waiting.popleft() if self._wanted else self._evaluate(t, k, chunk)
+
+    def end(self) -> None:
+        """Do nothing: twins may still come, from a backward pass of the caller."""
+
+    def reset(self) -> None:
+        self._waiting.clear()
+        self._coming = {}
+
+    def state(self) -> tuple[dict[str, Any], State]:
+        tensors: State = {}
+        for number, twin in enumerate(self.twins()):
+            if not isinstance(twin.labels, Tensor) or twin.extra:
+                raise ValueError("twins with structured labels or extra inputs have no state: stop between epochs")
+            tensors |= {f"twins.{number}.images": twin.images, f"twins.{number}.labels": twin.labels}
+        return {}, tensors
+
+    def load(self, about: Mapping[str, Any], tensors: State) -> None:
+        self.reset()
+        device = next(self._model.parameters()).device
+        for number in range(len(tensors) // 2):
+            own = below(f"twins.{number}.", tensors)
+            self._waiting.append(Batch(own["images"].to(device), own["labels"].to(device)))
+
+    def _arrived(self) -> list[Batch]:
+        twins = [twin for _, twin in sorted(self._coming.items(), key=lambda item: item[0])]
+        if None in twins:
+            raise ValueError("backpropagate the loss of each step: recycled takes the twins from there")
+        return [twin for twin in twins if twin is not None]
+
+
+@dataclass(frozen=True)
+class TwinShare:
+    """Which part of a batch gets twins: `some` of every `of` chunks, other ones in each step, as the seed decides.
+
+    Args:
+        some: chunks with twins.
+        of: consecutive chunks that they are chosen from.
+    """
+
+    some: int = 1
+    of: int = 1
+
+    @classmethod
+    def from_number(cls, share: float | str | Fraction) -> TwinShare:
+        """Convert a number such as 0.25, "1/4" or Fraction(1, 4)."""
+        try:
+            fraction = Fraction(share).limit_denominator(1000)
+        except (ValueError, ArithmeticError):  # no number, 1/0 or infinity
+            fraction = Fraction(0)
+        if not 0 < fraction <= 1:
+            raise ValueError(f"twin_share {share}: a share of the batch, above 0 and at most 1, such as 1/4")
+        return cls(fraction.numerator, fraction.denominator)
+
+    def __float__(self) -> float:
+        return self.some / self.of
+
+    def count(self, chunks: int) -> int:
+        """How many of `chunks` chunks have twins."""
+        if chunks % self.of:
+            raise ValueError(
+                f"twin_share {self.some}/{self.of} of {chunks} chunks per lane: "
+                f"take a number of chunks that {self.of} divides (change the batch, the chunk size or the lanes)"
+            )
+        return chunks // self.of * self.some
+
+    def has(self, seed: int, batch: int, first_chunk: int, number: int) -> bool:
+        """Whether a chunk has twins.
+
+        Args:
+            seed: of the run.
+            batch: number of the batch.
+            first_chunk: number, within the global batch, of the first chunk of this process or its lane.
+            number: of the chunk, counted from there.
+        """
+        if self.some == self.of:
+            return True
+        place = number % self.of
+        group = first_chunk + number - place
+        order = sorted(range(self.of), key=lambda other: mix(seed, _SHARE, batch, group, other))
+        return place in order[: self.some]
+
+    def images_of(self, chunk: Batch, seed: int) -> Tensor | None:
+        """The numbers of the images that get twins, if a batch is not cut into chunks; None: all of them."""
+        if self.some == self.of:
+            return None
+        size = len(chunk.images)
+        wanted = max(min(2, size), round(size * float(self)))  # BatchNorm needs two
+        return uniform((size,), mix(seed, _SHARE), chunk.images).argsort()[:wanted].sort().values
+
+
+class StaleWeights:
+    """The weights and buffers of the last `delay` steps.
+
+    A copy of the weights replaces a batch of twins: in a checkpoint, which therefore does not grow with the batch,
+    and in memory, if one process attacks and learns.
+
+    Args:
+        model: the network, whose weights `keep` copies.
+        delay: how many versions to keep.
+    """
+
+    def __init__(self, model: nn.Module, delay: int) -> None:
+        self._model = model
+        self._kept = deque({name: own.detach().clone() for name, own in self._own().items()} for _ in range(delay))
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Copy the current weights, before an update, over the oldest version."""
+        if self._kept:
+            self._kept.rotate(-1)
+            self._copy(self._own(), self._kept[-1])
+
+    @contextmanager
+    def swapped_in(self, number: int = 0) -> Iterator[None]:
+        """Give the model one of the versions, within this context; by default the weights of `delay` steps ago."""
+        self._swap(self._kept[number])
+        try:
+            yield
+        finally:
+            self._swap(self._kept[number])
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Set every version to the current weights."""
+        for kept in self._kept:
+            self._copy(self._own(), kept)
+
+    def versions(self) -> list[State]:
+        """The kept versions, oldest first."""
+        return list(self._kept)
+
+    @torch.no_grad()
+    def extend(self) -> None:
+        """Keep one more version, at first a copy of the oldest."""
+        self._kept.appendleft({name: kept.clone() for name, kept in self._kept[0].items()})
+
+    def trained(self) -> list[Tensor]:
+        """The trainable weights of the model, this rank's part of each."""
+        return [local(own.detach()) for own in self._own().values() if own.requires_grad]
+
+    def is_newest(self) -> bool:
+        """Whether the trainable weights are equal to those of the newest version."""
+        own, newest = self._own(), self._kept[-1]
+        _follow(newest, own)
+        trained = [name for name, tensor in own.items() if tensor.requires_grad]
+        return all(torch.equal(local(own[name].detach()), local(newest[name])) for name in trained)
+
+    @torch.no_grad()
+    def load(self, versions: list[State]) -> None:
+        """Restore what `versions` returned; tensors that are sharded here may be given whole."""
+        named = [without_wrappers(version, set(self._own())) for version in versions]
+        while len(self._kept) < len(versions):
+            self.extend()
+        while len(self._kept) > len(versions):
+            self._kept.popleft()
+        for kept, version in zip(self._kept, named, strict=True):
+            self._copy({name: sharded_like(own, version[name]) for name, own in kept.items()}, kept)
+
+    @staticmethod
+    def _copy(source: Mapping[str, Tensor], target: State) -> None:
+        _follow(target, source)
+        names = list(target)
+        torch._foreach_copy_([local(target[name]) for name in names], [local(source[name].detach()) for name in names])
+
+    def _swap(self, kept: State) -> None:
+        own = self._own()
+        torch.clear_autocast_cache()  # it holds the weights as they were, in 16 bits
+        _follow(kept, own)
+        # A weight that the model uses under two names is swapped once.
+        for mine, old in {id(mine): (mine, kept[name]) for name, mine in own.items()}.values():
+            _swap_storage(mine, old)
+
+    def _own(self) -> State:
+        """The model's tensors, looked up each time: a model may replace a buffer.
+
+        Under the names that they have without wrappers, such as that of torch.compile.
+        """
+        state = innermost(self._model).state_dict(keep_vars=True)
+        return {name: own for name, own in state.items() if isinstance(own, Tensor)}  # not the extra state of a module
+
+
+def without_wrappers(version: State, names: set[str]) -> State:
+    """Stale weights by the names of the model; older states have the prefixes of wrappers, such as `module.`."""
+    if names <= version.keys():
+        return version
+    plain = {_PREFIXES.sub("", name): tensor for name, tensor in version.items()}
+    if missing := names - plain.keys():
+        raise ValueError(f"the stale weights of the state lack {min(missing)!r}: load a state of the same model")
+    return plain
+
+
+def _follow(kept: State, own: Mapping[str, Tensor]) -> None:
+    """Move kept weights to the device and dtype of the model, which may have changed since."""
+    for name, tensor in kept.items():
+        if (tensor.device, tensor.dtype) != (own[name].device, own[name].dtype):
+            kept[name] = tensor.to(own[name])
+
+
+def _swap_storage(own: Tensor, old: Tensor) -> None:
+    """Exchange the contents of two tensors; a graph built with `own` is valid again once they are exchanged back."""
+    if type(own.data) is Tensor:
+        own.data, old.data = old.data, own.data
+        return
+    # A sharded parameter (DTensor) reads from storage that FSDP holds on to, so its bytes have to move.
+    with torch.no_grad():
+        mine, theirs = local(own), local(old)
+        kept = mine.clone()
+        mine.copy_(theirs)
+        theirs.copy_(kept)

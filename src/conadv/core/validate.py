@@ -1,0 +1,437 @@
+"""Mistakes that would silently train wrongly: refused when a method is made, or in its first steps.
+
+made          arguments, layers without branches, a loss that is not a mean
+first step    the range of the images, other layers that track statistics, equal settings on all ranks
+first updates the optimizer has the weights of this model, and of all of its branches
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss, _WeightedLoss
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.hooks import RemovableHandle
+
+from conadv.peers import check_ranks
+from conadv.wrappers import data_parallel
+
+from .attack import Attack, Loss
+from .branches import split_layers
+from .pgd import PGD
+from .splitbn import SHARED, plain_layers
+
+# Chunks are compared in the first steps, then in steps 16, 32, 64 and so on: labels that a loss ignores may come
+# late, and each comparison waits for the device.
+_COMPARED_STEPS = 8
+# Calls after which weights that never changed are not those of an optimizer, nor of gradient accumulation.
+_IDLE = 64
+
+
+def check_arguments(model: Any, loss: Any, chunk_size: int | None, twin_branch: str | None) -> None:
+    """Refuse arguments of a method that cannot be what they are passed for."""
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size {chunk_size}: take at least 1 image, or None for the whole batch")
+    if not isinstance(model, nn.Module) or isinstance(loss, Attack):
+        given = f"({type(model).__name__}, {type(loss).__name__}, ...)"
+        raise ValueError(f"a method takes (model, loss, attack) in this order, not {given}")
+    if isinstance(loss, type):
+        raise ValueError(f"the loss {loss.__name__} is a class: pass one of its objects, {loss.__name__}()")
+    if next(model.parameters(), None) is None:
+        raise ValueError("a model without parameters has nothing to learn")
+    if twin_branch not in (None, "adv", "main"):
+        raise ValueError(f'twin_branch {twin_branch!r}: take "adv" or "main"')
+    if isinstance(loss, _Loss) and loss.reduction != "mean":
+        raise ValueError(f'the loss has reduction="{loss.reduction}": a method needs the mean, reduction="mean"')
+    if chunk_size is not None and isinstance(loss, _WeightedLoss) and loss.weight is not None:
+        raise ValueError(
+            "a loss with class weights is not the mean of its chunks: pass chunk_size=None, "
+            "or multiply per-image losses by their weights and take the plain mean"
+        )
+
+
+def check_branches(model: nn.Module, branches: Sequence[str]) -> None:
+    """Refuse a model that would silently mix the statistics of clean and adversarial images."""
+    which = "" if tuple(branches) == ("main", "adv") else f", branches={branches}"
+    call = f"conadv.split_batchnorm(model{which}) before making the optimizer and the method"
+    for name in plain_layers(model):
+        raise ValueError(f"layer {name} is a plain BatchNorm layer: call {call}")
+    for layer in split_layers(model):
+        if not set(branches) <= set(layer.branches):
+            raise ValueError(f"the model has only the branches {', '.join(layer.branches)}: call {call}")
+    parallel = data_parallel(model)
+    if "adv" in branches and parallel is not None and parallel.find_unused_parameters:
+        raise ValueError(
+            "each pass leaves one branch unused, which find_unused_parameters=True cannot handle: set it to False "
+            "(Transformers: ddp_find_unused_parameters=False)"
+        )
+
+
+def described(attack: Any) -> dict[str, Any]:
+    """The settings of an attack that have to be the same on all ranks: its type, and those in common with `PGD`."""
+    return {"attack": type(attack).__name__, **{field.name: getattr(attack, field.name, None) for field in fields(PGD)}}
+
+
+class Checks:
+    """What a method looks at in its steps; what would wait for the device is looked at once or a few times.
+
+    Args:
+        model: the network.
+        loss: from outputs and labels to the mean loss.
+        chunk_size: images per chunk, or None.
+        branches: the BatchNorm branches that the method trains; empty: the model need not be split.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, chunk_size: int | None, branches: tuple[str, ...]) -> None:
+        self._model, self._loss, self._chunk_size, self._branches = model, loss, chunk_size, branches
+        self.alone = True  # False: the ranks of a layout check their loop themselves
+        self._calls = 0
+        self._seen_images = self._seen_labels = self._seen_loss = False
+        self._mean = MeanLoss(loss, chunk_size is not None)
+        self._updates: Updates | None = Updates(model, "adv" in branches)
+        if branches:
+            check_branches(model, branches)
+
+    def begin(self, settings: Mapping[str, Any], delayed: bool) -> None:
+        """Check the surroundings of a call.
+
+        Args:
+            settings: what has to be the same on all ranks.
+            delayed: each call counts as a step, because what it generates is used in a later one.
+        """
+        if not torch.is_grad_enabled():
+            raise ValueError(
+                "a method takes training steps, and gradients are off here (torch.no_grad, inference_mode): "
+                "to evaluate, call the model itself"
+            )
+        if self._calls == 0 and self._branches:
+            check_branches(self._model, self._branches)  # layers may have been replaced since the method was created
+        if self._updates is not None:
+            if not self._updates.check(self._calls, delayed, warn=self.alone):
+                _forget(self._updates)
+                self._updates = None
+            if self.alone:
+                self.alone = check_ranks(self._model, self._calls, settings, self._chunk_size)
+        self._calls += 1
+        self._mean.begin_step()
+
+    def look_at_images(self, attack: Attack, images: Tensor) -> None:
+        """Check that the first images are in the range of the attack."""
+        if not self._seen_images:
+            attack.check_range(images)
+            self._seen_images = True
+
+    def look_at_labels(self, labels: Any) -> None:
+        """Refuse labels that a loss ignores: each chunk would be divided by another number of images."""
+        if self._chunk_size is None or not isinstance(labels, Tensor) or labels.is_floating_point():
+            return
+        if self._seen_labels and labels.device.type != "cpu":  # looking again would wait for the device
+            return
+        self._seen_labels = True
+        ignored = labels < 0
+        if getattr(self._loss, "ignore_index", -1) >= 0:
+            ignored |= labels == self._loss.ignore_index  # type: ignore[attr-defined]
+        if bool(ignored.any()):
+            raise ValueError(
+                "labels that the loss ignores (below 0, or ignore_index) with chunks: each chunk would be averaged "
+                "over another number of images; pass chunk_size=None, or drop these images"
+            )
+
+    def look_at_loss(self, loss: Any, outputs: Any, labels: Any, images: Tensor) -> None:
+        """Check that the loss is a mean over the images, also over those of two chunks."""
+        if not isinstance(loss, Tensor) or loss.dim() > 0:
+            shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f'the loss returns {shape}, not one number: use reduction="mean"')
+        if not self._seen_loss:
+            self._seen_loss = True
+            if self.alone and not bool(loss.isfinite()) and not bool(images.isfinite().all()):
+                raise ValueError(
+                    f"the images have NaN or infinity, so the loss is {loss.item()}: look at how they are made (a "
+                    "division by 0 in the normalization?)"
+                )
+        if self._mean.is_due:
+            self._mean.look(loss, outputs, labels, len(images))
+
+
+# Whose optimizers are not known yet. One hook serves them all, and is removed when there are none left.
+_unknown: WeakSet[Updates] = WeakSet()
+_hook: RemovableHandle | None = None
+
+
+def _watch(updates: Updates) -> None:
+    global _hook
+    _unknown.add(updates)
+    if _hook is None:
+        _hook = register_optimizer_step_pre_hook(_note)
+
+
+def _forget(updates: Updates) -> None:
+    """Not called by a hook: PyTorch iterates over all of them then."""
+    global _hook
+    _unknown.discard(updates)
+    if _hook is not None and not _unknown:
+        _hook.remove()
+        _hook = None
+
+
+def _note(optimizer: Optimizer, *_: Any) -> None:
+    if not torch.compiler.is_compiling():
+        for updates in list(_unknown):
+            updates.note(optimizer)
+
+
+class Updates:
+    """Check, at the first updates, that an optimizer has the weights of this model and of all of its branches.
+
+    A hook notes whose parameters each `optimizer.step()` updates, until the first one that is right.
+
+    Args:
+        model: the network.
+        has_adv: the method trains the adv branch.
+    """
+
+    def __init__(self, model: nn.Module, has_adv: bool) -> None:
+        self._model, self._has_adv = model, has_adv
+        self._updated: set[int] = set()  # ids of the parameters of all optimizers that took a step
+        self._copies = 0  # steps of optimizers with parameters like those of the model, but others and no gradients
+        self._uses_lbfgs = False
+        self._start: tuple[int, float] | None = None  # a fingerprint of the weights at the first call
+        _watch(self)
+
+    def check(self, calls: int, delayed: bool, warn: bool) -> bool:
+        """Check what happened before call number `calls`; return whether there is more to look at."""
+        if delayed and self._uses_lbfgs:
+            raise ValueError(
+                "LBFGS evaluates its closure several times per step, and each would count as a step of this method: "
+                "use ConAdv(delay=0), or another optimizer"
+            )
+        if calls == 0:
+            self._start = self._fingerprint()
+        self._check_cleared()
+        own = [id(weight) for weight in self._model.parameters() if weight.requires_grad]
+        if self._updated.intersection(own):
+            missing = self._has_adv and self._lacks_adv()
+            if missing and calls > 1:
+                raise ValueError("the adv branch is never updated: make the optimizer after split_batchnorm")
+            return missing
+        if calls == _IDLE or self._copies > 1:
+            self._check_idle(warn)
+        return calls < _IDLE
+
+    def note(self, optimizer: Optimizer) -> None:
+        """Note whose parameters an optimizer is about to update."""
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        own = [weight for weight in self._model.parameters() if weight.requires_grad]
+        self._updated |= {id(weight) for weight in weights}
+        if not {id(weight) for weight in own}.isdisjoint(map(id, weights)):
+            self._uses_lbfgs |= isinstance(optimizer, torch.optim.LBFGS)
+        elif all(weight.grad is None for weight in weights):
+            self._copies += Counter(weight.shape for weight in own) == Counter(weight.shape for weight in weights)
+
+    def _lacks_adv(self) -> bool:
+        """Whether a layer has its main weights in an optimizer, and those of the adv branch in none."""
+        for layer in split_layers(self._model):
+            main, adv = (next(layer.owner(name).parameters(recurse=False), None) for name in ("main", "adv"))
+            if main is not None and adv is not None and adv.requires_grad and id(main) in self._updated:
+                return id(adv) not in self._updated
+        return False
+
+    def _check_cleared(self) -> None:
+        """Refuse gradients of a branch that an optimizer does not clear, and so does not have."""
+        for layer in split_layers(self._model)[:1]:
+            weights = {name: next(owner.parameters(recurse=False), None) for name, owner in layer.owners().items()}
+            main = weights["main"]
+            if main is not None and main.requires_grad and main.grad is None:
+                kept = [name for name, weight in weights.items() if weight is not None and weight.grad is not None]
+                if kept:
+                    raise ValueError(
+                        f"the {kept[0]} branch kept the gradients of the last step: "
+                        "make the optimizer after split_batchnorm, and clear all gradients"
+                    )
+
+    def _check_idle(self, warn: bool) -> None:
+        """Refuse, or warn of, weights that are those of the first call."""
+        if self._start is None or self._start != self._fingerprint():
+            return
+        if self._copies:
+            raise ValueError(
+                "the optimizer has the weights of a copy of the method's model, which never learns: make the method "
+                "and the optimizer with the same model (a deepcopy has other weights)"
+            )
+        if warn:
+            warnings.warn(
+                f"the weights of the method's model did not change in {_IDLE} calls: backpropagate "
+                "method.loss(batch), call optimizer.step(), and give the optimizer the parameters of the very model "
+                "that the method was made with",
+                stacklevel=7,
+            )
+
+    def _fingerprint(self) -> tuple[int, float] | None:
+        """PyTorch's counters of changes, and a sum, since an optimizer that writes to `.data` does not move them."""
+        weights = [weight for weight in self._model.parameters() if weight.requires_grad]
+        if not weights or type(weights[-1].data) is not Tensor:  # a shard
+            return None
+        return sum(weight._version for weight in weights), float(weights[-1].detach().double().sum())
+
+
+class MeanLoss:
+    """Compare the loss of images with that of the same images given twice, and of two chunks with both together.
+
+    Outputs and labels may be tensors, or structures and objects that hold tensors; what cannot be joined is not
+    checked.
+
+    Args:
+        loss: from outputs and labels to the mean loss.
+        chunked: batches are cut into chunks.
+    """
+
+    def __init__(self, loss: Loss, chunked: bool) -> None:
+        self._loss = loss
+        self._seen_twice = False
+        self._chunked = chunked
+        self._compares = False
+        self._first: tuple[Tensor, Any, Any] | None = None  # of the first chunk of a step
+        self._steps = 0
+
+    def begin_step(self) -> None:
+        """Forget the chunks of the last step."""
+        self._steps += 1
+        self._compares = self._chunked and (self._steps <= _COMPARED_STEPS or self._steps & (self._steps - 1) == 0)
+        self._first = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the loss of this step is looked at."""
+        return self._compares or not self._seen_twice
+
+    @torch.no_grad()
+    def look(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
+        """Check the loss of `count` images."""
+        if not self._seen_twice:
+            self._seen_twice = True
+            twice = self._together(outputs, outputs, labels, labels, count)
+            if twice is not None and not close(twice, loss, outputs):
+                raise ValueError(
+                    f"the loss of images given twice is {float(twice):.4g}, not {float(loss):.4g} as once: "
+                    'a method needs the mean over the images, reduction="mean"'
+                )
+        if self._compares:
+            self._compare_chunks(loss.detach(), outputs, labels, count)
+
+    def _compare_chunks(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
+        if self._first is None:
+            self._first = loss, _detached(outputs), labels
+            return
+        first, first_outputs, first_labels = self._first
+        if _same(first_labels, labels):  # the twins of this chunk, which would hide class weights
+            return
+        both = self._together(first_outputs, outputs, first_labels, labels, count)
+        if both is not None and not close(both, (first + loss) / 2, outputs):
+            raise ValueError(
+                "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): "
+                "pass chunk_size=None"
+            )
+
+    def _together(self, one: Any, other: Any, labels: Any, other_labels: Any, count: int) -> Tensor | None:
+        """The loss of two chunks joined; None if they cannot be joined."""
+        try:
+            return self._loss(_joined(one, other, count), _joined(labels, other_labels, count))
+        except Exception:  # anything that a user's loss may raise for inputs that it does not expect
+            return None
+
+
+def _joined(one: Any, other: Any, count: int) -> Any:
+    """Join two structures with values for `count` images each; other values are those of the first."""
+    leaves, structure = tree_flatten(one)
+    pairs = zip(leaves, tree_leaves(other), strict=True)
+    return tree_unflatten([_joined_leaf(mine, theirs, count) for mine, theirs in pairs], structure)
+
+
+def _joined_leaf(one: Any, other: Any, count: int) -> Any:
+    if isinstance(one, Tensor):
+        return torch.cat([one, other]) if one.dim() > 0 and len(one) == count else one
+    held = {name: value for name, value in getattr(one, "__dict__", {}).items() if isinstance(value, Tensor)}
+    if not held:
+        return one
+    both = copy.copy(one)
+    vars(both).update({name: _joined_leaf(value, vars(other)[name], count) for name, value in held.items()})
+    return both
+
+
+def _detached(values: Any) -> Any:
+    return values.detach() if isinstance(values, Tensor) else values
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two structures have equal tensors."""
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=False)
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs if isinstance(mine, Tensor))
+
+
+def close(left: Tensor, right: Tensor, outputs: Any) -> bool:
+    """Whether two losses are equal up to the rounding of outputs of this precision."""
+    if not bool(left.isfinite() & right.isfinite()):
+        return True  # a loss that is not finite is noticed elsewhere
+    kinds = [leaf.dtype for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    rounding = 16 * torch.finfo(max([*kinds, right.dtype], key=lambda kind: torch.finfo(kind).eps)).eps ** 0.75
+    return bool(torch.isclose(left.double(), right.double(), rtol=rounding, atol=rounding))
+
+
+@contextmanager
+def no_mixed_statistics(model: nn.Module) -> Iterator[None]:
+    """Refuse a forward pass, within this context, that changes a floating-point buffer which no branch owns.
+
+    Constant buffers (masks, position tables, frozen statistics), counters and the vectors of spectral norm, which
+    follow from the weights alone, are not statistics of images.
+    """
+    watched = [(name, module) for name, module in model.named_modules() if not _is_exempt(module)]
+    before = [{key: buffer.clone() for key, buffer in _buffers(module)} for _, module in watched]
+    yield
+    owners = {owner for layer in split_layers(model) for owner in layer.owners().values()}
+    for (name, module), buffers in zip(watched, before, strict=True):
+        for key, buffer in _buffers(module):
+            pending = module in owners and key == "pending"
+            if not pending and key in buffers and _differs(buffer, buffers[key]):
+                raise ValueError(_message(name, module, key, module in owners))
+
+
+def _differs(new: Tensor, old: Tensor) -> bool:
+    """Whether a buffer changed. One of another shape is a table that was built again, not a moving average."""
+    return new.shape == old.shape and not torch.allclose(new, old, rtol=0, atol=0, equal_nan=True)
+
+
+def _message(name: str, module: nn.Module, key: str, is_split: bool) -> str:
+    if is_split:
+        return (
+            f"{name}.{key} changed though its layer did not run: the model uses the tensors of {name} by itself, so "
+            "images cannot be routed through its branches; let it call the layer"
+        )
+    kind = type(module).__name__
+    return (
+        f"{name} ({kind}) tracks statistics of images in its buffer {key}, which clean and adversarial images would "
+        f"share: call split_batchnorm(model, also=({kind},)) to give it branches, or mixed=({kind},) to share them"
+    )
+
+
+def _is_exempt(module: nn.Module) -> bool:
+    hooks = module._forward_pre_hooks.values()
+    spectral = isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks)
+    return spectral or SHARED in vars(module)
+
+
+def _buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for key, buffer in module._buffers.items():
+        if buffer is not None and buffer.is_floating_point():
+            yield key, buffer
