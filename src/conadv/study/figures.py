@@ -26,6 +26,7 @@ _WIDTH = 5.2  # inches: on a phone, letters are then still legible
 # Of text, of grid lines, and of lines that the style file's colours would be too dark for.
 _COLOURS = {"light": ("#1b1e23", "#d9dde3", None), "dark": ("#e4e7eb", "#3c424a", _BRIGHT)}
 _MARKERS = "osD^vP*X"
+_LONGEST = 56  # characters
 _LEGEND = (
     "Hollow: every run. Filled: the mean over the seeds. Bar: the 95 % confidence interval of the mean (Student's t)."
 )
@@ -58,7 +59,7 @@ def dots(cells: pd.DataFrame, labels: Sequence[str]) -> Picture:
         first = figure.axes[0]
         first.set(yticks=[], ylim=(len(labels) - 0.4, -0.75))
         for place, label in enumerate(labels):
-            first.annotate(label, (0, place - 0.24), xycoords=("axes fraction", "data"), va="bottom")
+            first.annotate(_cut(label), (0, place - 0.24), xycoords=("axes fraction", "data"), va="bottom")
         return figure
 
     return picture(draw, f"{_LEGEND} A bar is cut off at the edge of the figure, and a single run has none.")
@@ -92,7 +93,7 @@ def _setting(key: str, cells: pd.DataFrame) -> Picture:
             means = own.groupby("place")[TOP1].mean()
             spots = [ticks.index(place) + shift for place in means.index]
             bars = [mean - interval(own[own.place == place][TOP1])[0] for place, mean in means.items()]
-            axis.errorbar(spots, means, bars, label=arm, marker=_MARKERS[number], color=colour, elinewidth=1)
+            axis.errorbar(spots, means, bars, label=_cut(arm), marker=_MARKERS[number], color=colour, elinewidth=1)
             runs = [ticks.index(place) + shift for place in own.place]
             axis.plot(runs, own[TOP1], "o", markerfacecolor="none", color=colour, markersize=3)
         axis.set_xticks(range(len(ticks)), [shown(key, tick) for tick in ticks])
@@ -112,12 +113,17 @@ def lines(curves: pd.DataFrame, labels: Sequence[str], column: str, name: str, c
         axis = figure.subplots()
         for label in labels:
             own = curves[curves.label == label]
-            axis.plot(own.epoch, own[column], label=label)
+            axis.plot(own.epoch, own[column], label=_cut(label))
         axis.set(xlabel="epoch", ylabel=name)
         figure.legend(loc="outside lower center", ncols=2 if max(map(len, labels)) < 28 else 1)
         return figure
 
     return picture(draw, caption)
+
+
+def _cut(label: str) -> str:
+    """As much of a label as fits the width of a figure."""
+    return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
 
 
 def picture(draw: Callable[[], Figure], caption: str) -> Picture:
