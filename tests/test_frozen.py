@@ -25,6 +25,6 @@ def dataclasses_of(part: str) -> Iterator[type]:
 def test_dataclasses_are_frozen():
     assert conadv.__path__
     found = [entry for part in PARTS for entry in dataclasses_of(part)]
-    assert len(found) > 50
+    assert len(found) > 30
     open_ones = {entry.__name__ for entry in found if not entry.__dataclass_params__.frozen}  # type: ignore[attr-defined]
     assert open_ones == MAY_CHANGE

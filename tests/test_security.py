@@ -17,6 +17,9 @@ MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "she
 CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load", "torch.hub.load"}
 OBJECTS = ("_object", "_object_list")  # of torch.distributed, which pickles them
 EXTRACTS = {"extract", "extractall", "unpack_archive"}
+# The one module that may import pickle, and all that it may use of it: its unpickler has its own names and instructions
+# (tests/task/data/test_arrays.py tries to make it call something).
+RESTRICTED, OF_PICKLE = "task/data/cifar.py", {"pickle._Unpickler", "pickle.EMPTY_DICT"}
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
@@ -30,7 +33,11 @@ def test_no_module_reads_code_from_data(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            if path == SOURCE / RESTRICTED and ast.unparse(node) == "import pickle":
+                continue
             assert not MODULES & {name.split(".")[0] for name in names}, ast.unparse(node)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
+            assert ast.unparse(node) in OF_PICKLE
     for name, call in calls(path):
         assert name not in CALLS and not name.endswith(OBJECTS), ast.unparse(call)
         assert name.rpartition(".")[2] not in EXTRACTS, ast.unparse(call)
