@@ -37,11 +37,11 @@ def test_a_folder_is_sorted_by_class_and_name(tmp_path: Path) -> None:
     for name in ("b/2.jpg", "b/1.PNG", "a/sub/9.jpeg", "a/0.webp", "a/notes.txt", "a/.hidden.jpg", "a/._1.jpg"):
         (tmp_path / "train" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "train" / name).write_bytes(name.encode())
-    source, problems = list_folder(tmp_path, tmp_path / "train", ("a", "b", "c"), 3)
+    files, labels, problems = list_folder(tmp_path, tmp_path / "train", ("a", "b", "c"), 3)
     names = ["a/0.webp", "a/sub/9.jpeg", "b/1.PNG", "b/2.jpg"]
-    assert [source.name(index) for index in range(4)] == [f"{tmp_path}/train/{name}" for name in names]
-    assert source.labels.tolist() == [0, 0, 1, 1]
-    assert source.pictures.read(1) == b"a/sub/9.jpeg"
+    assert [files.name(row) for row in range(4)] == [f"{tmp_path}/train/{name}" for name in names]
+    assert labels.tolist() == [0, 0, 1, 1]
+    assert files.read(1) == b"a/sub/9.jpeg"
     assert [str(problem) for problem in problems] == [f"{tmp_path}/train/c: a class without images"]
 
 

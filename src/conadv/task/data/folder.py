@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conadv.task.data.decode import EXTENSIONS
 from conadv.task.data.files import Files
-from conadv.task.data.source import DamagedError, Source
+from conadv.task.data.source import DamagedError
 
 _TRAIN, _TEST = ("train", "training"), ("val", "valid", "validation", "test")
 
@@ -35,11 +36,12 @@ def folder_classes(train: Path, test: Path | None) -> tuple[str, ...]:
     return classes
 
 
-def list_folder(root: Path, folder: Path, classes: tuple[str, ...], channels: int) -> tuple[Source, list[DamagedError]]:
-    """The images of every class, sorted by name, and the classes without images."""
+def list_folder(
+    root: Path, folder: Path, classes: tuple[str, ...], channels: int
+) -> tuple[Files, NDArray[np.int64], list[DamagedError]]:
+    """The images of every class, sorted by name, their labels, and the classes without images."""
     names: list[str] = []
     labels: list[int] = []
-    empty = []
     for label, name in enumerate(classes):
         members = sorted(
             os.path.join(place, file)  # noqa: PTH118  # a Path for each of a million files takes longer
@@ -49,9 +51,9 @@ def list_folder(root: Path, folder: Path, classes: tuple[str, ...], channels: in
         )
         names += (member.removeprefix(f"{root}{os.sep}") for member in members)
         labels += [label] * len(members)
-        if not members:
-            empty.append(DamagedError(folder / name, "a class without images"))
-    return Source(Files(str(root), names, channels), np.array(labels, np.int64), classes), empty
+    empty = [classes[label] for label in sorted(set(range(len(classes))) - set(labels))]
+    problems = [DamagedError(folder / name, "a class without images") for name in empty]
+    return Files(str(root), names, channels), np.array(labels, np.int64), problems
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:

@@ -184,8 +184,8 @@ def find_data(place: str | Path, channels: int = 3) -> Found:
     if channels not in (1, 3):
         raise ValueError(f"channels {channels}: choose 1 (grey) or 3 (RGB)")
     if str(place).startswith(HUB):
-        train, test, digest = open_hub(str(place), channels)
-        return Found("Hugging Face", _data(train, test, name), stamp=lambda: digest)
+        first, second, digest = open_hub(str(place), channels)
+        return Found("Hugging Face", _data(first, second, name), stamp=lambda: digest)
     if not path.exists():
         if names_dataset(str(place)):
             return Found("your own Dataset", _data(*open_own(str(place), channels), name))
@@ -194,24 +194,23 @@ def find_data(place: str | Path, channels: int = 3) -> Found:
     if shards := sorted(file for file in (*path.glob("*.tar"), *path.glob("*/*.tar")) if not file.is_dir()):
         parts = [list_shards(path, part, channels) for part in _split(path, shards) if part]
         classes = _class_names(path) or number_names(*(labels for _, labels, _ in parts))
-        sources = [Source(files, labels, classes) for files, labels, _ in parts]
         wrong = [problem for *_, problems in parts for problem in problems]
     elif folders := find_folders(path):
         shards, classes = [], folder_classes(*folders)
-        listed = [list_folder(path, folder, classes, channels) for folder in folders if folder]
-        sources = [source for source, _ in listed]
-        wrong = listed[0][1]  # the test images need not have all classes
+        parts = [list_folder(path, folder, classes, channels) for folder in folders if folder]
+        wrong = parts[0][2]  # the test images need not have all classes
     elif has_class_folders(path):
         raise ValueError("folders of images, but none called train; move the class folders to train/CLASS")
     else:
         raise ValueError(f"not recognized; it can be {KNOWN}")
-    if wrong and not all(map(len, sources)):
+    train, *test = (Source(files, labels, classes) for files, labels, _ in parts)
+    if wrong and not all(map(len, (train, *test))):
         raise ValueError(f"no usable image ({wrong[0]}); {DAMAGE_ADVICE}")
-    data = _data(sources[0], sources[1] if len(sources) > 1 else None, name)
 
     def stamp() -> str:
-        return stamp_of(shards or [source.name(index) for source in sources for index in range(len(source))])
+        return stamp_of(shards or [source.name(index) for source in (train, *test) for index in range(len(source))])
 
+    data = _data(train, test[0] if test else None, name)
     return Found("tar shards" if shards else "image folder", data, tuple(wrong), stamp)
 
 
