@@ -14,6 +14,7 @@ from torch import Tensor
 
 from conadv.core.batch import Batch
 from conadv.core.roles import Role
+from conadv.spans import span
 
 from .collectives import World
 from .traffic import Message, Traffic
@@ -85,26 +86,28 @@ class RankHandoff:
         self.received_note = None
 
     def put(self, twin: Batch) -> None:
-        self._send_held()
-        while not self._to_put:
-            self._to_put.extend(self._traffic.sent(*self._planned(self._put)))
-            self._put += 1
-        message = self._to_put.popleft()
-        self._held = message, self._format.pack(twin, self._note)
-        if not message.is_late:
+        with span("hand-off"):
             self._send_held()
+            while not self._to_put:
+                self._to_put.extend(self._traffic.sent(*self._planned(self._put)))
+                self._put += 1
+            message = self._to_put.popleft()
+            self._held = message, self._format.pack(twin, self._note)
+            if not message.is_late:
+                self._send_held()
 
     def take(self) -> Batch:
-        if not self._to_take:
-            self._begin_taking()
-        message = self._to_take.popleft()
-        work, buffer = self._inbox.pop((message.place, message.chunk))
-        # The next message may arrive while this one is learnt from; late messages come after the gradient sums.
-        self._post(len(self._to_post) if not self._to_take else 1)
-        self._world.order(work)
-        note, before = buffer[-1], self.received_note
-        self.received_note = note.clone() if before is None else torch.maximum(before, note)
-        return self._format.unpack(buffer)
+        with span("hand-off"):
+            if not self._to_take:
+                self._begin_taking()
+            message = self._to_take.popleft()
+            work, buffer = self._inbox.pop((message.place, message.chunk))
+            # The next message may arrive while this one is learnt from; late messages come after the gradient sums.
+            self._post(len(self._to_post) if not self._to_take else 1)
+            self._world.order(work)
+            note, before = buffer[-1], self.received_note
+            self.received_note = note.clone() if before is None else torch.maximum(before, note)
+            return self._format.unpack(buffer)
 
     def end_step(self) -> None:
         """Send the message of the step's last chunk or post its receive, after the start of all gradient sums."""

@@ -17,7 +17,7 @@ from conadv.trainer.files import read_bounded, replace_file
 from .results import last_error
 from .study_file import flags
 
-# As core/spans.py names them, which needs torch.
+# As spans.py names them, which needs torch.
 PREFIX, STEP = "conadv: ", "step"
 COLOURS = {
     "load": "#9aa0a6",
