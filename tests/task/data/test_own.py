@@ -93,23 +93,30 @@ def test_one_dataset_is_split_and_its_names_and_labels_are_taken(named) -> None:
         (lambda: Images(KINDS["array"], ["cat"]), "invalid literal.*return a Dataset"),
         (lambda: 1 / 0, "mydata:make: division by zero"),
         (lambda: (Images(KINDS["array"]),) * 3, "return a Dataset, or a pair of them"),
+        (
+            lambda: Images(lambda pixels: torch.randn(3, 4, 4)),
+            "floats outside .0, 1.: leave normalization to the model",
+        ),
+        (lambda: Images(lambda pixels: torch.full((3, 4, 4), 300)), "no image: it must be"),
+        (lambda: Images(lambda pixels: torch.rand(3, 4, 4)), "another one each time: leave augmentation to the"),
+        (lambda: Images(lambda pixels: torch.full((3, 4, 4), torch.nan)), "floats outside"),
     ],
 )
 def test_something_else_is_refused_in_one_line(named, make, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        open_data("path", named(make))
+        open_data("path", named(make)).train.image(0)
     assert str(caught.value).isprintable()
 
 
 def test_an_item_that_fails_is_named(named) -> None:
-    data = open_data("path", named(lambda: Images(lambda pixels: pixels.astype(float))))
-    with pytest.raises(ValueError, match=r"mydata:make train\[\d\]: no image: it must be .*; repair the data"):
-        Stream(data.train, 2, 2, 0, augmentation("none")).chunk(0, 0)
+    data = open_data("path", named(lambda: Some(3)))
+    with pytest.raises(ValueError, match=r"mydata:make train\[3\]: no image: it must be .*; repair the data"):
+        Stream(data.train, 9, 9, 0, augmentation("none")).chunk(0, 0)
 
 
 def test_what_one_dataset_has_damaged_is_not_remembered_for_another(named) -> None:
-    bad = open_data("path", named(lambda: Some(3)), damaged="skip")
-    assert len(bad.skipped) == 1
+    for wrong in (0, 3):
+        assert len(open_data("path", named(lambda wrong=wrong: Some(wrong)), damaged="skip").skipped) == 1
     assert open_data("path", named(lambda: Some(None)), damaged="skip").skipped == ()
 
 

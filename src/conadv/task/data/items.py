@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from PIL import Image
 
 from conadv.task.data.decode import open_picture, pixels_of
 from conadv.task.data.files import read_file
-from conadv.task.data.source import Picture, Source, naming, number_names
+from conadv.task.data.source import DamagedError, Picture, Source, naming, number_names
 from conadv.task.libraries import load_callable
 
 HUB = "hf:"
@@ -47,8 +48,11 @@ def _picture(image: Any, channels: int, name: str) -> Picture:
     if isinstance(image, Image.Image):
         image = pixels_of(image, channels)
     elif isinstance(image, torch.Tensor):
-        image = (image * 255).round() if image.is_floating_point() else image
-        image = image.to(torch.uint8).movedim(0, -1).numpy()
+        if image.is_floating_point():
+            if not 0 <= image.min() <= image.max() <= 1:
+                raise ValueError("an image with floats outside [0, 1]: leave normalization to the model")
+            image = (image * 255).round().to(torch.uint8)
+        image = image.movedim(0, -1).numpy()
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3:
         raise ValueError("no image: it must be a Pillow image, an (H, W, C) array of bytes, or a (C, H, W) tensor")
     return Picture(image.shape[0], image.shape[1], lambda shrink: image)
@@ -68,7 +72,11 @@ def open_own(reference: str, channels: int) -> tuple[Source, Source | None]:
         labels = [
             part.targets if hasattr(part, "targets") else [part[row][1] for row in range(len(part))] for part in parts
         ]
-        return _sources(reference, parts, 0, labels, getattr(parts[0], "classes", ()), channels)
+        train, test = _sources(reference, parts, 0, labels, getattr(parts[0], "classes", ()), channels)
+        with suppress(DamagedError):  # reported when the image is needed
+            if len(train) and not np.array_equal(train.image(0), train.image(0)):
+                raise ValueError("its first image is another one each time: leave augmentation to the trainer")
+    return train, test
 
 
 def open_hub(reference: str, channels: int) -> tuple[Source, Source | None, str]:
