@@ -145,7 +145,7 @@ def test_a_verdict_names_what_is_better_and_worse(tmp_path: Path) -> None:
 def test_a_verdict_does_not_claim_what_chance_explains(tmp_path: Path) -> None:
     noise = {"vanilla": (30.0, 33.0), "conadv": (31.0, 33.5), "recycled": (29.0, 34.0)}
     found = verdict_of(tmp_path, lambda v: noise[v["method"]][v["seed"]])
-    assert found[1].startswith("2 of 2 differences from vanilla may be chance")
+    assert found[1].startswith("No difference from vanilla is significant")
 
 
 @pytest.mark.parametrize(
@@ -168,6 +168,14 @@ def test_unfinished_studies_get_a_report_too(tmp_path: Path, outcome, says: str)
 def test_a_curve_is_the_mean_over_the_runs() -> None:
     lines = pd.DataFrame({"epoch": [1, 2, 3, 1, 2, 3], "loss": [3.0, 2.0, 1.0, 5.0, 4.0, 3.0]})
     assert mean_curve(lines).to_numpy().tolist() == [[1, 4.0], [2, 3.0], [3, 2.0]]
+
+
+def test_a_curve_of_accuracy_ends_with_that_of_the_summary(tmp_path: Path) -> None:
+    folder = make_study(tmp_path, SMALL, lambda values: 30.0 + values["seed"], steps=12)  # the last one measured is 10
+    curves = find_curves(folder, main_cells(cells(read_results(folder))))
+    vanilla = curves[curves.label == "vanilla"]
+    assert vanilla.test_top1.dropna().tolist() == pytest.approx([30.5 * 5 / 12, 30.5 * 10 / 12, 30.5])
+    assert vanilla.epoch[vanilla.test_top1.notna()].tolist() == [2.5, 5.0, 6.0]
 
 
 def test_curves_outlive_the_runs(study: Path, tmp_path: Path) -> None:

@@ -114,7 +114,9 @@ def verdict(everyone: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     sure = tested[tested.p_holm < LEVEL]
     kinds = {"More accurate than vanilla": sure[sure.difference > 0], "less accurate": sure[sure.difference < 0]}
     parts = [f"{kind}: {_names(rows)}" for kind, rows in kinds.items() if len(rows)]
-    parts += [f"{len(tested) - len(sure)} of {len(tested)} differences from vanilla may be chance"]
+    left = len(tested) - len(sure)
+    parts += [f"{left} of {len(tested)} differences from vanilla are not significant"] if left and len(sure) else []
+    parts = parts or ["no difference from vanilla is significant"]
     second = "; ".join(parts)
     return [f"{first}.", f"{second[0].upper()}{second[1:]} (paired t-test, p < {LEVEL} after Holm's correction).", last]
 
@@ -161,7 +163,9 @@ def find_curves(folder: Path, chosen: pd.DataFrame) -> pd.DataFrame:
     """
     fresh = pd.DataFrame(columns=_CURVE)
     for label, own in chosen[chosen.done].groupby("label", sort=False):
-        lines = pd.concat([_metrics(folder / "runs" / cell) for cell in own.cell])
+        lines = pd.concat(
+            [_metrics(folder / "runs" / cell, top1) for cell, top1 in zip(own.cell, own[TOP1], strict=True)]
+        )
         if lines.epoch.nunique() > 2:
             curve = mean_curve(lines).assign(label=label)[_CURVE]
             fresh = pd.concat([fresh, curve]) if len(fresh) else curve
@@ -186,8 +190,11 @@ def mean_curve(lines: pd.DataFrame) -> pd.DataFrame:
     return lines.groupby(bins).mean().reset_index(drop=True)
 
 
-def _metrics(run: Path) -> pd.DataFrame:
-    """Epoch, test accuracy and training loss of each line of metrics.jsonl; damaged lines are left out."""
+def _metrics(run: Path, final: float) -> pd.DataFrame:
+    """Epoch, test accuracy and training loss of each line of metrics.jsonl; damaged lines are left out.
+
+    The final accuracy, which only the summary has, belongs to the last line, if accuracy was measured before.
+    """
     rows = []
     path = run / "metrics.jsonl"
     for text in read_text(path).splitlines() if path.is_file() else ():
@@ -197,7 +204,10 @@ def _metrics(run: Path) -> pd.DataFrame:
             rows.append((number(line.get("epoch")), number(line.get(TOP1)), number(loss)))
         except (ValueError, AttributeError):
             continue
-    return pd.DataFrame(rows, columns=_CURVE[1:], dtype=float)
+    lines = pd.DataFrame(rows, columns=_CURVE[1:], dtype=float)
+    if lines[TOP1].notna().any():
+        lines.loc[len(lines) - 1, TOP1] = final
+    return lines
 
 
 def _curve_figures(folder: Path, chosen: pd.DataFrame, table: pd.DataFrame) -> list[figures.Picture]:
