@@ -18,9 +18,8 @@ ROOT = Path(__file__).parents[1] / "src" / "conadv"
 MAY_IMPORT: dict[str, set[str]] = {
     "wrappers": set(),
     "peers": {"wrappers"},
-    "spans": set(),
     "memory": set(),
-    "core": {"wrappers", "peers", "spans"},
+    "core": {"wrappers", "peers"},
     "optim": set(),
     "readable": set(),
     "setting": set(),
@@ -35,9 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipe_flags": {"config", "flags"},
     "config": {"core", "optim", "setting", "sinks", "toml_file"},
     "task": {"core", "memory", "atomic", "machine"},
-    "parallel": {"core", "wrappers", "spans", "memory", "last_words"},
+    "parallel": {"core", "wrappers", "memory", "last_words"},
     "trainer": {
-        "spans",
         "bf16",
         "last_words",
         "core",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +22,9 @@ from .wrappers import data_parallel, group_size, is_sharded, unwrap
 _COMPARED = (1, 2, 4, 8, 16, 32, 64)
 
 
-def check_ranks(model: nn.Module, calls: int, settings: Mapping[str, Any], chunk_size: int | None) -> bool:
+def check_ranks(
+    model: nn.Module, calls: int, settings: Callable[[], Mapping[str, Any]], chunk_size: int | None
+) -> bool:
     """Refuse ranks whose methods differ, and warn if nothing synchronizes their weights.
 
     Args:
@@ -41,8 +43,8 @@ def check_ranks(model: nn.Module, calls: int, settings: Mapping[str, Any], chunk
     if size == 1 or (is_split and _mesh_size(model) != dist.get_world_size()):
         return True
     exchanged = parallel is not None or is_split
-    settings = {**settings, "chunk_size": chunk_size} if is_split else settings
-    if calls == (0 if exchanged else 1) and (found := difference(group, settings)):
+    compared = {**settings(), "chunk_size": chunk_size} if is_split else settings()
+    if calls == (0 if exchanged else 1) and (found := difference(group, compared)):
         text = f"the methods of the ranks differ: {found}; create them with the same arguments on every rank"
         if exchanged:
             raise ValueError(text)

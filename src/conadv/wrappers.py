@@ -7,7 +7,7 @@ FSDP2                                  each rank holds a part of each weight (a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -27,9 +27,23 @@ _INNER = {
 }
 
 
+class _Held(dict[type, str]):
+    """By class of a wrapper, the name under which it holds the model; empty for any other class."""
+
+    def __missing__(self, kind: type) -> str:
+        names = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
+        self[kind] = next((_INNER[name] for name in names if name in _INNER), "")
+        return self[kind]
+
+
+_HELD = _Held()
+
+
 def innermost(model: nn.Module) -> nn.Module:
     """The model inside all wrappers, nested in any order."""
-    return list(_layers_of(model))[-1]
+    while name := _HELD[type(model)]:
+        model = model._modules[name]  # type: ignore[assignment]
+    return model
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -37,38 +51,38 @@ def unwrap(model: nn.Module) -> nn.Module:
 
     Gradients are exchanged only through the wrapper, so an attack on this model involves one process only.
     """
-    inner = innermost(model)
-    compiled = [layer for layer in _layers_of(model) if _wrapper(layer).endswith("OptimizedModule")]
-    if not compiled:
+    compiled, inner = None, model
+    while name := _HELD[type(inner)]:
+        compiled = inner if name == "_orig_mod" else compiled
+        inner = inner._modules[name]  # type: ignore[assignment]
+    if compiled is None:
         return inner
-    if compiled[-1]._modules["_orig_mod"] is inner:
-        return compiled[-1]
+    if compiled._modules["_orig_mod"] is inner:
+        return compiled
     # torch.compile around another wrapper: compile what is inside of it in the same way.
-    return type(compiled[-1])(inner, compiled[-1].dynamo_ctx)
+    return type(compiled)(inner, compiled.dynamo_ctx)
 
 
 def precision(model: nn.Module) -> AbstractContextManager[None]:
     """The autocast context of a Fabric wrapper, for calls of the model inside it."""
-    fabric = next((layer for layer in _layers_of(model) if _wrapper(layer).endswith("_FabricModule")), None)
-    if fabric is None:
-        return nullcontext()
-    return fabric._strategy.precision.forward_context()  # type: ignore[union-attr, operator, no-any-return]
+    while name := _HELD[type(model)]:
+        if name == "_forward_module":
+            return model._strategy.precision.forward_context()  # type: ignore[union-attr, operator, no-any-return]
+        model = model._modules[name]  # type: ignore[assignment]
+    return nullcontext()
 
 
 def data_parallel(model: nn.Module) -> DistributedDataParallel | None:
     """The DistributedDataParallel wrapper among those of a model."""
-    return next((layer for layer in _layers_of(model) if isinstance(layer, DistributedDataParallel)), None)
+    while not isinstance(model, DistributedDataParallel) and (name := _HELD[type(model)]):
+        model = model._modules[name]  # type: ignore[assignment]
+    return model if isinstance(model, DistributedDataParallel) else None
 
 
 def is_exchanged(model: nn.Module) -> bool:
     """Whether a wrapper inside the model already knows its parameters, and would not exchange new ones."""
     names = {base.__name__ for module in model.modules() for base in type(module).__mro__}
     return not names.isdisjoint({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
-
-
-def syncing(parallel: DistributedDataParallel | None, last: bool) -> AbstractContextManager[None]:
-    """A context for one of several backward passes of a step: gradients are all-reduced in the last one."""
-    return nullcontext() if last or parallel is None else parallel.no_sync()
 
 
 def broadcast_early(parallel: DistributedDataParallel | None) -> None:
@@ -142,19 +156,3 @@ class _Touch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return (gradient, *[None] * ctx.weights)
-
-
-def _layers_of(model: nn.Module) -> Iterator[nn.Module]:
-    """The model and, from the outside in, what its wrappers hold."""
-    yield model
-    while name := _wrapper(model):
-        inner = model._modules[_INNER[name]]
-        assert inner is not None
-        model = inner
-        yield model
-
-
-def _wrapper(model: nn.Module) -> str:
-    """The full name of a wrapper class; empty for any other model."""
-    names = (f"{base.__module__}.{base.__qualname__}" for base in type(model).__mro__)
-    return next((name for name in names if name in _INNER), "")

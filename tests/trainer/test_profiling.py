@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conadv.spans import PREFIX, STEP
+from conadv.core.step import PREFIX, STEP
 from conadv.trainer.profiling import Profile
 
 

@@ -105,12 +105,12 @@ class ConAdv(Method):
 
     def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
         """Lines 8 to 11 of Algorithm 1 for one chunk: the gradient of L(θ_t, x_t) + L(θ_t, x̂_t)."""
-        t, role = self.step, self._step.place.role
-        if Role.CLEAN in role and self.adv_weight < 1:
-            yield from self._step.clean(chunk, 1 - self.adv_weight)  # L(θ_t, x_t), through the main branch
-        if Role.ADV in role and self.has_twin(t, k):
+        t, role, weight = self._step.t, self._step.place.role, self._adv_weight
+        if Role.CLEAN in role and weight < 1:
+            yield from self._step.clean(chunk, 1 - weight)  # L(θ_t, x_t), through the main branch
+        if Role.ADV in role and self._step.has_twin(self._share, t, k):
             twin = self.twins.take(t, k, chunk)  # x̂_t
-            yield self._step.adversarial(twin, self.adv_weight, self._share)  # L(θ_t, x̂_t), through the adv branch
+            yield self._step.adversarial(twin, weight, self._share)  # L(θ_t, x̂_t), through the adv branch
 
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
         """Lines 2 to 5: `attack(θ, x_t[k], y_t[k], seed(t, k))`, where θ are the weights that the model has now."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .branches import split_layers
+from .branches import SplitLayer
 from .seeds import untouched_randomness
 from .splitbn import Statistics, routed
 
@@ -113,49 +113,49 @@ def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def without_trace(model: nn.Module, branch: str, statistics: Statistics | None, seed: int | None) -> Iterator[None]:
     """Route images through `branch` with `statistics`; restore buffers, flags and generators afterwards."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     plain = unsplit_modules(model)
-    with (
-        copied_buffers(plain),
-        _statistics_of(plain, statistics, model.training),
-        untouched_randomness(device, seed),
-        routed(model, branch, statistics=statistics, tracking="off"),
-    ):
-        yield
+    flags = []
+    try:
+        for norm in plain:
+            if isinstance(norm, _BatchNorm) and statistics is not None:
+                flags.append((norm, norm.training))
+                frozen = model.training and not norm.training
+                norm.training = statistics == "batch" and not frozen
+        with (
+            copied_buffers(plain),
+            untouched_randomness(next(model.parameters()).device, seed),
+            routed(model, branch, statistics=statistics, tracking="off"),
+        ):
+            yield
+    finally:
+        for norm, flag in flags:
+            norm.training = flag
 
 
 def unsplit_modules(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that hold no BatchNorm branch."""
-    split = {owner for layer in split_layers(model) for owner in layer.owners().values()}
-    return [module for module in model.modules() if module not in split]
+    branches: set[nn.Module] = set()
+    found: list[nn.Module] = []
+    for module in model.modules():  # a layer comes before the modules of its branches
+        if isinstance(module, SplitLayer):
+            branches.update(map(module.owner, module.branches))
+        if module not in branches:
+            found.append(module)
+    return found
 
 
 @contextmanager
 def copied_buffers(modules: list[nn.Module]) -> Iterator[None]:
     """Let modules work on copies of their buffers, which a later backward pass may still need."""
-    before = [(module, dict(module._buffers)) for module in modules]
+    before: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
     copies: dict[Tensor, Tensor] = {}  # a buffer of two modules stays one buffer
     try:
-        for module, buffers in before:
-            for name, buffer in buffers.items():
+        for module in modules:
+            before.append((module, dict(module._buffers)))
+            for name, buffer in before[-1][1].items():
                 if buffer is not None:
                     module._buffers[name] = copies.setdefault(buffer, buffer.clone())
         yield
     finally:
         for module, buffers in before:
             module._buffers.update(buffers)
-
-
-@contextmanager
-def _statistics_of(modules: list[nn.Module], statistics: Statistics | None, training: bool) -> Iterator[None]:
-    """Let plain BatchNorm layers use `statistics`, unless they are frozen; None: by their own training flag."""
-    norms = [module for module in modules if isinstance(module, _BatchNorm)]
-    flags = [norm.training for norm in norms]
-    try:
-        for norm, flag in zip(norms, flags, strict=True):
-            frozen = training and not flag
-            norm.training = flag if statistics is None else statistics == "batch" and not frozen
-        yield
-    finally:
-        for norm, flag in zip(norms, flags, strict=True):
-            norm.training = flag

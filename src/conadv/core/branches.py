@@ -1,14 +1,20 @@
-"""Layers with a branch for each kind of image: where their tensors are, and how images go through one of them.
+"""Layers with a branch for each kind of image: their tensors, how images go through one, and their running statistics.
 
               ┌► main: the layer's own tensors ─┐
 x ──► way? ───┤                                 ├──► y, and pending running statistics
               └► adv:  tensors of a child ──────┘
+
+Statistics of all layers are handled at once, so that a device gets a few operations per step instead of some per layer:
+forward pass ──► each layer writes mean and variance into a view of one buffer ──► pending += buffer, one operation
+end of step  ──► running statistics of all layers are updated with the pending ones, in about fifteen operations
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter, eq
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -19,8 +25,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from conadv.wrappers import group_size
 
-from .statistics import Tally, Tracked, move
-
 # When running statistics are updated: in each forward pass (as in BatchNorm), once at the end of a step, or never.
 Tracking = Literal["now", "step", "off"]
 
@@ -29,6 +33,116 @@ _UNKNOWN_BRANCH = (
     "branch is not known there: call backward() within the `with route(...)` of the forward pass"
 )
 _CLASSES: dict[type[nn.Module], type[SplitLayer]] = {}
+
+
+class Tally:
+    """The BatchNorm statistics of one forward pass.
+
+    Args:
+        pending: By branch of a layer, the buffer that its statistics are added to: sums of means and of variances
+            (2 × channels) and, last, the number of passes.
+    """
+
+    def __init__(self, pending: dict[nn.Module, Tensor]) -> None:
+        self._pending = pending
+        self._free: dict[nn.Module, Tensor] = {}
+        self._used: list[tuple[Tensor, Tensor]] = []
+
+    def room(self, branch: nn.Module) -> tuple[Tensor, Tensor] | None:
+        """Zeros for the mean and variance of a branch; None if it is not known, or runs a second time."""
+        if not self._free and not self._used:
+            self._free = _zeros_like_sums(self._pending)
+        own = self._free.pop(branch, None)
+        if own is None:
+            return None
+        self._used.append((self._pending[branch], own))
+        mean, var = own.chunk(2)
+        return mean, var
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Add the statistics of the pass to the pending ones."""
+        if self._used:
+            sums, counts, own = [], [], []
+            for pending, found in self._used:
+                sums.append(pending[:-1])
+                counts.append(pending[-1])
+                own.append(found)
+            torch._foreach_add_(sums, own)
+            torch._foreach_add_(counts, 1)
+
+
+class Tracked(NamedTuple):
+    """The tensors of one branch of a layer that an update of its running statistics needs."""
+
+    pending: Tensor
+    mean: Tensor
+    var: Tensor
+    batches: Tensor
+    momentum: float | None
+    """None: the mean over all steps."""
+
+
+@torch.no_grad()
+def move(all_tracked: Sequence[Tracked]) -> None:
+    """Update running statistics with the mean over the pending passes, without waiting for the device."""
+    groups: dict[tuple[torch.device, torch.dtype, int], list[Tracked]] = {}
+    times: defaultdict[int, int] = defaultdict(int)  # tensors that two layers share are updated once for each of them
+    for tracked in all_tracked:
+        turn = max(times[id(tracked.mean)], times[id(tracked.batches)])
+        times[id(tracked.mean)] = times[id(tracked.batches)] = turn + 1
+        groups.setdefault((tracked.pending.device, tracked.pending.dtype, turn), []).append(tracked)
+    for group in groups.values():
+        _move(group)
+
+
+def _move(group: list[Tracked]) -> None:
+    pending, counts, sums, batches = [], [], [], []
+    running: list[Tensor] = []
+    sizes: list[int] = []
+    for tracked in group:
+        pending.append(tracked.pending)
+        counts.append(tracked.pending[-1])
+        sums.append(tracked.pending[:-1])
+        batches.append(tracked.batches)
+        running += tracked.mean, tracked.var
+        sizes += tracked.mean.numel(), tracked.var.numel()
+    passes = torch.stack(counts)
+    seen = passes > 0
+    moved_batches = torch.stack(batches).add_(seen)
+    torch._foreach_copy_(batches, list(moved_batches.unbind()))
+    of_layer = torch.stack([_momentum(group, moved_batches, passes) * seen, passes.clamp(min=1)])
+    columns = []
+    for column, own in zip(of_layer.split(1, dim=1), sums, strict=True):
+        columns.append(column.expand(-1, len(own)))
+    share, divisor = torch.cat(columns, dim=1)
+    moved = torch.cat(running).lerp_(torch.cat(sums) / divisor, share)
+    torch._foreach_copy_(running, list(moved.split(sizes)))
+    torch._foreach_zero_(pending)
+
+
+def _momentum(group: list[Tracked], batches: Tensor, like: Tensor) -> Tensor:
+    """The momentum of each branch. Filled on the device: a copy from the host would wait."""
+    first = group[0].momentum
+    if first is not None and all(map(partial(eq, first), map(attrgetter("momentum"), group))):
+        return torch.full_like(like, first)
+    mean = 1 / batches.clamp(min=1).to(like.dtype)
+    for number, tracked in enumerate(group):
+        if tracked.momentum is not None:
+            mean[number].fill_(tracked.momentum)
+    return mean
+
+
+def _zeros_like_sums(pending: dict[nn.Module, Tensor]) -> dict[nn.Module, Tensor]:
+    """Zeros for the sums of each layer, without the number of passes: views of one tensor per device and dtype."""
+    groups: defaultdict[tuple[torch.device, torch.dtype], dict[nn.Module, int]] = defaultdict(dict)
+    for layer, own in pending.items():
+        groups[own.device, own.dtype][layer] = len(own) - 1
+    views: dict[nn.Module, Tensor] = {}
+    for (device, dtype), sizes in groups.items():
+        flat = torch.zeros(sum(sizes.values()), device=device, dtype=dtype)
+        views |= dict(zip(sizes, flat.split(list(sizes.values())), strict=True))
+    return views
 
 
 class Way(NamedTuple):
@@ -225,7 +339,11 @@ class SplitOwnForward(SplitLayer):
 
 
 def split_layers(model: nn.Module) -> list[SplitLayer]:
-    return [module for module in model.modules() if isinstance(module, SplitLayer)]
+    layers = []
+    for module in model.modules():
+        if isinstance(module, SplitLayer):
+            layers.append(module)
+    return layers
 
 
 def split_class(plain: type[nn.Module]) -> type[SplitLayer]:

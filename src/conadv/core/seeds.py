@@ -40,7 +40,7 @@ class Seeds:
 
     def of_attack(self, batch: int, chunk: int) -> int:
         """The seed of the attack on a chunk, numbered within the global batch."""
-        return mix(self.root, _ATTACK, batch, chunk)
+        return mix(torch.initial_seed() if self._seed is None else self._seed, _ATTACK, batch, chunk)
 
     def of_pass(self, step: int, chunk: int, branch: str) -> int | None:
         """The seed of a forward pass of the model; None if the method has no seed."""

@@ -19,8 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from conadv.wrappers import innermost, is_exchanged, whole
 
-from .branches import SplitBatchNorm, SplitLayer, Tracking, Way, split_class, split_layers
-from .statistics import Tally, Tracked, move
+from .branches import SplitBatchNorm, SplitLayer, Tally, Tracked, Tracking, Way, move, split_class, split_layers
 
 Statistics = Literal["batch", "running"]
 
@@ -134,15 +133,19 @@ def routed(
     model = innermost(model)
     layers = split_layers(model)
     tally = Tally(_pending_of(layers, branch)) if tracking == "step" else None
-    ways: list[Way | None] = []
-    for layer in layers:
-        frozen = model.training and not layer.training
-        uses_batch = None if statistics is None else statistics == "batch" and not frozen
-        if branch != "main":
-            _check_branch(layer, branch, uses_batch, in_training=model.training)
-        ways.append(Way(branch, uses_batch, tracking, True, tally))
-    with _set_ways(layers, ways):
+    before = []
+    try:
+        for layer in layers:
+            frozen = model.training and not layer.training
+            uses_batch = None if statistics is None else statistics == "batch" and not frozen
+            if branch != "main":
+                _check_branch(layer, branch, uses_batch, in_training=model.training)
+            before.append(layer.way)
+            layer.way = Way(branch, uses_batch, tracking, True, tally)
         yield
+    finally:
+        for layer, way in zip(layers, before, strict=False):
+            layer.way = way
     if tally is not None:
         tally.add()
 
@@ -151,15 +154,21 @@ def routed(
 def closed(model: nn.Module) -> Iterator[None]:
     """Let split layers refuse images, within this context: a backward pass of several branches cannot recompute."""
     layers = split_layers(model)
-    with _set_ways(layers, [None] * len(layers)):
+    before = [layer.way for layer in layers]
+    try:
+        for layer in layers:
+            layer.way = None
         yield
+    finally:
+        for layer, way in zip(layers, before, strict=True):
+            layer.way = way
 
 
 def update_running_stats(model: nn.Module) -> None:
     """End a step: update running statistics once, with the mean over its forward passes with tracking "step"."""
     together: list[Tracked] = []
     for layer in split_layers(model):
-        for owner in layer.owners().values():
+        for owner in map(layer.owner, layer.branches):
             if owner._buffers.get("pending") is None:
                 continue
             if isinstance(layer, SplitBatchNorm):
@@ -237,18 +246,6 @@ def _pending_of(layers: Sequence[SplitLayer], branch: str) -> dict[nn.Module, Te
             if pending is not None:
                 found[owner] = pending
     return found
-
-
-@contextmanager
-def _set_ways(layers: Sequence[SplitLayer], ways: Sequence[Way | None]) -> Iterator[None]:
-    before = [layer.way for layer in layers]
-    try:
-        for layer, way in zip(layers, ways, strict=True):
-            layer.way = way
-        yield
-    finally:
-        for layer, way in zip(layers, before, strict=True):
-            layer.way = way
 
 
 def _check_branch(layer: SplitLayer, branch: str, batch_statistics: bool | None, in_training: bool) -> None:

@@ -11,22 +11,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, NoReturn, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
-from conadv.spans import span
 from conadv.wrappers import (
     broadcast_early,
     data_parallel,
     innermost,
     precision,
     rank_and_size,
-    syncing,
     touched,
     unwrap,
 )
@@ -40,6 +39,30 @@ from .splitbn import closed, pending_statistics, routed, update_running_stats
 from .state import Carried, State, pack, unpack
 from .twins import TwinShare
 from .validate import Checks, check_arguments, no_mixed_statistics
+
+# The parts of a step, in the order of the timeline.
+SPANS = ("load", "attack", "clean pass", "adversarial pass", "hand-off", "gradient sum", "update")
+STEP = "step"
+# The prefix of spans in a trace, which tells them from other events.
+PREFIX = "conadv: "
+
+_recording = False
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Record spans in the profiler, within this context."""
+    global _recording
+    _recording = True
+    try:
+        yield
+    finally:
+        _recording = False
+
+
+def span(name: str) -> AbstractContextManager[object]:
+    """A span of time with one of the names of SPANS, or STEP."""
+    return record_function(PREFIX + name) if _recording else nullcontext()
 
 
 class Common(TypedDict, total=False):
@@ -83,11 +106,6 @@ class Pass(NamedTuple):
     """Where it runs, forward and backward."""
     receive: Callable[[Tensor], None] | None = None
     """Is given the gradient of the scaled loss by the images, which must be a leaf that requires it."""
-
-    @property
-    def is_learnt(self) -> bool:
-        """Whether a step learns from it; otherwise only a direction is computed with it."""
-        return self.tracked or self.adversarial
 
 
 class Step:
@@ -133,7 +151,7 @@ class Step:
         self.place, self._joined = place, True
         self.checks.alone = False
 
-    def begin(self, batch: Batch | Chunked | None, settings: dict[str, Any], delayed: bool) -> None:
+    def begin(self, batch: Batch | Chunked | None, settings: Callable[[], dict[str, Any]], delayed: bool) -> None:
         """Begin a step; for `settings` and `delayed` see `Checks.begin`."""
         if self._failed:
             raise ValueError(
@@ -158,23 +176,28 @@ class Step:
                 the loss of the whole batch, which is returned.
         """
         chunks = repeat(None, self.count) if batch is None else self.chunks(batch)
-        work = ((k, some) for k, chunk in enumerate(chunks) if (some := list(passes(k, chunk))))
-        if backward:
-            for k, some in work:
+        work: list[tuple[int, list[Pass]]] = []
+        for k, chunk in enumerate(chunks):
+            some = list(passes(k, chunk))
+            if some and backward:
                 self._learn(some, k)
-            return self.losses.clean
-        # All attacks first: while a graph is alive, the model must keep its weights.
-        totals = [self._objective(some, k, marks=True) for k, some in list(work)]
+            elif some:
+                work.append((k, some))
+        # All attacks come first: while a graph is alive, the model must keep its weights.
+        totals = [self._objective(some, k, marks=True) for k, some in work] if work else []
         if not totals:
-            return torch.zeros((), device=self.device, requires_grad=True)
+            return torch.zeros((), device=next(self.model.parameters()).device, requires_grad=True)
         return totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])
 
     def end(self) -> None:
         """Move the running statistics, unless they are summed over ranks first, and count the step."""
         if self.place.updates_stats:
             update_running_stats(self.model)
-        clean, adv = (torch.stack(means).sum() if means else self._zero() for means in self._means)
-        self.losses, self._means = Losses(clean, adv), ([], [])
+        clean, adv = self._means
+        self.losses = Losses(
+            torch.stack(clean).sum() if clean else self._zero(), torch.stack(adv).sum() if adv else self._zero()
+        )
+        self._means = [], []
         self._failed = False
         self.t += 1
 
@@ -239,7 +262,7 @@ class Step:
 
     def has_twin(self, share: TwinShare, t: int, k: int) -> bool:
         """Whether chunk k of the batch of step t gets twins; without chunks, some of its images do."""
-        if self.chunk_size is None:
+        if self.chunk_size is None or share.some == share.of:
             return True
         if k == 0:
             self.count_twins(share)  # raises an error if the share does not fit
@@ -248,11 +271,14 @@ class Step:
 
     def chosen(self, share: TwinShare, chunk: Batch, t: int, k: int) -> Tensor | None:
         """Which images of a chunk get twins, by number; None: all of them."""
-        return share.images_of(chunk, self.attack_seed(t, k)) if self.chunk_size is None else None
+        if self.chunk_size is not None or share.some == share.of:
+            return None
+        return share.images_of(chunk, self.attack_seed(t, k))
 
     def attack(self, attack: Attack, share: TwinShare, t: int, k: int, chunk: Batch) -> Batch:
         """Attack chunk k of the batch of step t, with the weights that the model has."""
-        chunk = select(chunk, self.chosen(share, chunk, t, k))
+        chosen = self.chosen(share, chunk, t, k)
+        chunk = chunk if chosen is None else select(chunk, chosen)
         self.checks.look_at_images(attack, chunk.images)
         with span("attack"), precision(self.model), self._autocasting():
             seed, call = self.attack_seed(t, k), self._call(chunk)
@@ -274,7 +300,9 @@ class Step:
             with precision(self.model), self._autocasting():
                 return self.loss(self._call(some.batch)(model, images), some.batch.labels) * self.scale(some)
 
-        context = partial(without_trace, model, some.branch, None, self._pass_seed(t, k, some.branch))
+        context = partial(
+            without_trace, model, some.branch, None, self.seeds.of_pass(t, self.place.first_chunk + k, some.branch)
+        )
         return input_gradient(model, total, some.batch.images, context)
 
     def weight_gradient(self, passes: Sequence[Pass], t: int, k: int, weights: list[nn.Parameter]) -> list[Tensor]:
@@ -298,16 +326,23 @@ class Step:
         parallel = self._parallel
         if self._is_float16():
             raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(batch)).backward()")
-        groups = [passes] if parallel is not None and parallel.static_graph else [[each] for each in passes]
-        for some in groups:
-            name = "adversarial pass" if some[0].adversarial else "clean pass"
-            last = k == self.count - 1 and some is groups[-1]
-            with span(name), syncing(parallel, last), some[0].within:
-                total = self._objective(some, k)
-                if parallel is not None:
-                    total = touched(total, self._unreached([each.branch for each in some]))
-                with self._recomputing(some):
-                    total.backward()
+        if parallel is not None and parallel.static_graph:
+            self._backward(passes, k, last=k == self.count - 1)
+            return
+        for each in passes:
+            self._backward([each], k, last=k == self.count - 1 and each is passes[-1])
+
+    def _backward(self, passes: Sequence[Pass], k: int, last: bool) -> None:
+        """Add the gradients of some passes to `.grad`; all-reduce them over the ranks in the last pass of a step."""
+        parallel = self._parallel
+        name = "adversarial pass" if passes[0].adversarial else "clean pass"
+        exchange = nullcontext() if last or parallel is None else parallel.no_sync()
+        with span(name), exchange, passes[0].within:
+            total = self._objective(passes, k)
+            if parallel is not None:
+                total = touched(total, self._unreached([each.branch for each in passes]))
+            with self._recomputing(passes):
+                total.backward()
 
     def _objective(
         self,
@@ -331,7 +366,7 @@ class Step:
         factor: list[Tensor] = []  # what the caller's framework multiplies the loss by: scaling, accumulation
         for some in passes:
             loss = self._forward(some, self.t if t is None else t, k, self.model if model is None else model)
-            if some.is_learnt:
+            if some.tracked or some.adversarial:  # otherwise only a direction is computed with it
                 self._means[some.adversarial].append(loss.detach() / (self.count * some.per_chunk))
             if some.receive is not None:
                 images, receive = some.batch.images, some.receive
@@ -345,7 +380,7 @@ class Step:
     def _forward(self, some: Pass, t: int, k: int, model: nn.Module) -> Tensor:
         """The mean loss of a pass."""
         images = some.batch.images
-        seed = self._pass_seed(t, k, some.branch)
+        seed = self.seeds.of_pass(t, self.place.first_chunk + k, some.branch)
         with ExitStack() as stack:
             if seed is not None:  # dropout does not depend on what ran before
                 stack.enter_context(untouched_randomness(self.device, seed))
@@ -377,17 +412,13 @@ class Step:
         """How to call the model with the images of a batch."""
         return call_plainly if self._input_name is None else call_by_name(self._input_name, batch.extra)
 
-    def _pass_seed(self, t: int, k: int, branch: str) -> int | None:
-        """The seed of a forward pass; None: the model's randomness is left alone."""
-        return self.seeds.of_pass(t, self.place.first_chunk + k, branch)
-
     def _autocasting(self) -> AbstractContextManager[Any]:
         """A context with the precision that the method was given."""
         return nullcontext() if self._autocast is None else torch.autocast(self.device.type, self._autocast)
 
     def _is_float16(self) -> bool:
         """Whether forward passes run in float16: by `autocast`, or within the caller's torch.autocast."""
-        kind = self.device.type
+        kind = next(self.model.parameters()).device.type
         autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         return torch.float16 in (self._autocast, torch.get_autocast_dtype(kind) if autocasts else None)
 
@@ -488,7 +519,7 @@ class Method(ABC):
     def _take(self, now: Any, ahead: Any, backward: bool) -> Tensor:
         step, carried = self._step, self._carried
         batch = step.batch(now)
-        step.begin(batch, {**self._settings(), **self._shared()}, self.delay > 0)
+        step.begin(batch, self._compared, self.delay > 0)
         if carried is not None:
             carried.begin(step.t, ahead)
         total = step.run(batch, self.passes, backward)
@@ -501,6 +532,9 @@ class Method(ABC):
         """A step that failed is forgotten: its batch does not come again."""
         if self._step.reset() and self._carried is not None:
             self._carried.reset()
+
+    def _compared(self) -> dict[str, Any]:
+        return {**self._settings(), **self._shared()}
 
     def _identity(self) -> dict[str, Any]:
         return {**self._settings(), "chunk_size": self._step.chunk_size, "seed": self._step.seed}

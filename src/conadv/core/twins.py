@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -78,7 +78,10 @@ class Local:
             self.stale.extend()
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
-        with self._weights_of_then():
+        """The twin with the weights of `delay` updates ago."""
+        if not self._delay:
+            return self.evaluate(t, k, chunk)
+        with self.stale.swapped_in(0 if self.same_update else -self._delay):
             return self.evaluate(t, k, chunk)
 
     def end(self) -> None:
@@ -86,7 +89,7 @@ class Local:
             return
         if not self.same_update:
             self.stale.keep()
-        self._seen, self._began, self._updated = self._counters(), True, None
+        self._seen, self._began, self._updated = self.stale.changes(), True, None
 
     def reset(self) -> None:
         """Do nothing: a step that failed has changed no weights."""
@@ -101,12 +104,6 @@ class Local:
         self.stale.load([below(f"stale.{number}.", tensors) for number in range(about["versions"])])
         self._updated = about["updated"]
 
-    def _weights_of_then(self) -> Any:
-        """A context in which the model has the weights of `delay` updates ago."""
-        if not self._delay:
-            return nullcontext()
-        return self.stale.swapped_in(0 if self.same_update else len(self.stale) - self._delay)
-
     def _is_updated(self) -> bool:
         """Whether the weights were changed since the last call.
 
@@ -114,10 +111,7 @@ class Local:
         """
         if self._updated is not None:
             return self._updated
-        return self._seen != self._counters() or not self.stale.is_newest()
-
-    def _counters(self) -> list[int]:
-        return [weight._version for weight in self.stale.trained()]
+        return self._seen != self.stale.changes() or not self.stale.is_newest()
 
 
 class Left:
@@ -315,9 +309,13 @@ class StaleWeights:
         """Keep one more version, at first a copy of the oldest."""
         self._kept.appendleft({name: kept.clone() for name, kept in self._kept[0].items()})
 
-    def trained(self) -> list[Tensor]:
-        """The trainable weights of the model, this rank's part of each."""
-        return [local(own.detach()) for own in self._own().values() if own.requires_grad]
+    def changes(self) -> list[int]:
+        """PyTorch's counters of changes to each trainable weight."""
+        found = []
+        for own in self._own().values():
+            if own.requires_grad:
+                found.append(own._version if type(own.data) is Tensor else local(own.detach())._version)
+        return found
 
     def is_newest(self) -> bool:
         """Whether the trainable weights are equal to those of the newest version."""
@@ -340,24 +338,33 @@ class StaleWeights:
     @staticmethod
     def _copy(source: Mapping[str, Tensor], target: State) -> None:
         _follow(target, source)
-        names = list(target)
-        torch._foreach_copy_([local(target[name]) for name in names], [local(source[name].detach()) for name in names])
+        torch._foreach_copy_(_locals(target.values()), _locals(map(source.__getitem__, target)))
 
     def _swap(self, kept: State) -> None:
         own = self._own()
         torch.clear_autocast_cache()  # it holds the weights as they were, in 16 bits
         _follow(kept, own)
-        # A weight that the model uses under two names is swapped once.
-        for mine, old in {id(mine): (mine, kept[name]) for name, mine in own.items()}.values():
-            _swap_storage(mine, old)
+        swapped: set[int] = set()  # a weight that the model uses under two names is swapped once
+        for name, mine in own.items():
+            if id(mine) in swapped:
+                continue
+            swapped.add(id(mine))
+            # A graph built with a weight is valid again once the contents are exchanged back.
+            if type(mine.data) is Tensor:
+                mine.data, kept[name].data = kept[name].data, mine.data
+            else:  # a shard (DTensor) reads from storage that FSDP holds on to, so its bytes have to move
+                _exchange(local(mine), local(kept[name]))
 
     def _own(self) -> State:
         """The model's tensors, looked up each time: a model may replace a buffer.
 
         Under the names that they have without wrappers, such as that of torch.compile.
         """
-        state = innermost(self._model).state_dict(keep_vars=True)
-        return {name: own for name, own in state.items() if isinstance(own, Tensor)}  # not the extra state of a module
+        state: dict[str, Any] = innermost(self._model).state_dict(keep_vars=True)
+        for name in list(state):
+            if not isinstance(state[name], Tensor):  # the extra state of a module
+                del state[name]
+        return state
 
 
 def without_wrappers(version: State, names: set[str]) -> State:
@@ -370,6 +377,14 @@ def without_wrappers(version: State, names: set[str]) -> State:
     return plain
 
 
+def _locals(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """This rank's part of each tensor."""
+    found = []
+    for tensor in tensors:
+        found.append(tensor.detach() if type(tensor.data) is Tensor else local(tensor.detach()))
+    return found
+
+
 def _follow(kept: State, own: Mapping[str, Tensor]) -> None:
     """Move kept weights to the device and dtype of the model, which may have changed since."""
     for name, tensor in kept.items():
@@ -377,14 +392,8 @@ def _follow(kept: State, own: Mapping[str, Tensor]) -> None:
             kept[name] = tensor.to(own[name])
 
 
-def _swap_storage(own: Tensor, old: Tensor) -> None:
-    """Exchange the contents of two tensors; a graph built with `own` is valid again once they are exchanged back."""
-    if type(own.data) is Tensor:
-        own.data, old.data = old.data, own.data
-        return
-    # A sharded parameter (DTensor) reads from storage that FSDP holds on to, so its bytes have to move.
-    with torch.no_grad():
-        mine, theirs = local(own), local(old)
-        kept = mine.clone()
-        mine.copy_(theirs)
-        theirs.copy_(kept)
+@torch.no_grad()
+def _exchange(one: Tensor, other: Tensor) -> None:
+    kept = one.clone()
+    one.copy_(other)
+    other.copy_(kept)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -104,11 +104,11 @@ class Checks:
         if branches:
             check_branches(model, branches)
 
-    def begin(self, settings: Mapping[str, Any], delayed: bool) -> None:
+    def begin(self, settings: Callable[[], Mapping[str, Any]], delayed: bool) -> None:
         """Check the surroundings of a call.
 
         Args:
-            settings: what has to be the same on all ranks.
+            settings: what has to be the same on all ranks, asked for where they are compared.
             delayed: each call counts as a step, because what it generates is used in a later one.
         """
         if not torch.is_grad_enabled():
@@ -302,6 +302,7 @@ class MeanLoss:
         self._seen_twice = False
         self._chunked = chunked
         self._compares = False
+        self.is_due = True  # whether the loss of this step is looked at
         self._first: tuple[Tensor, Any, Any] | None = None  # of the first chunk of a step
         self._steps = 0
 
@@ -309,12 +310,8 @@ class MeanLoss:
         """Forget the chunks of the last step."""
         self._steps += 1
         self._compares = self._chunked and (self._steps <= _COMPARED_STEPS or self._steps & (self._steps - 1) == 0)
+        self.is_due = self._compares or not self._seen_twice
         self._first = None
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the loss of this step is looked at."""
-        return self._compares or not self._seen_twice
 
     @torch.no_grad()
     def look(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:

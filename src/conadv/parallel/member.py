@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from conadv.core.batch import Feed
 from conadv.core.roles import Place, Role
-from conadv.core.step import Losses, Method
+from conadv.core.step import Losses, Method, span
 from conadv.core.twins import StaleWeights
-from conadv.spans import span
 
 from .checksum import TURNS
 from .collectives import World

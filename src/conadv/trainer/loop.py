@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from conadv.core.splitbn import update_running_stats
-from conadv.spans import span
+from conadv.core.step import span
 
 from .build import Job, Policy
 from .evaluation import evaluate_task

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from conadv.atomic import replacing_path
-from conadv.spans import STEP, recording, span
+from conadv.core.step import STEP, recording, span
 
 # The first steps, which also allocate memory and choose kernels, are not recorded.
 _WARMUP = 3
