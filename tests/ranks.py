@@ -210,7 +210,9 @@ class Run:
         return [process.exitcode for process in processes]
 
     def said(self) -> str:
-        return self._output.read_text() if self._output.exists() else ""
+        text = self._output.read_text() if self._output.exists() else ""
+        lines = text.splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("[Gloo] Rank "))  # a greeting of PyTorch 2.8
 
     def complaints(self) -> list[str]:
         return [line for line in self.said().splitlines() if line.startswith("error:")]

@@ -492,7 +492,17 @@ def test_cli_and_config_do_without_torch():
         "conadv.trainer",
         "conadv.trainer.signals",
     ]
-    assert done.stdout.splitlines()[-1] == str(ours)
+    assert done.stdout.splitlines()[-1] == str(sorted(ours))
+
+
+def test_json_is_all_on_standard_output_whatever_a_library_prints():
+    done = start(
+        "import os\nfrom conadv.printing import report\n"
+        "work = lambda: (print('python'), os.write(1, b'library\\n'), {'answer': 42})[-1]\n"
+        "report(work, as_json=True)"
+    )
+    assert done.stdout == '{"answer": 42}\n'
+    assert sorted(done.stderr.splitlines()) == ["library", "python"]
 
 
 @pytest.mark.parametrize("flag", ["--run-dir", "--run"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stdout
 
 from conadv.readable import for_json, readable
 
@@ -21,7 +22,7 @@ _BOXES = range(0x2500, 0x2580)
 
 def report(work: Callable[[], Mapping[str, object]], as_json: bool) -> Mapping[str, object]:
     """Do the work, and print and return its result, which is empty on ranks other than 0."""
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+    with _diverted() if as_json else nullcontext():
         result = work()
     if result and as_json:
         print(json.dumps(for_json(result)))
@@ -30,6 +31,20 @@ def report(work: Callable[[], Mapping[str, object]], as_json: bool) -> Mapping[s
         for key, value in result.items():
             print(f"{key:<{width}}  {readable(key, value)}")
     return result
+
+
+@contextmanager
+def _diverted() -> Iterator[None]:
+    """Send standard output to standard error, also that of libraries in C++: gloo of PyTorch 2.8 greets each rank."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def say(text: str) -> None:
