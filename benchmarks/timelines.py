@@ -13,7 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from alternate import arguments
-from conadv.study.timeline import Timeline, draw_timeline, profile_run, read_timeline
+from conadv.study.timeline import Timeline, draw_timeline, read_timeline
+from layout import train
 
 # Method, its name, layout, ranks, and chunks in a batch: one for each rank that learns from the images.
 STEPS = (
@@ -47,7 +48,7 @@ def _measured(folder: Path, fields: dict[str, object], chunk_size: int) -> Itera
     for method, name, layout, ranks, chunks in STEPS:
         print(f"{name} on {ranks} ranks ...")
         sizes = {"batch_size": chunks * chunk_size, "schedule.warmup_epochs": 0}
-        profile_run(folder / method, method, layout, ranks, {**fields, **sizes})
+        train(folder / method, ranks, method, layout, {**fields, **sizes})
         yield f"{name} on {ranks} ranks, {layout}", read_timeline(folder / method)
 
 

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -23,7 +26,7 @@ import conadv
 from conadv.config import Recipe, load_recipe, override
 from conadv.core.batch import to_pixels
 from conadv.machine import usable_cores
-from conadv.study.timeline import Timeline, draw_steps, profile_run, read_timeline
+from conadv.study.timeline import Timeline, draw_steps, read_timeline
 from conadv.trainer.build_task import build_task
 from conadv.trainer.checkpoint import checkpoints, read_checkpoint
 from conadv.trainer.metrics import read_metrics
@@ -121,9 +124,32 @@ def _speed(out: Path, profile: int) -> dict[str, Timeline]:
         sizes = {"data.name": "synthetic", "data.train_size": 128, "data.image_size": 32, "model": "resnet20"}
         steps = {"chunk_size": 64, "batch_size": 64 * chunks, "profile": profile, "max_steps": profile + 3}
         folder = out / "runs" / f"{name}-2-ranks"
-        profile_run(folder, method, layout, RANKS, {**sizes, **steps, "schedule.warmup_epochs": 0})
+        _train_on_ranks(folder, {"method": method, "layout": layout, **sizes, **steps, "schedule.warmup_epochs": 0})
         found[f"{name}, {layout}"] = read_timeline(folder)
     return found
+
+
+def _train_on_ranks(folder: Path, fields: dict[str, object]) -> None:
+    """Train on two processes of one thread each, with `conadv train`."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    flags = [word for key, value in fields.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    words = [
+        *launcher,
+        "-m",
+        "conadv",
+        "train",
+        "digits",
+        "--quiet",
+        "--threads",
+        "1",
+        "--run-dir",
+        str(folder),
+        *flags,
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{fields['method']} on {RANKS} processes failed:\n{done.stderr}")
 
 
 def _speed_table(timelines: dict[str, Timeline]) -> str:

@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from conadv.toml_file import read_toml
 from conadv.trainer.files import read_text, replace_file
 
-from . import figures, paper
+from . import figures
 from .compare import LEVEL, ROBUST, TOP1, cells, conditions, main_cells
 from .results import Result, number, parse_json, read_origins, read_results
 
@@ -84,8 +84,7 @@ def render(folder: Path, results: list[Result], everyone: pd.DataFrame, with_pap
         further=[picture for picture in (every, *by_setting) if picture is not None and picture is not opening],
         curves=_curve_figures(folder, chosen, table) if known else [],
         rates=_html(rate_table(everyone)),
-        paper={name: _html(one) for name, one in paper.tables().items()} if with_paper else {},
-        paper_source=paper.SOURCE,
+        paper=with_paper,
         failures=failures,
         commits=sorted(everyone.commit.dropna().unique()),
         origin=json.dumps(read_origins(folder), indent=1),

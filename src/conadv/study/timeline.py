@@ -1,21 +1,15 @@
-"""Profile runs, and draw the profile of a step: one row per rank, time from left to right."""
+"""Draw the profile of a step: one row per rank, time from left to right."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from conadv.trainer.files import read_bounded, replace_file
-
-from .results import last_error
-from .study_file import flags
 
 # As spans.py names them, which needs torch.
 PREFIX, STEP = "conadv: ", "step"
@@ -41,20 +35,6 @@ class Span(NamedTuple):
 
 Timeline = dict[int, list[Span]]
 """The spans of each rank."""
-
-
-def profile_run(folder: Path, method: str, layout: str, ranks: int, fields: Mapping[str, object]) -> None:
-    """Train `digits` on some ranks of this machine, with one thread each, and record steps for `conadv timeline`.
-
-    The field `profile` of the recipe, among `fields`, says how many steps to record.
-    """
-    values = {"method": method, "layout": layout, "threads": 1, "checkpoint.every": 1000, **fields}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    words = [*launcher, "-m", "conadv", "train", "digits", "--quiet", "--run-dir", str(folder), *flags(values)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ValueError(f"{method} on {ranks} ranks failed: {last_error(done.stderr)}")
 
 
 def read_timeline(run: Path) -> Timeline:
