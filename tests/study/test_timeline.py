@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tasks
-from conadv import spans
 from conadv.cli import main
+from conadv.core import step as spans
 from conadv.study import timeline
 from conadv.study.timeline import Span, draw_timeline, read_timeline
 from ranks import Pool

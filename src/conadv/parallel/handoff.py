@@ -14,7 +14,7 @@ from torch import Tensor
 
 from conadv.core.batch import Batch
 from conadv.core.roles import Role
-from conadv.spans import span
+from conadv.core.step import span
 
 from .collectives import World
 from .traffic import Message, Traffic

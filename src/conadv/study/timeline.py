@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from conadv.trainer.files import read_bounded, replace_file
 
-# As spans.py names them, which needs torch.
+# As core/step.py names them, which needs torch.
 PREFIX, STEP = "conadv: ", "step"
 COLOURS = {
     "load": "#9aa0a6",
