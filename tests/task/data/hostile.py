@@ -194,24 +194,7 @@ def note(random: Random, file: Path) -> None:
     (folder / "classes.txt").write_bytes(random.choice(content))
 
 
-DAMAGES = (
-    flip,
-    flip,
-    flip,
-    number,
-    number,
-    number,
-    cut,
-    cut,
-    insert,
-    repeat,
-    replace,
-    huge,
-    special,
-    missing,
-    rename,
-    note,
-)
+DAMAGES = (*[flip, number] * 3, *[cut] * 2, insert, repeat, replace, huge, special, missing, rename, note)
 
 
 # The formats, and for each what its author never meant.
@@ -222,24 +205,10 @@ def _arrays(random: Random) -> dict[str, np.ndarray]:
     arrays = {"train_images": images, "train_labels": LABELS, "test_images": images[:3], "test_labels": LABELS[:3]}
     if random.random() < 0.5:
         return arrays
-    odd = (
-        np.zeros((), np.int64),
-        np.zeros((6, 0, 8), np.uint8),
-        np.zeros((0, 9, 8), np.uint8),
-        np.full(6, 2**60),
-        np.full(6, 2**64 - 1, np.uint64),
-        np.full(6, -(2**63)),
-        np.zeros(6, "m8[s]"),
-        np.zeros(6, "S7"),
-        np.zeros(6, [("a", "i4"), ("b", "u1")]),
-        np.array([{}] * 6, object),
-        np.zeros((6,) + (1,) * 20, np.uint8),
-        np.zeros(6, complex),
-        np.zeros(6, bool),
-        np.zeros((6, 9, 8, 3), np.float16),
-        np.asfortranarray(np.stack([IMAGES] * 3, -1)),
-        np.zeros((6, 1, 1, 500), np.uint8),
-    )
+    shapes = ((), (6, 0, 8), (0, 9, 8), (6, 9, 8, 3), (6,) + (1,) * 20, (6, 1, 1, 500))
+    kinds = ("m8[s]", "S7", [("a", "i4"), ("b", "u1")], complex, bool, np.float16)
+    numbers = (np.full(6, 2**60), np.full(6, 2**64 - 1, np.uint64), np.full(6, -(2**63)), np.array([{}] * 6, object))
+    odd = (*(np.zeros(shape, np.uint8) for shape in shapes), *(np.zeros(6, kind) for kind in kinds), *numbers)
     return {**arrays, random.choice(list(arrays)): random.choice(odd)}
 
 
@@ -261,23 +230,9 @@ def npy_header(random: Random) -> bytes:
     """A header of random words, or a dictionary with one value exchanged."""
     shape = tuple(random.choice((*EXTREMES, -1, 2.5, True)) for _ in range(random.randrange(6)))
     descr = random.choice(("|u1", "<i8", "O", "V9999999", "|S1000000000", [("a", "|u1")], 3, None, ">f8", "<U99", "m8"))
-    fields = {
-        "descr": descr,
-        "fortran_order": random.choice((True, False, 7)),
-        "shape": random.choice((shape, 5, None)),
-    }
-    texts = (
-        repr(fields),
-        repr(fields)[: random.randrange(40)],
-        "(" * 3000,
-        "-" * 3000 + "1",
-        "{" + "'a':{" * 300,
-        '"""',
-        "\0",
-        "__import__('os')",
-        "9" * 4000,
-        " " * 60_000,
-    )
+    fields = {"descr": descr, "fortran_order": random.choice((True, False, 7)), "shape": random.choice((shape, 5))}
+    texts = [repr(fields), repr(fields)[: random.randrange(40)], "(" * 3000, "-" * 3000 + "1", "{" + "'a':{" * 300]
+    texts += ['"""', "\0", "__import__('os')", "9" * 4000, " " * 60_000]
     text = random.choice((texts[0], texts[0], *texts)).encode("latin1") + b"\n"
     version = random.choice((1, 1, 2, 3, 9))
     length = random.choice((len(text), len(text), 0, 2**16 - 1, 2**32 - 1))
@@ -316,7 +271,7 @@ def _tar_header(random: Random) -> bytes:
     name = random.choice(
         (b"a.jpg", b"../../etc/passwd.jpg", b"/etc/passwd.jpg", b"b.cls", b"\n\x1b.jpg", b"././@PaxHeader")
     )
-    octal = (
+    sizes = (
         b"%011o\0" % random.choice((0, 5, 512, 8**10, 8**11 - 1)),
         b"-0000000001\0",
         b"99999999999\0",
@@ -324,7 +279,7 @@ def _tar_header(random: Random) -> bytes:
     )
     binary = b"\x80" + random.choice(EXTREMES).to_bytes(11, "big")
     kind = random.choice(b"0\x001234567xgLKSVZ")
-    header = bytearray(name.ljust(100, b"\0") + b"0000644\0" * 3 + random.choice((*octal, binary)) + b"0" * 11 + b"\0")
+    header = bytearray(name.ljust(100, b"\0") + b"0000644\0" * 3 + random.choice((*sizes, binary)) + b"0" * 11 + b"\0")
     header += b" " * 8 + bytes((kind,)) + b"/etc/hostname".ljust(100, b"\0")
     header += random.choice((b"ustar\x0000", b"ustar  \0")) + bytes(247)
     if kind == ord("S"):
@@ -373,18 +328,9 @@ def cifar_pickle(random: Random, path: Path) -> None:
     for _ in range(40):
         deep = [deep, deep]
     rows = np.zeros((4, 3072), np.uint8)
-    tables = (
-        {b"data": rows, b"labels": loop},
-        {b"data": rows, b"labels": [deep] * 4},
-        {b"data": rows, b"labels": [2**60] * 4},
-        {b"data": rows, b"labels": 3},
-        {b"data": rows, b"labels": [2**70] * 4},
-        {b"data": rows[:, :5], b"labels": [0] * 4},
-        {b"data": rows.astype(float), b"labels": [0] * 4},
-        {b"data": [rows], b"labels": [0]},
-        [rows],
-        7,
-    )
+    labels = (loop, [deep] * 4, [2**60] * 4, 3, [2**70] * 4)
+    tables = [{b"data": rows, b"labels": one} for one in labels]
+    tables += [{b"data": one, b"labels": [0] * 4} for one in (rows[:, :5], rows.astype(float), [rows])]
     protocol = random.choice((2, 2, 0, 4, 5))
     raw = (
         b"\x80\x02r\xff\xff\xff\xff.",
@@ -485,23 +431,10 @@ def png_pieces(random: Random, root: Path) -> None:
 
 def write_images(random: Random, root: Path) -> Path:
     """The other formats that are decoded."""
-    form, mode, options = random.choice(
-        (
-            ("GIF", "P", {}),
-            ("WEBP", "RGB", {}),
-            ("WEBP", "RGBA", {"lossless": True}),
-            ("BMP", "RGB", {}),
-            ("BMP", "1", {}),
-            ("PPM", "RGB", {}),
-            ("PPM", "L", {}),
-            ("TIFF", "RGB", {}),
-            ("TIFF", "RGB", {"compression": "tiff_deflate"}),
-            ("TIFF", "RGB", {"compression": "jpeg"}),
-            ("TIFF", "L", {"compression": "tiff_lzw"}),
-            ("TIFF", "1", {"compression": "group4"}),
-            ("TIFF", "I;16", {"compression": "packbits"}),
-        )
-    )
+    plain = ("GIF P", "WEBP RGB", "WEBP RGBA", "BMP RGB", "BMP 1", "PPM RGB", "PPM L", "PNG L", "PNG P", "PNG I;16")
+    tiff = ("RGB tiff_deflate", "RGB jpeg", "L tiff_lzw", "1 group4", "I;16 packbits")
+    form, mode, *packed = random.choice((*plain, *(f"TIFF {kind}" for kind in tiff))).split()
+    options = {"compression": packed[0]} if packed else {}
     samples = [(_encoded_as(mode, form, i, **options), i % 2) for i in range(4)]
     return write_folder(root, samples, samples)
 
@@ -509,19 +442,15 @@ def write_images(random: Random, root: Path) -> Path:
 def write_tree(random: Random, root: Path) -> Path:
     write_folder(root, TRAIN, TEST)
     place = random.choice((root, root / "train", root / "train" / "class0"))
-    match random.randrange(6):
-        case 0:
-            (place / "loop").symlink_to(place)
-        case 1:
-            (place / "deep").joinpath(*"abcdefgh" * 5).mkdir(parents=True)
-        case 2:
-            (place / "line\nbreak\x1b[0m").mkdir()
-        case 3:
-            (place / "dead").symlink_to("nowhere")
-        case 4:
-            (place / "more-train.tar").mkdir()
-        case _:
-            (place / "x.tar").write_bytes(b"PAR1")
+    makers = (
+        lambda: (place / "loop").symlink_to(place),
+        lambda: (place / "deep").joinpath(*"abcdefgh" * 5).mkdir(parents=True),
+        lambda: (place / "line\nbreak\x1b[0m").mkdir(),
+        lambda: (place / "dead").symlink_to("nowhere"),
+        lambda: (place / "more-train.tar").mkdir(),
+        lambda: (place / "x.tar").write_bytes(b"PAR1"),
+    )
+    random.choice(makers)()
     return root
 
 
