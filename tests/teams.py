@@ -56,7 +56,7 @@ def alone(name: str, options: dict[str, Any], leave: int = 0) -> dict[str, Tenso
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         if name == "ConAdv":  # as in a team, no weights of the epoch before generate twins
-            method.twins = method._carried = Local(model, method.delay, method.twin)
+            method.twins = Local(model, method.delay, method.twin)
         for now, ahead in method.feed(loader):
             optimizer.zero_grad()
             method(now, ahead)

@@ -6,8 +6,9 @@
     Recycled    x_t ──► main ─┬► gradients        the same backward pass, one layer further, gives the twin of x_t[k],
                 twin ─► adv  ─┘                   which the next step learns from
 
-A method says which passes a chunk takes. `step.py` runs them, `twins.py` says where twins come from, `splitbn.py` has
-the branches of BatchNorm, and `pgd.py` is the attack.
+A method says which passes a chunk takes: a branch of BatchNorm, images, and their weight in the loss. `step.py` runs
+them, `twins.py` says where twins come from, `splitbn.py` has the branches, and `pgd.py` is the attack. The loop over t
+and the update are the caller's; with several ranks, gradients are summed there.
 """
 
 from __future__ import annotations
@@ -75,12 +76,12 @@ class ConAdv(Method):
             chunks: the part of its images. The loss takes the mean over the twins.
         twin_branch: the BatchNorm branch that twins go through. "adv", as in the paper: they have their own statistics
             and affine parameters. "main": the affine parameters are those of the images; twins are normalized with
-            the statistics of their batch, and the running statistics remain those of the images. The attack then
-            goes through main, too: `PGD(4/255, branch="main")`.
+            the statistics of their batch, and the running statistics remain those of the images. The attack then goes
+            through main, too: `PGD(4/255, branch="main")`.
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
-    __slots__ = ("_adv_weight", "_attack", "_delay", "_share", "twins")
+    __slots__ = ("_adv_weight", "_attack", "_delay", "share")
 
     duties = Role.CLEAN | Role.ADV | Role.ATTACK
 
@@ -99,30 +100,22 @@ class ConAdv(Method):
         if delay < 0:
             raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
         super().__init__(model, loss, common, twin_branch)
-        self._delay, self._share = delay, TwinShare.from_number(twin_share)
+        self._delay, self.share = delay, TwinShare.from_number(twin_share)
         self.adv_weight, self.attack = adv_weight, attack
-        self.take_twins_from(Local(model, delay, self.twin))
+        self.twins: Twins = Local(model, delay, self.twin)
 
     def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
-        """Lines 8 to 11 of Algorithm 1 for one chunk: the gradient of L(θ_t, x_t) + L(θ_t, x̂_t)."""
+        """The first loop of Algorithm 1, for one chunk; `Step` adds the gradients up ("minimize L_B, obtain g_t")."""
         t, role, weight = self._step.t, self._step.place.role, self._adv_weight
         if Role.CLEAN in role and weight < 1:
-            yield from self._step.clean(chunk, 1 - weight)  # L(θ_t, x_t), through the main branch
-        if Role.ADV in role and self._step.has_twin(self._share, t, k):
-            twin = self.twins.take(t, k, chunk)  # x̂_t
-            yield self._step.adversarial(twin, weight, self._share)  # L(θ_t, x̂_t), through the adv branch
+            yield from self._step.clean(chunk, 1 - weight)  # "L(θ_t; x_i, y_i) using main BN"
+        if Role.ADV in role and self._step.has_twin(self.share, t, k):
+            twin = self.twins.take(t, k, chunk)
+            yield self._step.adversarial(twin, weight, self.share)  # "L(θ_t; x̂_i(θ_{t-τ}), y_i) using adv BN"
 
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
-        """Lines 2 to 5: `attack(θ, x_t[k], y_t[k], seed(t, k))`, where θ are the weights that the model has now."""
-        return self._step.attack(self.attack, self._share, t, k, chunk)
-
-    def has_twin(self, t: int, k: int) -> bool:
-        """Whether chunk k of the batch of step t gets twins."""
-        return self._step.has_twin(self._share, t, k)
-
-    def take_twins_from(self, twins: Twins) -> None:
-        """Set where twins come from; by default this process evaluates them when it needs them."""
-        self.twins = self._carried = twins
+        """The second loop ("calculate adv gradient, obtain adv examples"), with the weights that the model has now."""
+        return self._step.attack(self.attack, self.share, t, k, chunk)
 
     @property
     def attack(self) -> Attack:
@@ -145,11 +138,8 @@ class ConAdv(Method):
     def adv_weight(self, adv_weight: float) -> None:
         if not 0 <= adv_weight <= 1:
             raise ValueError(f"adv_weight {adv_weight}: a part of the loss, from 0 to 1")
-        if adv_weight == 1 and (self._step.twin_branch != "main" or float(self._share) != 1):
-            raise ValueError(
-                "adv_weight 1 learns from twins only, so that all images need one, through the evaluated branch: "
-                'twin_branch="main", twin_share=1'
-            )
+        if adv_weight == 1 and (self._step.twin_branch != "main" or float(self.share) != 1):
+            raise ValueError('adv_weight 1 learns from twins only, all of them: twin_branch="main", twin_share=1')
         self._adv_weight = adv_weight
 
     @property
@@ -157,8 +147,8 @@ class ConAdv(Method):
         return self._delay
 
     def _settings(self) -> dict[str, Any]:
-        own = {"method": "ConAdv", "delay": self.delay, "twin_share": float(self._share)}
-        return {**own, "twin_branch": self._step.twin_branch}
+        twins = {"twin_share": float(self.share), "twin_branch": self._step.twin_branch}
+        return {"method": "ConAdv", "delay": self.delay, **twins}
 
     def _shared(self) -> dict[str, Any]:
         return {"adv_weight": self.adv_weight, **described(self.attack)}
@@ -170,9 +160,8 @@ class Recycled(Method):
 
     The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_{t-1})`, where `x̂_{t-1}` was generated with
     the weights of step t - 1; the first step takes the twins of its own batch. The attack is one step from the image
-    itself, through the main branch: `random_start`, `branch` and `statistics` of the attack do not apply. A step is
-    a call: with gradient accumulation, the twins are those of the batch before, and within a group of accumulated
-    batches they were generated with the current weights.
+    itself, through the main branch: `random_start`, `branch` and `statistics` of the attack do not apply. With
+    gradient accumulation a step is a call: the twins are those of the batch before.
 
     Args:
         model: the network, after `split_batchnorm`.
@@ -184,7 +173,7 @@ class Recycled(Method):
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
-    __slots__ = ("_adv_weight", "_attack", "_share", "twins")
+    __slots__ = ("_adv_weight", "_attack", "share")
 
     duties = Role.CLEAN | Role.ADV
     delay = 1
@@ -201,23 +190,23 @@ class Recycled(Method):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(model, loss, common, twin_branch)
-        self._share = TwinShare.from_number(twin_share)
+        self.share = TwinShare.from_number(twin_share)
         self.adv_weight, self.attack = adv_weight, attack
-        self.take_twins_from(Left(model, self.twin))
+        self.twins: Left = Left(model, self.twin)
 
     def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
-        """The gradient of L(θ_t, x_t) + L(θ_t, x̂_{t-1}) for one chunk; it leaves the twin of x_t[k] behind."""
+        """L(θ_t; x_t) through main, L(θ_t; x̂_{t-1}) through adv; the first leaves the twin of x_t[k] behind."""
         t, role = self.step, self._step.place.role
         if k == 0:
-            self.twins.check(self._step.count_twins(self._share))
+            self.twins.check(self._step.count_twins(self.share))
         if Role.CLEAN in role:
             images, *views = self._step.clean(chunk, 1 - self.adv_weight)
-            if self.has_twin(t, k):
+            if self._step.has_twin(self.share, t, k):
                 images = self._leaving_a_twin(images, t, k)
             yield from (images, *views)
-        if Role.ADV in role and self.has_twin(self.twins.source(t), k):
+        if Role.ADV in role and self._step.has_twin(self.share, self.twins.source(t), k):
             twin = self.twins.take(t, k, chunk)
-            yield self._step.adversarial(twin, self.adv_weight, self._share)
+            yield self._step.adversarial(twin, self.adv_weight, self.share)
 
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
         """The twin of x_t[k] from a backward pass of its own, with the weights that the model has now."""
@@ -225,14 +214,6 @@ class Recycled(Method):
         images = self._step.clean(chunk, 1 - self.adv_weight)[0]
         gradient = self._step.image_gradient(images, t, k)
         return self._along(images.batch, self._step.scale(images), t, k, gradient)
-
-    def has_twin(self, t: int, k: int) -> bool:
-        """Whether chunk k of the batch of step t gets twins."""
-        return self._step.has_twin(self._share, t, k)
-
-    def take_twins_from(self, twins: Left) -> None:
-        """Set where twins wait for the next step; by default in memory."""
-        self.twins = self._carried = twins
 
     def _leaving_a_twin(self, images: Pass, t: int, k: int) -> Pass:
         """The same pass; its backward pass also reaches the images, and takes one step of the attack from there."""
@@ -243,7 +224,7 @@ class Recycled(Method):
 
     def _along(self, batch: Batch, scale: float, t: int, k: int, gradient: Tensor) -> Batch:
         """The twins of a chunk from the gradient of its loss, which was a scaled mean; that of an attack is a sum."""
-        chosen = self._step.chosen(self._share, batch, t, k)
+        chosen = self._step.chosen(self.share, batch, t, k)
         gradient = gradient / (scale / len(batch.images))
         some = select(batch, chosen)
         seed = self._step.attack_seed(t, k)
@@ -273,7 +254,7 @@ class Recycled(Method):
         self._adv_weight = adv_weight
 
     def _settings(self) -> dict[str, Any]:
-        return {"method": "Recycled", "twin_share": float(self._share), "twin_branch": self._step.twin_branch}
+        return {"method": "Recycled", "twin_share": float(self.share), "twin_branch": self._step.twin_branch}
 
     def _shared(self) -> dict[str, Any]:
         return {"adv_weight": self.adv_weight, **described(self.attack)}

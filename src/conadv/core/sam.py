@@ -58,7 +58,7 @@ class Sam(Method):
         super().__init__(model, loss, common)
         self.rho = rho
         self._delay = delay
-        self.directions = self._carried = Directions(model, delay)
+        self.directions = self.twins = Directions(model, delay)
 
     def passes(self, k: int, chunk: Batch) -> list[Pass]:
         """The gradient of L(θ_t + ρ·direction, x_t) for one chunk."""

@@ -36,7 +36,7 @@ from .branches import marked, split_layers
 from .roles import ALONE, Place, Role
 from .seeds import Seeds, untouched_randomness
 from .splitbn import closed, pending_statistics, routed, update_running_stats
-from .state import Carried, State, pack, unpack
+from .state import State, pack, unpack
 from .twins import TwinShare
 from .validate import Checks, check_arguments, no_mixed_statistics
 
@@ -430,14 +430,14 @@ class Step:
 class Method(ABC):
     """What a training loop needs from a method. A new one says which passes a chunk takes; `Step` does the rest."""
 
-    __slots__ = ("_carried", "_step")  # setting any other attribute is an error
+    __slots__ = ("_step", "twins")  # setting any other attribute is an error
 
     duties: Role
     """What its ranks do together."""
 
     def __init__(self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None) -> None:
         self._step = Step(model, loss, common, twin_branch)
-        self._carried: Carried | None = None  # from one step to the next
+        self.twins: Any = None  # where twins come from (see `Carried`), or what else is carried from step to step
 
     @abstractmethod
     def passes(self, k: int, chunk: Batch) -> Iterable[Pass]:
@@ -482,7 +482,7 @@ class Method(ABC):
 
     def feed(self, loader: Iterable[Any]) -> Feed:
         """A loader of the pairs that the method is called with; see `Feed`."""
-        reads_ahead = 0 if self._carried is None else self._carried.reads_ahead
+        reads_ahead = 0 if self.twins is None else self.twins.reads_ahead
         return Feed(loader, self._step.chunk_size, reads_ahead, self._begin_epoch)
 
     def state_dict(self, all_ranks: bool = False) -> State:
@@ -494,18 +494,18 @@ class Method(ABC):
             all_ranks: what differs between ranks, such as the twins of `Recycled`, is gathered from all of them; every
                 rank calls it.
         """
-        about, tensors = ({}, {}) if self._carried is None else self._carried.state()
-        own = self._carried is not None and self._carried.per_rank
+        about, tensors = ({}, {}) if self.twins is None else self.twins.state()
+        own = self.twins is not None and self.twins.per_rank
         return pack({**self._identity(), "step": self.step, **about}, tensors, own, all_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        own = self._carried is not None and self._carried.per_rank
+        own = self.twins is not None and self.twins.per_rank
         about, tensors = unpack(state, self._identity(), own)
         self._step.reset()
         self._step.t = about["step"]
-        if self._carried is not None:
-            self._carried.load(about, tensors)
+        if self.twins is not None:
+            self.twins.load(about, tensors)
 
     def join(self, place: Place) -> Step:
         """Take part in the steps of a layout of ranks: this process does what its place says."""
@@ -517,7 +517,7 @@ class Method(ABC):
         self._step.t = step
 
     def _take(self, now: Any, ahead: Any, backward: bool) -> Tensor:
-        step, carried = self._step, self._carried
+        step, carried = self._step, self.twins
         batch = step.batch(now)
         step.begin(batch, self._compared, self.delay > 0)
         if carried is not None:
@@ -530,8 +530,8 @@ class Method(ABC):
 
     def _begin_epoch(self) -> None:
         """A step that failed is forgotten: its batch does not come again."""
-        if self._step.reset() and self._carried is not None:
-            self._carried.reset()
+        if self._step.reset() and self.twins is not None:
+            self.twins.reset()
 
     def _compared(self) -> dict[str, Any]:
         return {**self._settings(), **self._shared()}

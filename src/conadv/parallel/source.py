@@ -79,7 +79,7 @@ class Attacked:
         own = self._step.batch(batch)
         assert own is not None and self._handoff is not None
         for k, chunk in enumerate(self._step.chunks(own)):
-            if self._method.has_twin(number, k):
+            if self._step.has_twin(self._method.share, number, k):
                 self._handoff.put(self._twin(number, k, chunk))
         self._attacked = number + 1
 
@@ -159,7 +159,7 @@ class LeftOnRanks(Left):
         twins = [
             self._method.twin(number, k, chunk)
             for k, chunk in enumerate(self._step.chunks(own))
-            if self._method.has_twin(number, k)
+            if self._step.has_twin(self._method.share, number, k)
         ]
         self._primed = True
         if self._handoff is None:
@@ -213,11 +213,11 @@ def source_of(
     """Set where the twins of a method come from on this rank; None if it has none."""
     if isinstance(method, ConAdv):
         attacked = Attacked(method, step, handoff, stale, ahead)
-        method.take_twins_from(attacked)
+        method.twins = attacked
         return attacked
     if isinstance(method, Recycled):
         left = LeftOnRanks(method, step, handoff)
-        method.take_twins_from(left)
+        method.twins = left
         return left
     return Uphill(method, step) if isinstance(method, Sam) else None
 
