@@ -36,7 +36,7 @@ def test_header_teaches(name):
 
 def test_the_cells_of_the_study_on_record_still_mean_what_was_run():
     """Its base is a built-in recipe, so that neither that recipe nor a default may change in silence."""
-    record = Path(__file__).parents[1] / "docs" / "results" / "cifar10-500" / "results.jsonl"
+    record = Path(__file__).parents[1] / "studies" / "earlier" / "cifar10-500" / "results.jsonl"
     cells = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
     assert len(cells) == 82
     for cell in cells:
