@@ -1,6 +1,7 @@
 """Is the robust accuracy of a run real? Another library, AutoAttack, a black box, and radii that no network withstands.
 
-    python studies/robust/checks.py RUN [--images 1000] [--autoattack]
+    conadv export runs/robust/runs/CELL CELL.safetensors
+    python studies/robust/checks.py CELL CELL.safetensors [--images 1000] [--autoattack]
 
 If gradients were masked, PGD would be too weak: accuracy would stay above 0 at large radii, or the black box would
 beat it.
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -18,25 +18,24 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from conadv.config import recipe_of_run
+from conadv.config import load_recipe
 from conadv.task.data import evaluation_batches
 from conadv.task.robust import count_robust
 from conadv.trainer.adversary import AutoAttack, robust_attack
 from conadv.trainer.build_task import Task, build_task
 from conadv.trainer.evaluation import sampled
-from conadv.trainer.trained import export
 
+HERE = Path(__file__).parent
 RADII = (0, 2, 4, 8, 16, 32, 64, 128)  # of 255
 EPSILON, STEPS, RESTARTS = 8 / 255, 20, 2
 
 
-def load(run: Path) -> Task:
-    """Build the network and the data of a run, with its trained weights."""
-    task = build_task(recipe_of_run(run), torch.device("cpu"))
-    with tempfile.TemporaryDirectory() as folder:
-        export(run, Path(folder) / "model.safetensors")
-        weights = safetensors.torch.load_file(Path(folder) / "model.safetensors")
-    loaded = task.model.load_state_dict(weights, strict=False)  # the branch of the twins is not exported
+def load(cell: str, weights: Path) -> Task:
+    """Build the network and the data of a finished cell, and load the weights that `conadv export` wrote."""
+    rows = [json.loads(line) for line in (HERE / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    (overrides,) = (row["overrides"] for row in rows if row["cell"] == cell)
+    task = build_task(load_recipe("robust", overrides), torch.device("cpu"))
+    loaded = task.model.load_state_dict(safetensors.torch.load_file(weights), strict=False)
     assert not loaded.unexpected_keys
     task.model.eval()
     return task
@@ -76,12 +75,13 @@ class Square:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
+    parser.add_argument("cell", help="its name in results.jsonl")
+    parser.add_argument("weights", type=Path)
     parser.add_argument("--images", type=int, default=1000, help="test images, a fixed sample")
     parser.add_argument("--autoattack", action="store_true", help="also AutoAttack, which takes half an hour")
     given = parser.parse_args()
     torch.manual_seed(0)
-    task = load(given.run)
+    task = load(given.cell, given.weights)
     chosen = sampled(len(task.data.test), given.images).tolist()
     batches = [(batch[0], batch[1]) for batch in evaluation_batches(task.data.test, 250, task.augment.fit, 0, chosen)]
 
@@ -89,7 +89,7 @@ def main() -> None:
         robust, count = count_robust(task.model, batches, attack, restarts=restarts)  # type: ignore[arg-type]
         return round(100 * robust / count, 2)
 
-    found: dict[str, object] = {"run": given.run.name, "images": len(chosen)}
+    found: dict[str, object] = {"cell": given.cell, "images": len(chosen)}
     found["pgd_by_radius"] = {radius: top1(robust_attack(radius / 255, STEPS)) for radius in RADII}
     found["pgd"] = top1(robust_attack(EPSILON, STEPS), RESTARTS)
     found["foolbox"] = round(foolbox_top1(task.model, batches), 2)
