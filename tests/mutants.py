@@ -45,13 +45,9 @@ COSTLY = {
     "core/test_launches.py": [],
     "core/test_splitbn_checkpointing.py": [],
     "core/test_splitbn_compile.py": [],
-    "core/test_splitbn_kinds.py": [
-        "core/batchnorm/branches.py",
-        "core/batchnorm/splitbn.py",
-        "core/batchnorm/tally.py",
-    ],
-    "core/test_wrappers.py": ["core/wrappers.py"],
-    "core/test_methods_ddp.py": ["core/ddp.py"],
+    "core/test_splitbn_kinds.py": ["core/branches.py", "core/splitbn.py"],
+    "core/test_wrappers.py": [],
+    "core/test_methods_ddp.py": [],
     "parallel/test_rehearsal.py": [],
     "parallel/test_team.py": [
         "parallel/member.py",
