@@ -32,6 +32,15 @@ def test_runs_and_learns(name, tmp_path):
     assert (tmp_path / "model.pt").exists()
 
 
+def test_runs_and_learns_with_a_pool(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, str(EXAMPLES / "pool_loop.py")]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[2]) > 85
+    assert (tmp_path / "model.pt").exists()
+
+
 def test_runs_and_learns_on_three_ranks(pool, tmp_path):
     said, *others = pool.run(3, tasks.run_script, str(EXAMPLES / "roles_loop.py"), str(tmp_path))
     assert others == ["", ""]

@@ -20,6 +20,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "peers": {"wrappers"},
     "memory": set(),
     "core": {"wrappers", "peers"},
+    "pool": {"core", "wrappers"},
+    "ray": {"core", "pool", "wrappers"},
     "optim": set(),
     "readable": set(),
     "setting": set(),

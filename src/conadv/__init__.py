@@ -80,6 +80,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ray":  # an extra, so that it is no public name of the package itself
+        return import_module(".ray", __name__)
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f".{home}", __name__), name)

@@ -24,7 +24,7 @@ from .attack import Attack, Loss, check_attack
 from .batch import Batch, select
 from .roles import Role
 from .step import Common, Method, Pass
-from .twins import Left, Local, Twins, TwinShare
+from .twins import Elsewhere, Left, Local, Twins, TwinShare
 from .validate import described
 
 
@@ -78,6 +78,7 @@ class ConAdv(Method):
             and affine parameters. "main": the affine parameters are those of the images; twins are normalized with
             the statistics of their batch, and the running statistics remain those of the images. The attack then goes
             through main, too: `PGD(4/255, branch="main")`.
+        twins: who generates twins ahead, such as `conadv.ray.Pool`; None: this process, when it needs them.
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
@@ -95,6 +96,7 @@ class ConAdv(Method):
         adv_weight: float = 0.5,
         twin_share: float | str = 1,
         twin_branch: str = "adv",
+        twins: Elsewhere | None = None,
         **common: Unpack[Common],
     ) -> None:
         if delay < 0:
@@ -102,7 +104,8 @@ class ConAdv(Method):
         super().__init__(model, loss, common, twin_branch)
         self._delay, self.share = delay, TwinShare.from_number(twin_share)
         self.adv_weight, self.attack = adv_weight, attack
-        self.twins: Twins = Local(model, delay, self.twin)
+        local = Local(model, delay, self.twin)
+        self.twins: Twins = local if twins is None else twins.over(self, local)
 
     def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
         """The first loop of Algorithm 1, for one chunk; `Step` adds the gradients up ("minimize L_B, obtain g_t")."""

@@ -38,7 +38,7 @@ from .seeds import Seeds, untouched_randomness
 from .splitbn import closed, pending_statistics, routed, update_running_stats
 from .state import State, pack, unpack
 from .twins import TwinShare
-from .validate import Checks, check_arguments, no_mixed_statistics
+from .validate import Checks, check_arguments, check_keywords, no_mixed_statistics
 
 # The parts of a step, in the order of the timeline.
 SPANS = ("load", "attack", "clean pass", "adversarial pass", "hand-off", "gradient sum", "update")
@@ -121,6 +121,7 @@ class Step:
 
     def __init__(self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None) -> None:
         self.chunk_size, self.seed = common.get("chunk_size"), common.get("seed")
+        check_keywords(common, Common.__annotations__)
         check_arguments(model, loss, self.chunk_size, twin_branch)
         self.model, self.loss, self.twin_branch = model, loss, twin_branch
         self.seeds = Seeds(self.seed)

@@ -43,6 +43,13 @@ class Twins(Carried, Protocol):
         """The twin of chunk k of the batch of step t."""
 
 
+class Elsewhere(Protocol):
+    """Others that generate twins ahead, such as `conadv.ray.Pool`."""
+
+    def over(self, method: Any, local: Local) -> Twins:
+        """A source of their twins for a method; `local` evaluates those that do not come."""
+
+
 class Local:
     """This process evaluates a twin when it is needed, with the weights of `delay` updates ago.
 

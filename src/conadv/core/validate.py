@@ -62,6 +62,14 @@ def check_arguments(model: Any, loss: Any, chunk_size: int | None, twin_branch: 
         )
 
 
+def check_keywords(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments that a method would not read."""
+    if "twins" in given:
+        raise ValueError("twins= is for ConAdv: recycled and sam take theirs from the last step, and cannot use a pool")
+    if unknown := given.keys() - known.keys():
+        raise TypeError(f"unknown argument {min(unknown)!r}: a method also takes {', '.join(known)}")
+
+
 def check_branches(model: nn.Module, branches: Sequence[str]) -> None:
     """Refuse a model that would silently mix the statistics of clean and adversarial images."""
     which = "" if tuple(branches) == ("main", "adv") else f", branches={branches}"

@@ -1,0 +1,359 @@
+"""What a pool does when attackers are lost, late or new, with attackers in this process: no Ray, no waiting."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import warnings
+from itertools import count
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import conadv
+from conadv.pool import Attacker, Lost, Pooled, pack
+
+
+class FakeCrew:
+    """Attackers that answer some polls later, or never; everything that they are sent is pickled."""
+
+    def __init__(self, attackers: int, seed: int = 0, slowness: float = 0.0, make_model=None) -> None:
+        self.numbers, self.random, self.slowness = count(), random.Random(seed), slowness
+        self.attackers, self.queue, self.lost = {}, {}, set()
+        self.submitted, self.kept, self.make_model = [], [], make_model or network
+        for _ in range(attackers):
+            self.add()
+
+    def add(self) -> None:
+        self.attackers[next(self.numbers)] = Attacker(self.make_model)
+
+    def kill(self) -> None:
+        if alive := [number for number in self.attackers if number not in self.lost]:
+            self.lost.add(self.random.choice(alive))
+
+    def put(self, value):
+        self.kept.append(pickle.dumps(value))
+        return len(self.kept) - 1
+
+    def ready(self):
+        return list(self.attackers)
+
+    def expected(self):
+        return len(self.attackers)
+
+    def submit(self, attacker, work, version, weights, t, k, piece):
+        ticket = object()
+        self.queue[ticket] = attacker, (work, version, weights, t, k, pickle.dumps(piece))
+        self.submitted.append((t, k))
+        return ticket
+
+    def wait(self, tickets, seconds):
+        if seconds > 0 and self.slowness < 1:  # whoever waits long enough gets an answer
+            return list(tickets)[:1]
+        return [ticket for ticket in tickets if self.random.random() >= self.slowness]
+
+    def answer(self, ticket):
+        attacker, (work, version, weights, t, k, piece) = self.queue.pop(ticket)
+        if attacker in self.lost:
+            raise Lost("killed")
+        loaded = [pickle.loads(self.kept[number]) for number in (work, weights)]
+        return self.attackers[attacker].twin(loaded[0], version, loaded[1], t, k, pickle.loads(piece))
+
+    def cancel(self, ticket):
+        pass
+
+    def dismiss(self, attacker):
+        del self.attackers[attacker]
+
+
+class FakePool:
+    def __init__(self, crew: FakeCrew, wait: float = 1.0, lost_after: float = 60.0) -> None:
+        self.crew, self.wait, self.lost_after = crew, wait, lost_after
+
+    def over(self, method, local):
+        self.pooled = Pooled(method, local, self.crew, self.wait, self.lost_after)
+        return self.pooled
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return conadv.split_batchnorm(plain_network())
+
+
+def plain_network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(256, 5)
+    )
+
+
+def batches(number: int, as_bytes: bool = False):
+    made = torch.Generator().manual_seed(5)
+    images = [torch.randint(256, (8, 3, 8, 8), generator=made, dtype=torch.uint8) for _ in range(number)]
+    labels = [torch.randint(5, (8,), generator=made) for _ in range(number)]
+    return [(some if as_bytes else some.float() / 255, own) for some, own in zip(images, labels, strict=True)]
+
+
+def train(twins=None, steps=10, each=lambda t, pool, method: None, model=None, data=None, attack=None, **settings):
+    """The weights after some steps, and the counts of all of them."""
+    model = network() if model is None else model
+    settings = {"chunk_size": 2, "seed": 3, "delay": 1, **settings}
+    method = conadv.ConAdv(model, F.cross_entropy, attack or conadv.PGD(8 / 255), twins=twins, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    counts = []
+    for t, (now, ahead) in enumerate(method.feed(data or batches(steps))):
+        each(t, twins, method)
+        optimizer.zero_grad()
+        method(now, ahead)
+        optimizer.step()
+        if twins is not None:
+            counts.append(dict(twins.pooled.counts))
+    return model.state_dict(), method.state_dict(), counts
+
+
+def total(counts, name):
+    return sum(step.get(name, 0) for step in counts)
+
+
+def assert_equal(one, other):
+    for mine, theirs in zip(one[:2], other[:2], strict=True):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3])
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_twins_come_from_attackers_and_nothing_changes(delay, chunk_size):
+    alone = train(delay=delay, chunk_size=chunk_size)
+    pooled = train(FakePool(FakeCrew(2)), delay=delay, chunk_size=chunk_size)
+    assert_equal(pooled, alone)
+    chunks = 1 if chunk_size is None else 4
+    assert total(pooled[2], "pool") == (10 - delay) * chunks  # the first batches of an epoch were not seen ahead
+    assert total(pooled[2], "here") == delay * chunks
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_late_and_new_attackers_change_nothing(seed):
+    chance = random.Random(seed)
+    delay, crew = 1 + seed % 3, FakeCrew(2, seed, slowness=0.6)
+
+    def each(t, pool, method):
+        if chance.random() < 0.4:
+            pool.crew.kill()
+        if chance.random() < 0.4:
+            pool.crew.add()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pooled = train(FakePool(crew, wait=chance.choice([0.0, 0.01])), 20, each, delay=delay)
+    assert_equal(pooled, train(steps=20, delay=delay))
+    assert total(pooled[2], "pool") > 0
+    assert total(pooled[2], "pool") + total(pooled[2], "here") == 80
+
+
+def test_chunks_of_a_killed_attacker_go_to_another():
+    crew = FakeCrew(2)
+    with pytest.warns(UserWarning, match="an attacker was lost"):
+        pooled = train(FakePool(crew), each=lambda t, pool, method: pool.crew.kill() if t == 4 else None)
+    assert len(crew.submitted) > len(set(crew.submitted))
+    assert total(pooled[2], "here") == 4
+    assert_equal(pooled, train())
+
+
+def test_without_attackers_the_run_goes_on_alone_and_says_so_once():
+    crew = FakeCrew(1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pooled = train(FakePool(crew), each=lambda t, pool, method: pool.crew.kill() if t == 4 else None)
+    assert [str(each.message).split(":")[0] for each in told] == [
+        "an attacker was lost (killed)",
+        "no attacker is left",
+    ]
+    assert_equal(pooled, train())
+
+
+def test_one_that_never_answers_gets_nothing_more_and_is_dismissed():
+    crew = FakeCrew(1, slowness=1.0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pooled = train(FakePool(crew, wait=0.0, lost_after=0.0))
+    assert "no answer for 0 s" in str(told[0].message)
+    assert len(told) == 2
+    assert not crew.attackers
+    assert total(pooled[2], "pool") == 0
+    assert_equal(pooled, train())
+
+
+def test_at_most_delay_steps_are_in_flight():
+    flights = []
+    train(
+        FakePool(FakeCrew(3, slowness=0.9), wait=0.0),
+        20,
+        lambda t, pool, method: flights.append({job.t for job in pool.pooled._jobs.values()}),
+        delay=2,
+    )
+    assert all(steps <= {t, t + 1} for t, steps in enumerate(flights))
+    assert any(flights)
+
+
+def test_twins_of_bytes_come_back_as_bytes(monkeypatch):
+    sizes = []
+    received = Pooled._received
+    monkeypatch.setattr(
+        Pooled, "_received", lambda self, answer, *rest: sizes.append(len(answer.data)) or received(self, answer, *rest)
+    )
+    settings = {"data": batches(10, as_bytes=True), "attack": conadv.PGD(4 / 255, random_start=0.0)}
+    assert_equal(train(FakePool(FakeCrew(1)), **settings), train(**settings))
+    assert set(sizes) == {2 * 3 * 8 * 8}
+
+
+def test_memory_format_survives():
+    data = [(images.to(memory_format=torch.channels_last), labels) for images, labels in batches(6)]
+    model = network().to(memory_format=torch.channels_last)
+    (back,) = pack([data[0][0]]).unpack()
+    assert back.stride() == data[0][0].stride() and torch.equal(back, data[0][0])
+    pooled = train(FakePool(FakeCrew(1)), model=model, data=data)
+    assert total(pooled[2], "pool") == 20
+    assert_equal(pooled, train(model=network().to(memory_format=torch.channels_last), data=data))
+
+
+def accumulate(twins=None, calls=12, every=2):
+    model = network()
+    method = conadv.ConAdv(model, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3, twins=twins)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    used = 0
+    for t, (now, ahead) in enumerate(method.feed(batches(calls))):
+        method(now, ahead)
+        used += 0 if twins is None else twins.pooled.counts["pool"]
+        if t % every == every - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.state_dict(), method.state_dict(), used
+
+
+def test_gradient_accumulation_takes_only_twins_of_the_right_weights():
+    pooled = accumulate(FakePool(FakeCrew(1)))
+    assert_equal(pooled, accumulate())
+    assert pooled[2] == 5 * 4  # the first call of each update but the first
+
+
+def test_a_new_attack_is_not_answered_by_twins_of_the_old_one():
+    def each(t, pool, method):
+        if t == 5:
+            method.attack = conadv.PGD(16 / 255)
+
+    pooled = train(FakePool(FakeCrew(1)), each=each)
+    assert_equal(pooled, train(each=each))
+    assert [step.get("here", 0) for step in pooled[2]] == [4, 0, 0, 0, 0, 4, 0, 0, 0, 0]
+
+
+def test_layers_frozen_in_the_middle_are_frozen_at_attackers_too():
+    def each(t, pool, method):
+        if t == 5:
+            method._step.model[1].eval()
+
+    pooled = train(FakePool(FakeCrew(1)), each=each)
+    assert_equal(pooled, train(each=each))
+    assert total(pooled[2], "here") == 8
+
+
+def test_another_batch_than_the_one_seen_ahead_is_noticed():
+    model = network()
+    twins = FakePool(FakeCrew(1))
+    method = conadv.ConAdv(model, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3, twins=twins)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = batches(6)
+    for first in (0, 3):  # leaves the loop early: the batch that was seen ahead does not come
+        for number, (now, ahead) in enumerate(method.feed(data[first:])):
+            optimizer.zero_grad()
+            method(now, ahead)
+            optimizer.step()
+            if number == 1:
+                break
+    assert twins.pooled.counts == {"pool": 4}
+    other = network()
+    method = conadv.ConAdv(other, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3)
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    for number in (0, 1, 3, 4):
+        optimizer.zero_grad()
+        method(data[number])
+        optimizer.step()
+    assert all(torch.equal(mine, other.state_dict()[name]) for name, mine in model.state_dict().items())
+
+
+def test_a_model_that_changes_its_buffers_is_attacked_here():
+    def spectral():
+        torch.manual_seed(1)
+        model = plain_network()
+        model[5] = nn.utils.parametrizations.spectral_norm(model[5])
+        return conadv.split_batchnorm(model)
+
+    with pytest.warns(UserWarning, match="changes its buffers"):
+        pooled = train(FakePool(FakeCrew(1, make_model=spectral)), model=spectral())
+    assert total(pooled[2], "pool") == 0
+    assert_equal(pooled, train(model=spectral()))
+
+
+def test_resumes_bitwise_with_and_without_attackers():
+    whole = train()[0]
+    data = batches(10)
+    model = network()
+    first = conadv.ConAdv(
+        model, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3, twins=FakePool(FakeCrew(1))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    steps(first, optimizer, data[:4])
+    second = conadv.ConAdv(model, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3)
+    second.load_state_dict(first.state_dict())
+    steps(second, optimizer, data[4:7])
+    third = conadv.ConAdv(
+        model, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3, twins=FakePool(FakeCrew(1))
+    )
+    third.load_state_dict(second.state_dict())
+    steps(third, optimizer, data[7:])
+    assert all(torch.equal(mine, model.state_dict()[name]) for name, mine in whole.items())
+
+
+def steps(method, optimizer, data):
+    for now, ahead in method.feed(data):
+        optimizer.zero_grad()
+        method(now, ahead)
+        optimizer.step()
+
+
+def test_attackers_split_a_plain_model():
+    def make_model():
+        torch.manual_seed(1)
+        return plain_network()
+
+    pooled = train(FakePool(FakeCrew(1, make_model=make_model)))
+    assert total(pooled[2], "pool") == 36
+    assert_equal(pooled, train())
+
+
+def test_another_model_is_refused():
+    def make_model():
+        return conadv.split_batchnorm(nn.Sequential(*plain_network()[:-1], nn.Linear(256, 6)))
+
+    with pytest.raises(ValueError, match=r"make_model makes another model than the method has .*5\.bias"):
+        train(FakePool(FakeCrew(1, make_model=make_model)))
+
+
+def test_what_cannot_use_a_pool_says_so():
+    model, attack, pool = network(), conadv.PGD(8 / 255), FakePool(FakeCrew(0))
+    with pytest.raises(ValueError, match="a pool needs delay 1 or more"):
+        conadv.ConAdv(model, F.cross_entropy, attack, delay=0, twins=pool)
+    with pytest.raises(ValueError, match="cannot use a pool"):
+        conadv.Recycled(model, F.cross_entropy, attack, twins=pool)
+    with pytest.raises(ValueError, match="cannot use a pool"):
+        conadv.Sam(model, F.cross_entropy, delay=1, twins=pool)
+    with pytest.raises(TypeError, match="unknown argument 'chunksize'"):
+        conadv.Vanilla(model, F.cross_entropy, chunksize=2)
+
+
+def test_autocast_share_and_half_of_the_images():
+    for settings in ({"autocast": torch.bfloat16}, {"twin_share": "1/2"}, {"twin_share": "1/2", "chunk_size": None}):
+        pooled = train(FakePool(FakeCrew(2)), **settings)
+        assert total(pooled[2], "pool") > 0
+        assert_equal(pooled, train(**settings))
