@@ -87,9 +87,9 @@ class Tracked(NamedTuple):
 def move(all_tracked: Sequence[Tracked]) -> None:
     """Update running statistics with the mean over the pending passes, without waiting for the device."""
     groups: dict[tuple[torch.device, torch.dtype, int], list[Tracked]] = {}
-    times: defaultdict[int, int] = defaultdict(int)  # tensors that two layers share are updated once for each of them
+    times: dict[int, int] = {}  # tensors that two layers share are updated once for each of them
     for tracked in all_tracked:
-        turn = max(times[id(tracked.mean)], times[id(tracked.batches)])
+        turn = max(times.get(id(tracked.mean), 0), times.get(id(tracked.batches), 0))
         times[id(tracked.mean)] = times[id(tracked.batches)] = turn + 1
         groups.setdefault((tracked.pending.device, tracked.pending.dtype, turn), []).append(tracked)
     for group in groups.values():
