@@ -60,9 +60,17 @@ def write(folder: Path, text: str | bytes) -> Path:
 # --- what a recipe holds ---
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, 100), ({"batch_size": 50}, 0), ({"batch_size": 50, "chunk_size": 25}, 25), ({"batch_size": 200}, 100)],
+)
+def test_a_recipe_keeps_its_chunk_size_unless_it_does_not_divide_another_batch(changes, expected):
+    assert load_recipe("digits", {"data.train_size": 200, **changes}).chunk_size == expected
+
+
 def test_defaults_are_the_papers_for_photographs():
     recipe = Recipe()
-    assert (recipe.method, recipe.delay, recipe.epochs, recipe.chunk_size) == ("conadv", 1, 90, 64)
+    assert (recipe.method, recipe.delay, recipe.epochs, recipe.chunk_size) == ("conadv", 1, 90, 0)
     assert (recipe.attack.epsilon, recipe.attack.random_start, recipe.label_smoothing) == (4 / 255, 0.8, 0.1)
     assert (recipe.optimizer.name, recipe.optimizer.momentum, recipe.optimizer.weight_decay) == ("lars", 0.9, 5e-4)
     assert (recipe.schedule.decay, recipe.schedule.power) == ("poly", 2)

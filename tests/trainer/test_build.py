@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +15,12 @@ from PIL import Image
 
 import tiny
 from conadv import cli
-from conadv.config import Data, Recipe, load_recipe
+from conadv.config import Data, Recipe, load_recipe, recipe_of_run
 from conadv.core.branches import split_layers
 from conadv.core.roles import Role
 from conadv.task.data import open_data
 from conadv.trainer import build_task
-from conadv.trainer.build import Job, build_policy, check_fit, method_of
+from conadv.trainer.build import Job, build_policy, check_fit, method_of, with_chunk_size
 from conadv.trainer.build_task import resolved
 
 
@@ -149,3 +151,49 @@ def test_only_a_third_view_has_a_branch_of_its_own(views: str, branches: tuple[s
 def test_a_checkpoint_is_saved_after_so_many_steps_or_after_each_epoch(every: int, steps: int) -> None:
     stream: Any = SimpleNamespace(steps_per_epoch=7)
     assert build_policy(tiny.recipe(checkpoint__every=every), stream, torch.device("cpu")).save_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("batch", "ranks", "changes", "expected"),
+    [
+        (32, 1, {}, 32),
+        (50, 1, {}, 50),
+        (90, 1, {}, 45),
+        (97, 1, {}, 1),
+        (128, 1, {}, 64),
+        (1000, 1, {}, 50),
+        (256, 8, {}, 32),
+        (90, 2, {}, 45),
+        (64, 5, {"layout": "2 clean | 2 adv | attack"}, 32),
+        (64, 3, {"layout": "auto"}, 64),
+        (64, 1, {"twin_share": "1/4"}, 16),
+        (64, 1, {"data.copies": 2}, 32),
+    ],
+)
+def test_the_chunk_size_is_the_largest_that_batch_and_layout_can_share(batch, ranks, changes, expected):
+    recipe = load_recipe("digits", {"batch_size": batch, "chunk_size": 0, "data.train_size": 1000, **changes})
+    chosen = with_chunk_size(recipe, ranks)
+    assert chosen == replace(recipe, chunk_size=expected)
+    check_fit(chosen, ranks)
+
+
+def test_a_chunk_size_that_was_given_stays():
+    recipe = load_recipe("digits", {"batch_size": 96, "chunk_size": 4})
+    assert with_chunk_size(recipe, 1) is recipe
+
+
+def test_ranks_that_cannot_share_the_batch_are_refused():
+    recipe = load_recipe("digits", {"batch_size": 50})
+    with pytest.raises(ValueError, match=r"no chunk size fits; with 1 image per chunk: 50 chunks .* by 4 lanes"):
+        with_chunk_size(recipe, 4)
+
+
+def test_a_run_shows_the_chunk_size_and_keeps_it_when_resumed(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    words = ["train", "--batch-size", "90", "--width", "4", "--threads", "1", "--max-steps", "1", "--run-dir", run]
+    assert cli.main(words) == 0
+    assert "90 images on 1 rank" in (told := capsys.readouterr().err) and "chunks of 45\n" in told
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["chunk_size"] == 45
+    assert recipe_of_run(run).chunk_size == 45
+    assert cli.main(["train", "--resume", run, "--max-steps", "2", "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["chunk_size"] == 45

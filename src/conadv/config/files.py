@@ -241,10 +241,13 @@ def _is_text(value: object) -> TypeGuard[str | list[str]]:
 
 
 def _combine(values: dict[str, Value], changes: dict[str, Value]) -> dict[str, Value]:
-    """Apply changes to values. Settings of a method or data set that is replaced are dropped."""
+    """Apply changes to values. Settings of a method, batch or data set that is replaced are dropped."""
     gone: set[str] = set()
+    batch_size, chunk_size = changes.get("batch_size"), values.get("chunk_size")
+    if isinstance(batch_size, int) and isinstance(chunk_size, int) and chunk_size and batch_size % chunk_size:
+        gone = {"chunk_size"}
     if changes.get("method", values.get("method", "conadv")) != values.get("method", "conadv"):
-        gone = {"delay"}
+        gone |= {"delay"}
     own_data = values.get("data.path") is not None
     if changes.get("data.path") is not None and not own_data:
         gone |= {"data.name", "data.train_size"}

@@ -219,8 +219,9 @@ class Recipe:
     as fast as in vanilla. With sgd or lars."""
     batch_size: Count = 256
     """Images per step, over all ranks."""
-    chunk_size: Count = 64
-    """Images that share BatchNorm statistics and are processed together; must divide the batch size. Paper: 64."""
+    chunk_size: Whole = 0
+    """Images that share BatchNorm statistics and are processed together; must divide the batch size. Paper: 64. 0: the
+    largest divisor, up to 64, of a lane's part of the batch that its ranks can share."""
     epochs: Annotated[int, within(1, 1e6)] = 90
     """Passes over the training images."""
     max_steps: Count | None = None
@@ -289,7 +290,7 @@ class Recipe:
                 f"method {self.method} means delay {own_delay}, not {self.delay}: "
                 "drop --delay, or choose --method conadv"
             )
-        if self.batch_size % self.chunk_size:
+        if self.chunk_size and self.batch_size % self.chunk_size:
             raise ValueError(
                 f"a batch of {self.batch_size} images is not a whole number of chunks of {self.chunk_size}: "
                 "change --batch-size or --chunk-size"
@@ -299,7 +300,7 @@ class Recipe:
                 f"a batch of {self.batch_size} is larger than the {self.data.train_size} training images: "
                 "lower --batch-size or raise --data.train-size"
             )
-        if self.batch_size // self.chunk_size % self.data.copies:
+        if self.chunk_size and self.batch_size // self.chunk_size % self.data.copies:
             raise ValueError(
                 f"{self.batch_size // self.chunk_size} chunks per batch cannot hold {self.data.copies} copies of each "
                 "image: change --batch-size, --chunk-size or --data.copies"

@@ -33,6 +33,8 @@ from .ema import Ema
 from .memory import check_copies
 from .protocol import Protocol
 
+_LARGEST_CHUNK = 64  # images, as in the paper; a recipe may have more
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -112,6 +114,21 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
     share = TwinShare.from_number(recipe.twin_share)
     layout.check_twins(chunks, share.of if Role.ADV in layout.duties else 1)
     return layout
+
+
+def with_chunk_size(recipe: Recipe, world_size: int) -> Recipe:
+    """Choose the chunk size if a recipe leaves it open: the largest, up to 64 images, that fits batch and layout."""
+    if recipe.chunk_size:
+        return recipe
+    problem = ""
+    for size in range(min(_LARGEST_CHUNK, recipe.batch_size), 0, -1):
+        try:
+            chosen = replace(recipe, chunk_size=size)
+            check_fit(chosen, world_size)
+            return chosen
+        except ValueError as error:
+            problem = str(error)
+    raise ValueError(f"no chunk size fits; with 1 image per chunk: {problem}")
 
 
 def method_of(recipe: Recipe) -> MethodInfo:

@@ -38,7 +38,10 @@ def preview(values: Mapping[str, Any], passes: Mapping[Role, int], job: Job, sta
         f"{len(task.data.train.classes):,} classes; {len(task.data.test):,} to test"
     )
     yield f"method  {values['method']}{twins}{delay}; {values['optimizer.name']}, peak rate {values['optimizer.lr']:g}"
-    yield f"run     {steps} of {stream.batch_size:,} images on {ranks} ({job.layout}), {_device(task.device)}"
+    yield (
+        f"run     {steps} of {stream.batch_size:,} images on {ranks} ({job.layout}), {_device(task.device)}, "
+        f"chunks of {stream.chunk_size}"
+    )
     yield f"time    about {duration((job.stop - start) * _step_seconds(values, passes, job))} without evaluations"
 
 

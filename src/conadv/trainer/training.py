@@ -22,7 +22,7 @@ from conadv.sinks import SINKS, check_sinks
 from conadv.task.data import Stream
 
 from .best import BestWeights
-from .build import Job, build_job, build_policy, build_stream, check_fit, method_of
+from .build import Job, build_job, build_policy, build_stream, check_fit, method_of, with_chunk_size
 from .build_task import Task, build_task, final_test, open_task_data, resolved
 from .checkpoint import Checkpoint
 from .compiling import compiler_errors
@@ -64,6 +64,7 @@ def train(
         owns_process: Whether signals may end the process; False in a notebook.
     """
     check_sinks(recipe.log or ())
+    recipe = with_chunk_size(recipe, world_size())
     layout = check_fit(recipe, world_size())
     agreed = (AgreedError, Interrupted, NotFiniteError, DriftError)
     with (
