@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .core.twins import Local
 
 _LOOPBACK = "127.0.0.1"
+_STARTS = 5  # attackers in a row that could not start, after which no more are tried
 # Ray's switch for machines that must not be reached from others. It is read when ray is imported, and without it
 # ray.init turns 127.0.0.1 into the host's address and listens on every interface.
 _ONE_MACHINE = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -127,6 +128,7 @@ class RayCrew:
         self._make_model, self._replaces = make_model, replaces
         self._kind: Any = ray.remote(Attacker).options(max_restarts=0, max_task_retries=0, **options)
         self._numbers = count()
+        self._failed_starts = 0
         self._starting: dict[Any, int] = {}  # by the ticket that says that one has started
         self._actors: dict[int, Any] = {}
 
@@ -143,9 +145,13 @@ class RayCrew:
             number = self._starting.pop(ticket)
             try:
                 self.answer(ticket)
+                self._failed_starts = 0
             except Lost as lost:
-                del self._actors[number]  # not replaced: another one would fail alike
+                del self._actors[number]
+                self._failed_starts += 1
                 warnings.warn(f"an attacker could not start: {lost}", stacklevel=2)
+                if self._replaces and self._failed_starts < _STARTS:  # its node may have been lost
+                    self.add(1)
         return [number for number in self._actors if number not in self._starting.values()]
 
     def expected(self) -> int:
@@ -201,6 +207,7 @@ def _imported(address: str | None) -> Any:
     before = os.environ.get(name)
     if address is None:
         os.environ[name] = value
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # only this user's processes can connect, such as other ranks
     try:
         import ray
     except ImportError as error:
@@ -222,7 +229,8 @@ def _connect(ray: Any, address: str | None) -> None:
     quiet: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
     rank, size = rank_and_size()
     if address is None and rank == 0:
-        ray.init(include_dashboard=False, _node_ip_address=_LOOPBACK, **quiet)
+        # "local": without it, Ray would join whatever cluster was last started on this machine.
+        ray.init("local", include_dashboard=False, _node_ip_address=_LOOPBACK, **quiet)
     if address is None and size > 1:
         address = _from_first_rank(ray.get_runtime_context().gcs_address if rank == 0 else "")
     if not ray.is_initialized():
