@@ -431,7 +431,9 @@ def test_the_command_that_the_help_of_train_shows_is_accepted(commands):
     assert cli.main(shlex.split(line)) == 0
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["eval", "--help"], ["export", "--help"], ["recipes", "--help"]])
+@pytest.mark.parametrize(
+    "words", [[], ["--help"], ["eval", "--help"], ["export", "--help"], ["recipes", "--help"], ["predict", "--help"]]
+)
 def test_every_command_has_help(words, commands, capsys):
     assert cli.main(words) == 0
     assert capsys.readouterr().out.startswith("Usage: conadv")

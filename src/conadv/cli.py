@@ -176,6 +176,27 @@ def export(
     report_result(lambda: trained.export(run, out, raw), json)
 
 
+def predict(
+    source: Annotated[Path, Parameter(help="The folder of a run, or a file that conadv export wrote.")],
+    /,
+    *images: Annotated[Path, Parameter(help="Image files, and folders of them.")],
+    top: Annotated[str, option("Classes per image, the most likely ones first.", "N", "5")] = "5",
+    model: Annotated[str | None, option("The model of the run, if it is your own package.module:callable.")] = None,
+    json: Json = False,
+) -> None:
+    """Print the most likely classes of images, with their probabilities."""
+    count = replace(config.settings()["batch_size"], key="top").parse(top)
+    assert isinstance(count, int)
+    from conadv.trainer import trained
+
+    if json:
+        report_result(lambda: trained.predict(source, images, count, model), as_json=True)
+        return
+    for path, classes in trained.predict(source, images, count, model).items():
+        shares = (f"{one['class']} {100 * one['probability']:.1f} %" for one in classes)
+        print(" ".join(f"{path}  {', '.join(shares)}".splitlines()))
+
+
 def inspect_data(
     path: Annotated[Path, Parameter(help="The folder or file of a data set.")],
     /,
@@ -219,7 +240,8 @@ def _app() -> App:
     app.command(with_fields(train, defaults), sort_key=0)
     app.command(with_fields(evaluate, dict.fromkeys(_EVAL_FIELDS, "that of the run")), name="eval", sort_key=1)
     app.command(export, sort_key=2)
-    app.command(recipes, sort_key=3)
+    app.command(predict, sort_key=3)
+    app.command(recipes, sort_key=4)
     data = App(name="data", help="Inspect data sets.", sort_key=4)
     data.command(inspect_data, name="inspect")
     app.command(data)

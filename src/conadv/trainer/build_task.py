@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from conadv.config import Recipe
 from conadv.core.attack import Attack, Loss
 from conadv.core.branches import split_layers
-from conadv.core.catalog import ATTACKS, METHODS, is_built_in
+from conadv.core.catalog import ATTACKS, METHODS, is_built_in, is_callable
 from conadv.core.pgd import PGD
 from conadv.core.roles import Role
 from conadv.core.seeds import untouched_randomness
@@ -30,7 +31,7 @@ from .compiling import compile_model
 from .memory import check_model
 
 # Mean and standard deviation of ImageNet, for color images; others stay in [0, 1].
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_IMAGENET: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 # Images above this height and width, in pixels, are photographs: their network downsamples first.
 _SMALL = 64
 _WATCH_STEPS = 10  # of PGD on held-out images: it runs during training
@@ -191,8 +192,7 @@ def open_task_data(recipe: Recipe, share: Share | None = None) -> DataSet:
 def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int, device: torch.device) -> nn.Module:
     """Build the network with its branches, in the memory format that is fastest for convolutions."""
     classes, shape = len(data.train.classes), augment.shape(data.train)
-    normalization = _IMAGENET if shape[0] == 3 else {}
-    build = partial(build_model, recipe.model, classes, shape[0], recipe.width, **normalization)
+    build = partial(build_model, recipe.model, classes, shape[0], recipe.width, **normalization(recipe, shape[0]))
     if is_built_in(recipe.model):
         check_model(build, shape, images, _BYTES[recipe.precision])
     model = build()
@@ -202,6 +202,30 @@ def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int, de
     model = _with_branches(model, (*views, *adv))
     model.to(DTYPES[recipe.precision])
     return fastest_memory(model, device)
+
+
+def normalization(recipe: Recipe, channels: int) -> dict[str, tuple[float, ...]]:
+    """Return the mean and standard deviation that the network normalizes images with; empty: it takes them as is."""
+    return _IMAGENET if channels == 3 and not is_callable(recipe.model) else {}
+
+
+def network_facts(recipe: Recipe, task: Task) -> dict[str, Any]:
+    """Return what a prediction needs besides the weights.
+
+    Args:
+        recipe: The recipe, with "auto" resolved.
+        task: What it trains.
+    """
+    shape = task.augment.shape(task.data.train)
+    return {
+        "method": recipe.method,
+        "model": recipe.model,
+        "width": recipe.width,
+        "classes": list(task.data.train.classes),
+        "input": list(shape),
+        "zoom": task.augment.fit.zoom,
+        **normalization(recipe, shape[0]),
+    }
 
 
 def _with_branches(model: nn.Module, branches: tuple[str, ...]) -> nn.Module:

@@ -23,8 +23,8 @@ from .files import flush_folder, read_bounded, write_flushed, writing
 
 _TENSORS, _ABOUT = "state.safetensors", "checkpoint.json"
 _FORMAT = 1
-# Ours have a few thousand bytes.
-_LARGEST_ABOUT = 2**20
+# Ours have a few thousand bytes, and the names of up to 100,000 classes.
+_LARGEST_ABOUT = 2**25
 
 
 class Checkpoint(NamedTuple):

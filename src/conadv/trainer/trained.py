@@ -1,11 +1,14 @@
-"""Evaluate and export a trained run."""
+"""Evaluate and export a trained run, and predict with it."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from torch import Tensor
 
 from conadv import bf16
 from conadv.config import RESUMABLE, Recipe, added_values, check_run_folder, flatten
@@ -23,6 +26,7 @@ from .evaluation import evaluate_task
 from .files import replace_file
 from .folder import resume_command
 from .kernels import kernels
+from .predict import NETWORK, Predictions, find_images, predict_files, read_export, rebuild
 from .progress import tell
 from .resume import Expected, find_checkpoint
 from .state import average_weights, fill_state, load_model
@@ -59,16 +63,34 @@ def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
         out: The safetensors file to write.
         raw: Write the weights themselves, even if the run has a moving average of them.
     """
-    check_run_folder(folder)
-    checkpoint = newest_whole(folder / "checkpoints", tell, _check_plain)
-    source = "model" if raw or not average_weights(checkpoint.tensors) else "ema"
-    tensors = {name: checkpoint.tensors[f"{source}.{name}"] for name in checkpoint.about["plain"]}
+    checkpoint, kind, tensors = _plain_weights(folder, raw)
+    network = checkpoint.about.get("network")
     try:
-        replace_file(out, safetensors.torch.save(tensors))
+        replace_file(out, safetensors.torch.save(tensors, {NETWORK: json.dumps(network)} if network else None))
     except OSError as error:
         raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
-    kind = "moving average" if source == "ema" else "raw"
     return {"file": str(out), "weights": kind, "tensors": len(tensors), "step": checkpoint.about["step"]}
+
+
+def predict(source: Path, images: Sequence[Path], top: int, model: str | None = None) -> Predictions:
+    """Predict the classes of image files.
+
+    Args:
+        source: The folder of a run, whose newest checkpoint is used, or a file that `export` wrote.
+        images: Image files, and folders of them.
+        top: How many classes to return per image, the most likely ones first.
+        model: The model, if it is a callable: code is never imported because a file names it.
+
+    Returns:
+        The most likely classes of each image, by its path.
+    """
+    if source.is_dir():
+        checkpoint, _, tensors = _plain_weights(source)
+        facts = checkpoint.about.get("network")
+    else:
+        facts, tensors = read_export(source)
+    network = rebuild(source, facts, tensors, model, own_device())
+    return predict_files(network, find_images(images), top)
 
 
 def expected(recipe: Recipe, task: Task) -> Expected:
@@ -101,6 +123,15 @@ def _trained(recipe: Recipe, folder: Path) -> tuple[Task, Checkpoint, Ema]:
     ema = Ema(task.model, recipe.ema)
     ema.load(average_weights(checkpoint.tensors))
     return task, checkpoint, ema
+
+
+def _plain_weights(folder: Path, raw: bool = False) -> tuple[Checkpoint, str, dict[str, Tensor]]:
+    """Return the newest checkpoint of a run, the kind of weights that is exported, and these for the plain model."""
+    check_run_folder(folder)
+    checkpoint = newest_whole(folder / "checkpoints", tell, _check_plain)
+    source = "model" if raw or not average_weights(checkpoint.tensors) else "ema"
+    tensors = {name: checkpoint.tensors[f"{source}.{name}"] for name in checkpoint.about["plain"]}
+    return checkpoint, "moving average" if source == "ema" else "raw", tensors
 
 
 def _check_plain(checkpoint: Checkpoint) -> None:

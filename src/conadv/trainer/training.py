@@ -23,7 +23,7 @@ from conadv.task.data import Stream
 
 from .best import BestWeights
 from .build import Job, build_job, build_policy, build_stream, check_fit, method_of, with_chunk_size
-from .build_task import Task, build_task, final_test, open_task_data, resolved
+from .build_task import Task, build_task, final_test, network_facts, open_task_data, resolved
 from .checkpoint import Checkpoint
 from .compiling import compiler_errors
 from .evaluation import evaluate_task
@@ -43,6 +43,8 @@ from .trained import expected, facts
 
 # Flags that may differ between machines. The content of the data is compared separately.
 _MACHINE_FLAGS = ("threads", "data.path", "data.workers")
+# Errors that all ranks raise together.
+_AGREED = (AgreedError, Interrupted, NotFiniteError, DriftError)
 
 
 def train(
@@ -66,13 +68,12 @@ def train(
     check_sinks(recipe.log or ())
     recipe = with_chunk_size(recipe, world_size())
     layout = check_fit(recipe, world_size())
-    agreed = (AgreedError, Interrupted, NotFiniteError, DriftError)
     with (
         listening(owns_process) as request,
         following_launcher(request),
         joined(recipe.timeout) as world,
         _run_folder(recipe, folder, resume, world) as place,
-        watched(world, layout, agreed, place.close) as end_all,
+        watched(world, layout, _AGREED, place.close) as end_all,
         compiler_errors(),
     ):
         to_resume = f"to resume: {resume_command(place.path, recipe.model, recipe.data.path)}"
@@ -204,6 +205,7 @@ def _recording(
         "recipe": flatten(recipe),
         "versions": versions(),
         "plain": list(plain_state_dict(job.task.model)),
+        "network": network_facts(resolved(recipe, job.task.data), job.task),
     }
     with (
         ProgressBar(progress.step, job.stop, quiet) as bar,
