@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tiny
+from conadv.config import load_recipe
 from conadv.parallel.collectives import World
 from conadv.task.augment import augmentation
 from conadv.trainer import evaluation
@@ -137,3 +138,12 @@ def test_ranks_share_the_chunks_of_twins_and_their_counts_add_up(looked_at, monk
     assert len(set(whole)) == 1000
     assert sum(part[1] for part in sums[1:]) == sums[0][1] == 1000
     assert all(len(part) % 40 == 0 for part in parts)
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(5, False), (6, True)])
+def test_top5_is_measured_with_more_than_5_classes(classes, expected):
+    fields = {"data.name": "synthetic", "data.classes": classes, "data.channels": 1, "data.image_size": 8}
+    recipe = load_recipe("digits", {**tiny.FIELDS, **fields})
+    task = build_task(recipe, torch.device("cpu"))
+    metrics = evaluate_task(task, World(0, 1, torch.device("cpu")), Ema(task.model, 0))
+    assert ("test_top5" in metrics) == expected

@@ -50,3 +50,10 @@ def test_the_preview_changes_no_number(tmp_path):
         assert main(["train", "digits", *FLAGS, *words, "--run", str(folder)]) == 0
         states.append(sorted((folder / "checkpoints").glob("step-*/state.safetensors"))[-1].read_bytes())
     assert states[0] == states[1]
+
+
+def test_parameters_are_counted_without_adversarial_branches(tmp_path, capsys):
+    expected = sum(parameter.numel() for parameter in tiny.net(10, 1).parameters())
+    for method in ("conadv", "vanilla"):
+        assert main(["train", "digits", *FLAGS, "--method", method, "--run", str(tmp_path / method)]) == 0
+        assert f"tiny:net, {expected:,} parameters\n" in capsys.readouterr().err

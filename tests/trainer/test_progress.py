@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import tiny
+from conadv import cli
 from conadv.trainer import progress
 from conadv.trainer.progress import ProgressBar
 
@@ -71,3 +73,21 @@ def test_a_line_is_in_the_file_at_once(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as stream:
         ProgressBar(0, 2, quiet=False, stream=stream).say("a line")
         assert (tmp_path / "log").read_text() == "a line\n"
+
+
+def test_an_evaluation_is_printed_when_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressBar(0, 4, quiet=False) as bar:
+        bar.log(0, {"loss": 2.5, "lr": 0.1})
+        bar.log(1, {"loss": 1.25, "lr": 0.1, "test_top1": 87.5, "train_top1": 90.0, "gap": 2.5})
+    assert capsys.readouterr().err == "step 2/4  test_top1 87.50 %, train_top1 90.00 %\n"
+    with ProgressBar(0, 4, quiet=True) as bar:
+        bar.log(1, {"loss": 1.25, "lr": 0.1, "test_top1": 87.5})
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_prints_every_evaluation_but_the_last_which_is_its_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", *tiny.words(eval_every=1), "--run-dir", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().err
+    assert [line.split()[1] for line in told.splitlines() if "test_top1" in line] == ["2/6", "4/6"]

@@ -258,7 +258,7 @@ class Recipe:
     """Steps to profile after the first few: one Chrome trace per rank in RUN/traces, which Perfetto, TensorBoard and
     conadv timeline read. 0: none."""
     eval_every: Whole = 0
-    """Epochs between evaluations. 0: only at the end."""
+    """Epochs between evaluations, whose accuracy is printed and logged. 0: only at the end."""
     eval_train: Literal["sample", "all"] = "sample"
     """Training images to evaluate on: a fixed sample, as large as the test set, or all of them."""
     eval_robust: Whole = 0

@@ -122,8 +122,9 @@ def evaluate_task(task: Task, world: World, ema: Ema, robust: RobustTest | None 
         metrics = {"test_top1": test.top1}
         if ema:
             metrics["raw_test_top1"] = evaluate_source(task, world, task.data.test).top1
+    if len(task.data.test.classes) > 5:  # otherwise it is 100 %
+        metrics["test_top5"] = test.top5
     metrics |= {
-        "test_top5": test.top5,
         "train_top1": train.top1,
         "gap": train.top1 - test.top1,
         "test_loss": test.loss,

@@ -11,6 +11,7 @@ import torch
 
 from conadv.core.roles import Role
 from conadv.core.seeds import untouched_randomness
+from conadv.core.splitbn import plain_state_dict
 from conadv.readable import duration, readable
 
 from .build import Job
@@ -27,7 +28,8 @@ def preview(values: Mapping[str, Any], passes: Mapping[Role, int], job: Job, sta
     """
     task, stream, world = job.task, job.stream, job.world
     channels, height, width = task.augment.shape(task.data.train)
-    parameters = sum(parameter.numel() for parameter in task.model.parameters())
+    plain = plain_state_dict(task.model)
+    parameters = sum(parameter.numel() for name, parameter in task.model.named_parameters() if name in plain)
     twins = f", epsilon {readable('epsilon', values['attack.epsilon'])}" if Role.ADV in passes else ""
     delay = f", delay {values['delay']}" if values["delay"] else ""
     steps = f"steps {start + 1:,} to {job.stop:,}" if start else f"{job.stop:,} steps"

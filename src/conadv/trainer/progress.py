@@ -66,10 +66,12 @@ class ProgressBar:
         self.close()
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Show a training step; `step` counts from 0."""
+        """Show a training step, which counts from 0, and print the accuracy if the step was evaluated."""
         done = step + 1
         text = f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.4g}{self._time_left(done)}"
         self.show(done, text, f"step {done}/{self._stop}", last=done == self._stop)
+        if accuracies := [f"{name} {value:.2f} %" for name, value in metrics.items() if name.endswith("_top1")]:
+            self.say(f"step {done}/{self._stop}  {', '.join(accuracies)}")
 
     def close(self) -> None:
         """Stop the bar, as at the end of a `with` block."""
