@@ -63,3 +63,9 @@ def test_every_byte_becomes_its_fraction(dtype: torch.dtype) -> None:
 def test_floats_stay_as_they_are() -> None:
     images = torch.tensor([-2.5, 0.3, 7.0], dtype=torch.float64)
     assert torch.equal(to_pixels(images, torch.device("cpu"), torch.float32), images)
+
+
+def test_more_chunks_than_a_batch_says_it_has_are_refused() -> None:
+    batch = Chunked(1, [Batch(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2)])
+    with pytest.raises(ValueError, match="more than the 1 chunks"):
+        list(cut(batch, 2))

@@ -85,7 +85,9 @@ def test_nothing_but_a_new_epoch_or_a_state_makes_it_usable_again(name: str, pas
     take_step(method, model, 0)
     fail(method, model, passes)
     for _ in range(2):
-        with pytest.raises(ValueError, match="the step before failed in the middle: load a state"):
+        with pytest.raises(
+            ValueError, match="the step before failed in the middle: clear the gradients, and load a state"
+        ):
             take_step(method, model, 1)
     assert method.step == 1
 

@@ -305,3 +305,11 @@ def test_no_warning_without_other_ranks() -> None:
         method = Vanilla(split_batchnorm(small_cnn()), F.cross_entropy)
         for batch in small_batches(3):
             method(batch)
+
+
+def test_a_mistake_that_was_refused_is_refused_again() -> None:
+    """Also in a second try of the same loop, as in a notebook."""
+    method = Vanilla(small_cnn(), lambda x, y: F.cross_entropy(x, y, reduction="sum"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the mean over the images"):
+            method(*next(iter(method.feed(small_batches(1)))))

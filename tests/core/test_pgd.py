@@ -384,3 +384,15 @@ def test_a_quarter_of_the_range_may_be_overshot(low: float, high: float) -> None
 def test_one_step_of_whole_255ths_is_exact_as_bytes(size: float, exact: bool) -> None:
     """Such twins cross between ranks in a quarter of the bytes."""
     assert PGD(size, random_start=0).exact_as_bytes(from_images=False) == exact
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_random_starts_of_16_bit_images_are_finite_and_in_the_ball(norm: Norm, dtype: torch.dtype) -> None:
+    images = torch.zeros(16, 3, 32, 32, dtype=dtype)
+    starts = PGD(0.25, norm=norm, random_start=1.0, low=None, high=None)._start(images, 3)
+    assert starts.dtype == dtype
+    assert bool(starts.isfinite().all()) and not torch.equal(starts, images)
+    moved = starts.double().flatten(1)
+    length = moved.abs().amax(1) if norm == "linf" else moved.norm(dim=1)
+    assert float(length.max()) <= 0.25 * 1.02  # the rounding of 16 bits

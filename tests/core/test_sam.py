@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv import Sam
+from conadv import Sam, split_batchnorm
 from settings import small_batches, small_cnn
 
 
@@ -60,3 +60,10 @@ def test_the_stale_form_begins_again_if_other_weights_are_trained() -> None:
 def test_a_length_above_0_is_needed(rho: float) -> None:
     with pytest.raises(ValueError, match="a length above 0, such as"):
         Sam(small_cnn(), F.cross_entropy, rho=rho)
+
+
+@pytest.mark.parametrize(("delay", "kept"), [(0, 0), (1, 4)])
+def test_directions_are_kept_only_where_the_next_step_takes_them(delay: int, kept: int) -> None:
+    method = Sam(split_batchnorm(small_cnn(), ("main",)), F.cross_entropy, delay=delay, chunk_size=2)
+    method(small_batches(1)[0])
+    assert len(method.directions._now) == kept

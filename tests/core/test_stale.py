@@ -64,3 +64,24 @@ def test_the_extra_state_of_a_module_is_no_weight() -> None:
     stale = StaleWeights(Counting(2, 2), 1)
     assert list(stale.versions()[0]) == ["weight", "bias"]
     stale.keep()
+
+
+def test_a_model_that_has_changed_is_refused_and_keeps_its_weights() -> None:
+    model = small_cnn(norm=lambda channels: nn.Identity())
+    method = ConAdv(model, F.cross_entropy, PGD(8 / 255, random_start=0))
+    method(small_batches(1)[0])
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    before = model[0].weight.clone()
+    model.add_module("more", nn.Linear(5, 5).double())
+    with pytest.raises(ValueError, match="other tensors than when the method was made"):
+        method(small_batches(1)[0])
+    assert torch.equal(model[0].weight, before)
+
+
+def test_a_state_before_the_first_step_has_the_weights_of_then() -> None:
+    """As after loading pretrained weights into a model whose method was made before."""
+    model = small_cnn(norm=lambda channels: nn.Identity())
+    method = ConAdv(model, F.cross_entropy, PGD(8 / 255, random_start=0))
+    nn.init.normal_(model[0].weight)
+    assert torch.equal(method.state_dict()["stale.0.0.weight"], model[0].weight)

@@ -114,7 +114,6 @@ def test_the_cost_of_a_duty_counts_the_steps_of_the_attack() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"method": "recycled"}, "recycled takes its gradient from there"),
         ({"twin_branch": "adv"}, "add --twin-branch main"),
         ({"twin_share": "1/2"}, "drop --twin-share"),
     ],

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from conadv.core.catalog import ATTACKS, METHODS
+from conadv.core.roles import Role
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.setting import (
     BelowOne,
@@ -307,7 +308,7 @@ class Recipe:
             )
         if self.data.mixup or self.data.cutmix:
             self._check_mixing()
-        if self.adv_weight == 1 and METHODS[self.method].maker is not None:
+        if self.adv_weight == 1 and METHODS[self.method].maker == Role.ATTACK:  # recycled says itself that it cannot
             self._check_twins_only()
         warmup = self.schedule.warmup_epochs
         if not isinstance(warmup, str) and warmup > self.epochs:
@@ -317,11 +318,6 @@ class Recipe:
             )
 
     def _check_twins_only(self) -> None:
-        if self.method == "recycled":
-            raise ValueError(
-                "adv_weight 1 has no clean pass, and recycled takes its gradient from there: "
-                "lower --adv-weight, or choose --method conadv"
-            )
         if self.adv_until != 1:
             raise ValueError("adv_weight 1 learns from twins only, and adv_until ends that: drop one of them")
         if self.twin_branch != "main" or self.twin_share != 1:

@@ -6,9 +6,8 @@
     Recycled    x_t ──► main ─┬► gradients        the same backward pass, one layer further, gives the twin of x_t[k],
                 twin ─► adv  ─┘                   which the next step learns from
 
-A method says which passes a chunk takes: a branch of BatchNorm, images, and their weight in the loss. `step.py` runs
-them, `twins.py` says where twins come from, `splitbn.py` has the branches, and `pgd.py` is the attack. The loop over t
-and the update are the caller's; with several ranks, gradients are summed there.
+A method says which passes a chunk takes: branch of BatchNorm, images, weight in the loss. `step.py` runs them,
+`twins.py` says where twins come from, `pgd.py` is the attack. The loop over t and the update are the caller's.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class ConAdv(Method):
 
     The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_t)`, where `x̂_t` was generated with the
     weights of step t - delay (the first ones: with the initial weights). delay 1 is the paper's ConAdv, delay 0 is
-    DisAdv. A step is an update of the weights: with gradient accumulation, all calls between two updates take the
-    same stale weights.
+    DisAdv. `delay` counts updates: with gradient accumulation, calls between two updates take the same stale weights.
 
     Args:
         model: the network, after `split_batchnorm`.
@@ -113,11 +111,11 @@ class ConAdv(Method):
         if Role.CLEAN in role and weight < 1:
             yield from self._step.clean(chunk, 1 - weight)  # "L(θ_t; x_i, y_i) using main BN"
         if Role.ADV in role and self._step.has_twin(self.share, t, k):
-            twin = self.twins.take(t, k, chunk)
+            twin = self.twins.take(t, k, chunk)  # x̂(θ_{t-τ})
             yield self._step.adversarial(twin, weight, self.share)  # "L(θ_t; x̂_i(θ_{t-τ}), y_i) using adv BN"
 
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
-        """The second loop ("calculate adv gradient, obtain adv examples"), with the weights that the model has now."""
+        """The second loop ("obtain adv examples"). `twins` decides when: `Local` calls it with θ_{t-τ} in the model."""
         return self._step.attack(self.attack, self.share, t, k, chunk)
 
     @property
@@ -150,8 +148,8 @@ class ConAdv(Method):
         return self._delay
 
     def _settings(self) -> dict[str, Any]:
-        twins = {"twin_share": float(self.share), "twin_branch": self._step.twin_branch}
-        return {"method": "ConAdv", "delay": self.delay, **twins}
+        own = {"method": "ConAdv", "delay": self.delay, "twin_share": float(self.share)}
+        return own | {"twin_branch": self._step.twin_branch}
 
     def _shared(self) -> dict[str, Any]:
         return {"adv_weight": self.adv_weight, **described(self.attack)}
@@ -163,8 +161,7 @@ class Recycled(Method):
 
     The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_{t-1})`, where `x̂_{t-1}` was generated with
     the weights of step t - 1; the first step takes the twins of its own batch. The attack is one step from the image
-    itself, through the main branch: `random_start`, `branch` and `statistics` of the attack do not apply. With
-    gradient accumulation a step is a call: the twins are those of the batch before.
+    through the main branch (its `random_start`, `branch` and `statistics` do not apply). Each call counts as a step.
 
     Args:
         model: the network, after `split_batchnorm`.

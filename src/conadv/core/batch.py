@@ -155,6 +155,8 @@ def _counted(batch: Chunked) -> Iterator[Any]:
     came = 0
     for chunk in batch.chunks:
         came += 1
+        if came > batch.count:
+            raise ValueError(f"more than the {batch.count} chunks that the batch says it has: set count to all of them")
         yield chunk
     if came < batch.count:
         raise ValueError(f"{came} of {batch.count} chunks came: a chunked batch can be iterated only once")

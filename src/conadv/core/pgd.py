@@ -235,7 +235,7 @@ class PGD:
     def _start(self, images: Tensor, seed: int) -> Tensor:
         if self.random_start == 0 or self.epsilon == 0:
             return images
-        noise = self._noise_in_ball(images, mix(seed, _START)) / _per_channel(self.std, 1.0, images)
+        noise = self._noise_in_ball(images, mix(seed, _START)).to(images.dtype) / _per_channel(self.std, 1.0, images)
         moved = uniform((len(images), *[1] * (images.dim() - 1)), mix(seed, _MOVED), images) < self.random_start
         return self._project(images, torch.where(moved, images + noise, images))
 

@@ -15,7 +15,7 @@ from typing import Any, Unpack, final
 import torch
 from torch import Tensor, nn
 
-from conadv.wrappers import unwrap
+from conadv.wrappers import is_sharded, unwrap
 
 from .attack import Loss, copied_buffers, unsplit_modules, without_trace
 from .batch import Batch
@@ -55,6 +55,8 @@ class Sam(Method):
             raise ValueError(f"rho {rho}: a length above 0, such as 0.05")
         if delay not in (0, 1):
             raise ValueError(f"delay {delay}: sam takes 0, or 1 for its stale form")
+        if is_sharded(model):
+            raise ValueError("sam moves whole weights: use DistributedDataParallel instead of FSDP2")
         super().__init__(model, loss, common)
         self.rho = rho
         self._delay = delay
@@ -144,7 +146,8 @@ class Directions:
 
     def take(self, k: int, own: Direction) -> Direction:
         """The direction that a chunk takes; its own is kept for the next step."""
-        self._now.append(own)
+        if self._delay:
+            self._now.append(own)
         return self._before.popleft() if self._count else own
 
     def check(self, count: int) -> None:

@@ -18,7 +18,7 @@ _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
-# What a random number of a method is for, so that different purposes have different seeds; share.py has the next one.
+# What a random number of a method is for, so that different purposes have different seeds; twins.py has the next one.
 _ATTACK, _FORWARD = 1, 2
 _BRANCH_NUMBER = {"main": 0, "aug": 1, "adv": 2}
 
@@ -78,14 +78,17 @@ def centered(shape: Sequence[int], seed: int, like: Tensor) -> Tensor:
 
 
 def uniform(shape: Sequence[int], seed: int, like: Tensor) -> Tensor:
-    """Random numbers evenly spread over (0, 1), in steps of 2**-16, on the device and in the dtype of `like`."""
-    return centered(shape, seed, like).add_(1).mul_(0.5)
+    """Random numbers evenly spread over (0, 1), in steps of 2**-16, on the device of `like`.
+
+    In its dtype, or in float32 where that has 16 bits: there, the smallest and the largest would be 0 and 1.
+    """
+    return centered(shape, seed, _wide(like)).add_(1).mul_(0.5)
 
 
 def normal(shape: Sequence[int], seed: int, like: Tensor) -> Tensor:
-    """Normally distributed numbers (Box-Muller), on the device and in the dtype of `like`."""
+    """Normally distributed numbers (Box-Muller), on the device of `like` and in the dtype of `uniform`."""
     radius = uniform(shape, mix(seed, 1), like).log_().mul_(-2).sqrt_()
-    return radius.mul_(centered(shape, mix(seed, 2), like).mul_(math.pi).cos_())
+    return radius.mul_(centered(shape, mix(seed, 2), _wide(like)).mul_(math.pi).cos_())
 
 
 @contextmanager
@@ -100,6 +103,11 @@ def untouched_randomness(device: torch.device, seed: int | None = None) -> Itera
                 with torch.cuda.device(device):
                     torch.cuda.manual_seed(seed)
         yield
+
+
+def _wide(like: Tensor) -> Tensor:
+    """An empty tensor of at least 32 bits, on the device of `like`."""
+    return like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
 
 
 def _signed(number: int) -> int:

@@ -262,12 +262,12 @@ def _check_branch(layer: SplitLayer, branch: str, batch_statistics: bool | None,
 
 def _allow_shared(model: nn.Module, kinds: Sequence[type[nn.Module]]) -> None:
     """Let layers of these classes, and their children, share statistics between all images."""
-    for kind in kinds:
-        found = [module for module in model.modules() if isinstance(module, kind)]
-        if not found:
+    found = {kind: [module for module in model.modules() if isinstance(module, kind)] for kind in kinds}
+    for kind, layers in found.items():
+        if not layers:
             raise ValueError(f"mixed={kind.__name__}: the model has no layer of this class")
-        for module in (inner for layer in found for inner in layer.modules()):
-            setattr(module, SHARED, True)
+    for module in (inner for layers in found.values() for layer in layers for inner in layer.modules()):
+        setattr(module, SHARED, True)
 
 
 def _new_branch(layer: nn.Module, copies: dict[int, Tensor]) -> nn.Module:

@@ -103,7 +103,7 @@ class Pass(NamedTuple):
     adversarial: bool = False
     """Whether its loss is adversarial: of changed images, or at changed weights."""
     within: AbstractContextManager[Any] = nullcontext()
-    """Where it runs, forward and backward."""
+    """A context for its forward and backward pass."""
     receive: Callable[[Tensor], None] | None = None
     """Is given the gradient of the scaled loss by the images, which must be a leaf that requires it."""
 
@@ -132,7 +132,7 @@ class Step:
         self.place = ALONE
         self.losses = Losses(torch.zeros(()), torch.zeros(()))  # of the last step
         self._joined = False  # the ranks gave this process its place
-        self._failed = False  # a step has begun and not ended
+        self._unfinished = False  # a step has begun and not ended
         self._means: tuple[list[Tensor], list[Tensor]] = [], []  # the losses of this step so far, clean and adversarial
         self._autocast, self._input_name = common.get("autocast"), common.get("input_name")
         self._as_batch = common.get("batch") or as_batch
@@ -154,16 +154,16 @@ class Step:
 
     def begin(self, batch: Batch | Chunked | None, settings: Callable[[], dict[str, Any]], delayed: bool) -> None:
         """Begin a step; for `settings` and `delayed` see `Checks.begin`."""
-        if self._failed:
+        if self._unfinished:
             raise ValueError(
-                "the step before failed in the middle: load a state (method.load_state_dict), or begin a new epoch "
-                "(take the batches from method.feed(loader))"
+                "the step before failed in the middle: clear the gradients, and load a state (method.load_state_dict) "
+                "or begin a new epoch (take the batches from method.feed(loader))"
             )
         if not self._joined:  # ranks of a data-parallel loop often share a seed: their chunks get different numbers
             self.place = Place(first_chunk=rank_and_size()[0] << 32)
         self.checks.begin(settings, delayed)
         self.count = (self.place.chunks or 0) if batch is None else count_chunks(batch, self.chunk_size)
-        self._failed = True
+        self._unfinished = True
 
     def run(
         self, batch: Batch | Chunked | None, passes: Callable[[int, Any], Iterable[Pass]], backward: bool
@@ -185,10 +185,13 @@ class Step:
             elif some:
                 work.append((k, some))
         # All attacks come first: while a graph is alive, the model must keep its weights.
-        totals = [self._objective(some, k, marks=True) for k, some in work] if work else []
+        totals = [self._objective(some, k, marks=True) for k, some in work]
         if not totals:
             return torch.zeros((), device=next(self.model.parameters()).device, requires_grad=True)
-        return totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])
+        total = totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])
+        if self._parallel is None:
+            return total
+        return touched(total, self._unreached([each.branch for _, some in work for each in some]))
 
     def end(self) -> None:
         """Move the running statistics, unless they are summed over ranks first, and count the step."""
@@ -199,12 +202,12 @@ class Step:
             torch.stack(clean).sum() if clean else self._zero(), torch.stack(adv).sum() if adv else self._zero()
         )
         self._means = [], []
-        self._failed = False
+        self._unfinished = False
         self.t += 1
 
     def reset(self) -> bool:
-        """Drop what a step that failed has left behind; return whether one did."""
-        failed, self._failed = self._failed, False
+        """Drop what a step that failed has left behind, except in `.grad`; return whether one did."""
+        failed, self._unfinished = self._unfinished, False
         if failed:
             self._means = [], []
             for statistics in pending_statistics(self.model):
@@ -390,12 +393,12 @@ class Step:
             if not self._watched and innermost(self.model).training:  # only once: this waits for the device
                 broadcast_early(self._parallel)
                 stack.enter_context(no_mixed_statistics(innermost(self.model)))
-                self._watched = True
             # A model may work in place, which a leaf of the graph does not allow.
             outputs = self._call(some.batch)(model, images.clone() if images.requires_grad else images)
             loss = self.loss(outputs, some.batch.labels)
             self.checks.look_at_loss(loss, outputs, some.batch.labels, images)
-            return loss
+        self._watched |= innermost(self.model).training
+        return loss
 
     def _recomputing(self, passes: Sequence[Pass]) -> AbstractContextManager[None]:
         """A context for the backward pass, in which activation checkpointing recomputes layers in the same branch."""
@@ -434,7 +437,7 @@ class Method(ABC):
     __slots__ = ("_step", "twins")  # setting any other attribute is an error
 
     duties: Role
-    """What its ranks do together."""
+    """All duties of the method, over the ranks of a lane."""
 
     def __init__(self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None) -> None:
         self._step = Step(model, loss, common, twin_branch)
@@ -451,7 +454,7 @@ class Method(ABC):
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
-        """What a state must be of, besides the chunk size and the seed."""
+        """What a loaded state must share with this method, besides the chunk size and the seed."""
 
     @abstractmethod
     def _shared(self) -> dict[str, Any]:
@@ -462,7 +465,7 @@ class Method(ABC):
 
         Args:
             now: the batch to learn from.
-            ahead: a later batch, as `feed` yields it, for sources of twins that work ahead.
+            ahead: a later batch, as `feed` yields it, for sources of twins that work ahead; None in one process.
         """
         self._take(now, ahead, backward=True)
         return self._step.losses
@@ -473,7 +476,7 @@ class Method(ABC):
 
     @property
     def step(self) -> int:
-        """How many steps were taken."""
+        """How many steps were taken: calls, also where several of them accumulate gradients for one update."""
         return self._step.t
 
     @property

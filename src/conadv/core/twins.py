@@ -2,8 +2,8 @@
 
     twin(t, k) = attack(θ_{t-τ}, x_t[k], y_t[k], seed(t, k))          t: step, k: chunk, τ: delay
 
-A source of twins answers one question, `take(t, k, chunk)`. What it does not have, it evaluates here: in the first
-steps, after a resume, or where a twin was lost. The numbers are the same.
+A source of twins answers one question, `take(t, k, chunk)`. What it does not have, it evaluates here: `Local` every
+twin, `Left` only those of the first step (from its own batch), a pool those that were lost or not sent yet.
 
 Local   evaluates a twin when it is needed, with its own copies of the weights of the last τ updates
 Left    has the twins that the clean backward pass of the step before left behind (`recycled`)
@@ -31,7 +31,7 @@ from .state import Carried, State, below
 # twin(t, k, x_t[k]) with the weights that the model has at the moment.
 Evaluate = Callable[[int, int, Batch], Batch]
 
-_SHARE = 3  # what its random numbers are for, besides those of attacks and forward passes
+_SHARE = 3  # the purpose number of the choice of twins
 # What wrappers put before the names of a model's tensors: torch.compile, DistributedDataParallel and DataParallel.
 _PREFIXES = re.compile(r"^(_orig_mod\.|module\.)+")
 
@@ -54,7 +54,8 @@ class Local:
     """This process evaluates a twin when it is needed, with the weights of `delay` updates ago.
 
     Weights that were not changed since the last call belong to the same update: gradients are being accumulated. From
-    then on one more version is kept, since the oldest is needed by every call of an update.
+    then on one more version is kept, since the oldest is needed by every call of an update. Where accumulation begins
+    in the middle of a run, the further calls of that first update take weights that are one update younger.
 
     Args:
         model: the network.
@@ -102,6 +103,8 @@ class Local:
         """Do nothing: a step that failed has changed no weights."""
 
     def state(self) -> tuple[dict[str, Any], State]:
+        if not self._began and self._updated is None:
+            self.stale.reset()  # as the first step would
         tensors: State = {}
         for number, version in enumerate(self.stale.versions()):
             tensors |= {f"stale.{number}.{name}": whole(tensor) for name, tensor in version.items()}
@@ -189,7 +192,10 @@ class Left:
         tensors: State = {}
         for number, twin in enumerate(self.twins()):
             if not isinstance(twin.labels, Tensor) or twin.extra:
-                raise ValueError("twins with structured labels or extra inputs have no state: stop between epochs")
+                raise ValueError(
+                    "Recycled can save twins only with tensor labels and no extra inputs: use ConAdv to checkpoint "
+                    "other batches"
+                )
             tensors |= {f"twins.{number}.images": twin.images, f"twins.{number}.labels": twin.labels}
         return {}, tensors
 
@@ -294,12 +300,15 @@ class StaleWeights:
 
     @contextmanager
     def swapped_in(self, number: int = 0) -> Iterator[None]:
-        """Give the model one of the versions, within this context; by default the weights of `delay` steps ago."""
-        self._swap(self._kept[number])
+        """Give the model one of the versions, within this context; by default the oldest."""
+        kept = self._kept[number]
+        if kept.keys() != self._own().keys():
+            raise ValueError("the model has other tensors than when the method was made: make the method again")
+        self._swap(kept)
         try:
             yield
         finally:
-            self._swap(self._kept[number])
+            self._swap(kept)
 
     @torch.no_grad()
     def reset(self) -> None:

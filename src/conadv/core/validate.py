@@ -22,7 +22,7 @@ from torch.nn.modules.loss import _Loss, _WeightedLoss
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from conadv.peers import check_ranks
@@ -126,12 +126,11 @@ class Checks:
             )
         if self._calls == 0 and self._branches:
             check_branches(self._model, self._branches)  # layers may have been replaced since the method was created
-        if self._updates is not None:
-            if not self._updates.check(self._calls, delayed, warn=self.alone):
-                _forget(self._updates)
-                self._updates = None
-            if self.alone:
-                self.alone = check_ranks(self._model, self._calls, settings, self._chunk_size)
+        if self._updates is not None and not self._updates.check(self._calls, delayed, warn=self.alone):
+            _forget(self._updates)
+            self._updates = None
+        if self.alone:
+            self.alone = check_ranks(self._model, self._calls, settings, self._chunk_size)
         self._calls += 1
         self._mean.begin_step()
 
@@ -163,17 +162,17 @@ class Checks:
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f'the loss returns {shape}, not one number: use reduction="mean"')
         if not self._seen_loss:
-            self._seen_loss = True
             if self.alone and not bool(loss.isfinite()) and not bool(images.isfinite().all()):
                 raise ValueError(
                     f"the images have NaN or infinity, so the loss is {loss.item()}: look at how they are made (a "
                     "division by 0 in the normalization?)"
                 )
+            self._seen_loss = True
         if self._mean.is_due:
             self._mean.look(loss, outputs, labels, len(images))
 
 
-# Whose optimizers are not known yet. One hook serves them all, and is removed when there are none left.
+# Methods whose optimizer has not taken a step yet. One hook serves them all, and the last one to be known removes it.
 _unknown: WeakSet[Updates] = WeakSet()
 _hook: RemovableHandle | None = None
 
@@ -325,13 +324,13 @@ class MeanLoss:
     def look(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
         """Check the loss of `count` images."""
         if not self._seen_twice:
-            self._seen_twice = True
             twice = self._together(outputs, outputs, labels, labels, count)
             if twice is not None and not close(twice, loss, outputs):
                 raise ValueError(
                     f"the loss of images given twice is {float(twice):.4g}, not {float(loss):.4g} as once: "
                     'a method needs the mean over the images, reduction="mean"'
                 )
+            self._seen_twice = True
         if self._compares:
             self._compare_chunks(loss.detach(), outputs, labels, count)
 
@@ -376,7 +375,7 @@ def _joined_leaf(one: Any, other: Any, count: int) -> Any:
 
 
 def _detached(values: Any) -> Any:
-    return values.detach() if isinstance(values, Tensor) else values
+    return tree_map_only(Tensor, Tensor.detach, values)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -425,8 +424,9 @@ def _message(name: str, module: nn.Module, key: str, is_split: bool) -> str:
         )
     kind = type(module).__name__
     return (
-        f"{name} ({kind}) tracks statistics of images in its buffer {key}, which clean and adversarial images would "
-        f"share: call split_batchnorm(model, also=({kind},)) to give it branches, or mixed=({kind},) to share them"
+        f"{name or 'the model'} ({kind}) tracks statistics of images in its buffer {key}, which clean and adversarial "
+        f"images would share: call split_batchnorm(model, also=({kind},)) to give it branches, or mixed=({kind},) to "
+        "share them"
     )
 
 
