@@ -248,6 +248,9 @@ class Recipe:
     network. Evaluation is not compiled."""
     label_smoothing: BelowOne = 0.1
     """Label smoothing: share of the label spread evenly over all classes."""
+    clip_norm: NotNegative = 0.0
+    """Largest L2 norm of the gradient of all weights, after the sum over the ranks; a larger one is scaled down. 0: no
+    limit."""
     ema: BelowOne = 0.0
     """Decay of an exponential moving average of the weights, which is evaluated and exported instead of them. It covers
     about the last 1 / (1 - ema) steps, which should be a small part of the run. 0: none."""

@@ -67,6 +67,8 @@ class Job:
     protocol: Protocol
     stop: int
     """The number of steps after which the run ends."""
+    clip_norm: float = 0.0
+    """The largest norm of the gradient; 0: no limit."""
 
     @property
     def world(self) -> World:
@@ -189,6 +191,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
             scales_norms=recipe.scale_norms,
         ),
         stop=stop,
+        clip_norm=recipe.clip_norm,
     )
 
 

@@ -11,6 +11,8 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+from torch.nn.utils import clip_grad_norm_
+
 from conadv.core.splitbn import update_running_stats
 from conadv.core.step import span
 
@@ -94,6 +96,8 @@ def _apply(job: Job, step: Step) -> None:
     for group in job.optimizer.param_groups:
         group["lr"] = step.rate
     job.protocol.scale(job.task.model, step.number)
+    if job.clip_norm:
+        clip_grad_norm_(job.task.model.parameters(), job.clip_norm)
     update_running_stats(job.task.model)
     job.optimizer.step()
     job.ema.update()
