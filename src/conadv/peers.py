@@ -18,8 +18,8 @@ from torch import nn
 
 from .wrappers import data_parallel, group_size, is_sharded, unwrap
 
-# The calls before which ranks compare their weights; with gradient accumulation the first ones change none.
-_COMPARED = (1, 2, 4, 8, 16, 32, 64)
+# The calls before which ranks are compared, first settings, then weights: accumulation may change none at first.
+COMPARED = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 def check_ranks(
@@ -36,7 +36,7 @@ def check_ranks(
     Returns:
         Whether their weights are equal, as far as they were compared.
     """
-    if calls not in (0, *_COMPARED):
+    if calls not in COMPARED:
         return True
     parallel, is_split = data_parallel(model), is_sharded(model)
     group, size = group_size(None if parallel is None else parallel.process_group)

@@ -184,6 +184,8 @@ class Step:
                 self._learn(some, k)
             elif some:
                 work.append((k, some))
+        if backward:
+            return self.losses.clean
         # All attacks come first: while a graph is alive, the model must keep its weights.
         totals = [self._objective(some, k, marks=True) for k, some in work]
         if not totals:
@@ -397,7 +399,8 @@ class Step:
             outputs = self._call(some.batch)(model, images.clone() if images.requires_grad else images)
             loss = self.loss(outputs, some.batch.labels)
             self.checks.look_at_loss(loss, outputs, some.batch.labels, images)
-        self._watched |= innermost(self.model).training
+        if not self._watched:
+            self._watched = innermost(self.model).training
         return loss
 
     def _recomputing(self, passes: Sequence[Pass]) -> AbstractContextManager[None]:

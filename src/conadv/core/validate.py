@@ -25,7 +25,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
-from conadv.peers import check_ranks
+from conadv.peers import COMPARED, check_ranks
 from conadv.wrappers import data_parallel
 
 from .attack import Attack, Loss
@@ -129,7 +129,7 @@ class Checks:
         if self._updates is not None and not self._updates.check(self._calls, delayed, warn=self.alone):
             _forget(self._updates)
             self._updates = None
-        if self.alone:
+        if self.alone and self._calls in COMPARED:
             self.alone = check_ranks(self._model, self._calls, settings, self._chunk_size)
         self._calls += 1
         self._mean.begin_step()
