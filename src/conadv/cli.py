@@ -14,7 +14,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from inspect import BoundArguments
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
@@ -160,20 +160,31 @@ def evaluate(
 
 def export(
     run: Run,
-    out: Annotated[Path, Parameter(help="The file to write, NAME.safetensors.")],
+    out: Annotated[
+        Path, Parameter(help="The file to write, NAME.safetensors, or NAME.pt2 with --format torch-export.")
+    ],
     /,
     *,
     raw: Annotated[bool, option("Export the weights themselves, not their moving average.")] = False,
+    format: Annotated[
+        Literal["safetensors", "torch-export"],
+        option("Weights for the original model, or the network with its weights, traced by torch.export.", "NAME"),
+    ] = "safetensors",
+    model: Annotated[
+        str | None, option("With torch-export: the model, if it is your own package.module:callable.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Export the weights of a run for the original model; their moving average if the run keeps one."""
-    if out.suffix != ".safetensors":
-        raise ValueError(
-            f"weights are written as safetensors, not {str(out)!r}: choose a name that ends in .safetensors"
-        )
+    suffix = {"safetensors": ".safetensors", "torch-export": ".pt2"}[format]
+    if out.suffix != suffix:
+        raise ValueError(f"--format {format} does not write {str(out)!r}: choose a name that ends in {suffix}")
     from conadv.trainer import trained
 
-    report_result(lambda: trained.export(run, out, raw), json)
+    if format == "torch-export":
+        report_result(lambda: trained.export_program(run, out, raw, model), json)
+    else:
+        report_result(lambda: trained.export(run, out, raw), json)
 
 
 def predict(

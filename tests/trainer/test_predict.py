@@ -124,3 +124,34 @@ def test_mistakes_are_one_line(words, problem, run, capsys, monkeypatch):
     assert cli.main(["predict", *words.split()]) == 2
     told = capsys.readouterr()
     assert told.out == "" and told.err.count("\n") == 1 and problem in told.err
+
+
+def test_an_exported_program_needs_no_library_and_takes_any_number_of_images(run, tmp_path):
+    out = tmp_path / "model.pt2"
+    assert cli.main(["export", str(run), str(out), "--format", "torch-export", *MODEL]) == 0
+    extra = {"network.json": ""}
+    program = torch.export.load(out, extra_files=extra).module()
+    model = tiny.net(10, 1).double().eval()
+    model.load_state_dict(safetensors.torch.load_file(run.parent / "model.safetensors"))
+    for count in (1, 2, 7):
+        images = torch.rand(count, 1, 8, 8, dtype=torch.float64)
+        torch.testing.assert_close(program(images), model(images), rtol=0, atol=1e-12)
+    assert json.loads(extra["network.json"])["classes"][3] == "3"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("run model.pt2", "--format safetensors does not write 'model.pt2': choose a name that ends in .safetensors"),
+        ("run a.safetensors --format torch-export", "choose a name that ends in .pt2"),
+        ("run a.pt2 --format torch-export", "names code to import"),
+        ("run a.pt2 --format onnx", "--format"),
+        ("run nowhere/a.pt2 --format torch-export --model tiny:net", "cannot write nowhere/a.pt2"),
+    ],
+)
+def test_an_export_that_cannot_be_is_one_line(words, problem, run, capsys, monkeypatch):
+    monkeypatch.chdir(run.parent)
+    capsys.readouterr()
+    assert cli.main(["export", *words.split()]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and problem in told

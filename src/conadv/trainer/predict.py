@@ -1,4 +1,4 @@
-"""Predict the classes of image files with a trained network."""
+"""Predict the classes of image files with a trained network, or export it as a program."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from conadv.task.data.decode import EXTENSIONS, open_picture
 from conadv.task.data.files import read_file
 from conadv.task.data.fit import Fit
 from conadv.task.data.source import Planes, naming
+from conadv.task.libraries import first_line
 from conadv.task.models import build_model, evaluating
 
 NETWORK = "network"
@@ -109,6 +111,26 @@ def rebuild(source: Path, facts: Any, tensors: dict[str, Tensor], model: str | N
         problem = " ".join(str(error).split())[:200]
         raise ValueError(f"the weights of {source} do not fit the model {model or name}: {problem}") from None
     return Network(built, classes, (channels, height, side), float(zoom))
+
+
+def as_program(network: Network, facts: Any) -> bytes:
+    """Trace the network with torch.export, for any number of images, and return the bytes of a .pt2 file.
+
+    Args:
+        network: The network.
+        facts: What `network_facts` of the run returned; the file has it as `network.json`.
+    """
+    like = next(network.model.parameters())
+    images = torch.zeros(2, *network.shape, dtype=like.dtype, device=like.device)
+    try:
+        with evaluating(network.model), torch.no_grad():
+            count = torch.export.Dim("images")
+            program = torch.export.export(network.model, (images,), dynamic_shapes=({0: count},))
+    except Exception as error:  # the model may be the user's, and the tracer fails in many ways
+        raise ValueError(f"torch.export cannot trace the model: {first_line(error)}") from error
+    file = BytesIO()
+    torch.export.save(program, file, extra_files={f"{NETWORK}.json": json.dumps(facts)})
+    return file.getvalue()
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from conadv import bf16
@@ -26,7 +27,7 @@ from .evaluation import evaluate_task
 from .files import replace_file
 from .folder import resume_command
 from .kernels import kernels
-from .predict import NETWORK, Predictions, find_images, predict_files, read_export, rebuild
+from .predict import NETWORK, Predictions, as_program, find_images, predict_files, read_export, rebuild
 from .progress import tell
 from .resume import Expected, find_checkpoint
 from .state import average_weights, fill_state, load_model
@@ -65,10 +66,22 @@ def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
     """
     checkpoint, kind, tensors = _plain_weights(folder, raw)
     network = checkpoint.about.get("network")
-    try:
-        replace_file(out, safetensors.torch.save(tensors, {NETWORK: json.dumps(network)} if network else None))
-    except OSError as error:
-        raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
+    _write_export(out, safetensors.torch.save(tensors, {NETWORK: json.dumps(network)} if network else None))
+    return {"file": str(out), "weights": kind, "tensors": len(tensors), "step": checkpoint.about["step"]}
+
+
+def export_program(folder: Path, out: Path, raw: bool = False, model: str | None = None) -> dict[str, Any]:
+    """Write the network of the newest checkpoint with its weights, as torch.export saves it.
+
+    Args:
+        folder: The folder of the run.
+        out: The .pt2 file to write.
+        raw: Write the weights themselves, even if the run has a moving average of them.
+        model: The model, if it is a callable: code is never imported because a file names it.
+    """
+    checkpoint, kind, tensors = _plain_weights(folder, raw)
+    facts = checkpoint.about.get("network")
+    _write_export(out, as_program(rebuild(folder, facts, tensors, model, torch.device("cpu")), facts))
     return {"file": str(out), "weights": kind, "tensors": len(tensors), "step": checkpoint.about["step"]}
 
 
@@ -132,6 +145,13 @@ def _plain_weights(folder: Path, raw: bool = False) -> tuple[Checkpoint, str, di
     source = "model" if raw or not average_weights(checkpoint.tensors) else "ema"
     tensors = {name: checkpoint.tensors[f"{source}.{name}"] for name in checkpoint.about["plain"]}
     return checkpoint, "moving average" if source == "ema" else "raw", tensors
+
+
+def _write_export(out: Path, data: bytes) -> None:
+    try:
+        replace_file(out, data)
+    except OSError as error:
+        raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
 
 
 def _check_plain(checkpoint: Checkpoint) -> None:
