@@ -228,7 +228,7 @@ class Updates:
             self._start = self._fingerprint()
         self._check_cleared()
         own = [id(weight) for weight in self._model.parameters() if weight.requires_grad]
-        if self._updated.intersection(own):
+        if self._updated.intersection(own) and self._has_changed():
             missing = self._has_adv and self._lacks_adv()
             if missing and calls > 1:
                 raise ValueError("the adv branch is never updated: make the optimizer after split_batchnorm")
@@ -284,6 +284,11 @@ class Updates:
                 "that the method was made with",
                 stacklevel=7,
             )
+
+    def _has_changed(self) -> bool:
+        """Whether a weight was changed since the first call, by PyTorch's counters: nothing waits for the device."""
+        versions = sum(weight._version for weight in self._model.parameters() if weight.requires_grad)
+        return self._start is None or self._start[0] != versions
 
     def _fingerprint(self) -> tuple[int, float] | None:
         """PyTorch's counters of changes, and a sum, since an optimizer that writes to `.data` does not move them."""
