@@ -211,6 +211,28 @@ def test_the_branch_of_a_marked_loss_is_forgotten_after_its_backward_pass() -> N
         assert one.grad is None or torch.equal(one.grad, other.grad)
 
 
+def test_nor_is_it_remembered_after_a_backward_pass_that_raised() -> None:
+    models = [split_batchnorm(Checkpointed(nn.BatchNorm2d, way)) for way in (None, False)]
+    images, labels = small_batches(1)[0]
+    for model in models:
+        model.net[2].p = 0.0
+        nn.init.constant_(model.net[1].adv.weight, 3.0)  # so that the branches differ
+        with routed(model, "adv", tracking="step"):
+            outputs = model(images)
+            outputs.register_hook(_out_of_memory)
+            loss = marked(F.cross_entropy(outputs, labels), model, "adv")
+        with pytest.raises(RuntimeError, match="out of memory"):
+            loss.backward()
+        model.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert one.grad is None or torch.equal(one.grad, other.grad)
+
+
+def _out_of_memory(_: Tensor) -> None:
+    raise RuntimeError("out of memory")
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_a_compiled_layer_cannot_follow_a_marked_loss() -> None:
     torch._dynamo.reset()

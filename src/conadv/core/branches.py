@@ -223,6 +223,8 @@ class SplitLayer(nn.Module):
                 _require_forward_pass(self.get_buffer("pending"))
             return self.way
         if torch._C._current_graph_task_id() == -1:
+            if self.walked is not None:  # left by a backward pass that raised
+                self.walked = None
             return self.way
         if self.walked is not None and not self.way.routed:
             return Way(self.walked, self.way.batch_statistics, "again")
