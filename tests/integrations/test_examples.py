@@ -25,13 +25,22 @@ LIBRARIES = {
 each = pytest.mark.parametrize("name", LIBRARIES)
 
 
+# PyTorch 2.13 aborts at the exit of some programs with FSDP2 on gloo, when all is done: 3 of 24 runs of the plain loop
+# without conadv.
+_ABORTED_AT_EXIT = "terminate called without an active exception"
+
+
 def run(script: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if script.name == "fsdp2_loop.py" else []
     command = [sys.executable, "-W", "ignore", *ranks, str(ROOT / "tests" / "torchvision_ops.py"), str(script), *words]
     paths = os.pathsep.join([str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+    for _ in range(5):
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+        if _ABORTED_AT_EXIT not in done.stderr:
+            break
+    return done
 
 
 def learn(script: Path, folder: Path) -> None:
