@@ -72,7 +72,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class Twins:
+class TwinTest:
     """How a run generates twins, and groups and routes them when it learns from them."""
 
     attack: Attack

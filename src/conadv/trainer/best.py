@@ -56,7 +56,7 @@ class BestWeights:
             self._warned = True
             self._say(
                 f"robust accuracy on the held-out images fell from {self._best[METRIC]:.1f} % (step "
-                f"{self._best['step']}) to {accuracy:.1f} %, which is catastrophic overfitting: the weights of then "
+                f"{self._best['step']}) to {accuracy:.1f} %, which is catastrophic overfitting: those weights "
                 f"are in {self._path}; try more --attack.steps or a smaller --attack.step-size"
             )
 

@@ -26,7 +26,7 @@ from conadv.task.data import DataSet, Share, keep, open_data
 from conadv.task.data.draws import stratified
 from conadv.task.models import build_model, check_output, fastest_memory
 
-from .adversary import HeldOut, RobustTest, Twins
+from .adversary import HeldOut, RobustTest, TwinTest
 from .compiling import compile_model
 from .memory import check_model
 
@@ -54,7 +54,7 @@ class Task:
     """The 16-bit dtype of forward passes, in evaluations too; None: the dtype of the weights."""
     train_sample: int | None = None
     """How many training images to evaluate on; None: all."""
-    twins: Twins | None = None
+    twins: TwinTest | None = None
     """How the run generates twins; None: it has none."""
     held_out: HeldOut | None = None
     """Training images whose robust accuracy is watched."""
@@ -125,7 +125,7 @@ def attack_of(recipe: Recipe) -> Attack:
     return attack
 
 
-def twins_of(recipe: Recipe) -> Twins | None:
+def twins_of(recipe: Recipe) -> TwinTest | None:
     """Return how a run generates twins; None: its method has none."""
     maker = METHODS[recipe.method].maker
     if maker is None:
@@ -133,7 +133,7 @@ def twins_of(recipe: Recipe) -> Twins | None:
     attack = attack_of(recipe)
     if maker == Role.CLEAN and isinstance(attack, PGD):  # one step from the image along the gradient of the clean pass
         attack = replace(attack, branch="main", random_start=0.0)
-    return Twins(attack, recipe.twin_branch, recipe.chunk_size)
+    return TwinTest(attack, recipe.twin_branch, recipe.chunk_size)
 
 
 def mix_of(recipe: Recipe) -> Mix | None:

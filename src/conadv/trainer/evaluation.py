@@ -14,7 +14,7 @@ from conadv.task.data.draws import permutation
 from conadv.task.evaluate import Evaluation, evaluate
 from conadv.task.robust import count_robust, count_twin_hits
 
-from .adversary import RobustTest, Twins
+from .adversary import RobustTest, TwinTest
 from .build_task import Task
 from .compiling import not_compiled
 from .ema import Ema
@@ -62,7 +62,7 @@ def robust_top1(task: Task, world: World, source: Source, test: RobustTest) -> f
     )
 
 
-def twin_top1(task: Task, world: World, twins: Twins) -> float:
+def twin_top1(task: Task, world: World, twins: TwinTest) -> float:
     """Compute the accuracy in percent on twins of training images, as the model sees them in training.
 
     It is higher than on the images themselves if the network reads the label from the statistics of a batch that was

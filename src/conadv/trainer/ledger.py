@@ -27,7 +27,7 @@ class Progress:
 
 
 @dataclass
-class Step:
+class TakenStep:
     """One training step."""
 
     number: int
@@ -55,13 +55,13 @@ class Ledger:
 
     def __init__(self, job: Job, progress: Progress, policy: Policy, sinks: Sinks, undo: Undo) -> None:
         self._job, self._progress, self._policy, self._sinks, self._undo = job, progress, policy, sinks, undo
-        self._last: Step | None = None  # not logged yet
+        self._last: TakenStep | None = None  # not logged yet
         self.stop_signal = 0
         """The signal that asked some rank to stop; 0: none did."""
         self.save_requested = False
         """Whether some rank has requested a checkpoint."""
 
-    def add(self, step: Step) -> None:
+    def add(self, step: TakenStep) -> None:
         """Add a step before its update: log the last one, and read the outcome of this one unless it is read late."""
         self.log()
         self._last = step
@@ -69,7 +69,7 @@ class Ledger:
         if not step.is_late:
             self.read(step)
 
-    def read(self, step: Step) -> Outcome:
+    def read(self, step: TakenStep) -> Outcome:
         """Return the outcome of a step, the same on all ranks; every rank must call this.
 
         Raises:
@@ -96,7 +96,7 @@ class Ledger:
             metrics = {**self._metrics(step, outcome), **(evaluation or {}), "seconds": step.seconds}
             self._sinks.log(step.number, metrics)
 
-    def _metrics(self, step: Step, outcome: Outcome) -> dict[str, Any]:
+    def _metrics(self, step: TakenStep, outcome: Outcome) -> dict[str, Any]:
         weight = self._job.protocol.weight(step.number)
         return {
             "epoch": (step.number + 1) / self._job.stream.steps_per_epoch,
@@ -107,7 +107,7 @@ class Ledger:
             "skipped": outcome.culprits is not None,
         }
 
-    def _check_may_skip(self, step: Step, outcome: Outcome) -> None:
+    def _check_may_skip(self, step: TakenStep, outcome: Outcome) -> None:
         """Raise a NotFiniteError, unless a step with numbers that are not finite may be skipped."""
         epoch, batch = divmod(step.number, self._job.stream.steps_per_epoch)
         at = f"epoch {epoch}, batch {batch}, learning rate {step.rate:.4g}"

@@ -18,7 +18,7 @@ from conadv.core.step import span
 
 from .build import Job, Policy
 from .evaluation import evaluate_task
-from .ledger import Ledger, Progress, Step
+from .ledger import Ledger, Progress, TakenStep
 from .profiling import Profile
 from .record import Sinks, StateSaver
 from .signals import StopRequest
@@ -45,7 +45,7 @@ def run(
             profile.begin_step()
             job.protocol.begin_step(job.method, progress.step)
             unread = job.member.step(now, ahead, request.signal or 0, saver.requests_save(policy.save_seconds))
-            step = Step(progress.step, job.rate(progress.step), unread)
+            step = TakenStep(progress.step, job.rate(progress.step), unread)
             ledger.add(step)
             saver.before_update()
             job.stale.keep()
@@ -74,7 +74,7 @@ def run(
     return ledger.stop_signal
 
 
-def _update(job: Job, policy: Policy, step: Step, undo: Undo) -> None:
+def _update(job: Job, policy: Policy, step: TakenStep, undo: Undo) -> None:
     """Update weights and running statistics, unless the step has a number that is not finite.
 
     If the outcome is read later, --nonfinite skip lets the device undo the update. With --nonfinite stop the run ends
@@ -92,7 +92,7 @@ def _update(job: Job, policy: Policy, step: Step, undo: Undo) -> None:
     undo.is_ready = True
 
 
-def _apply(job: Job, step: Step) -> None:
+def _apply(job: Job, step: TakenStep) -> None:
     for group in job.optimizer.param_groups:
         group["lr"] = step.rate
     job.protocol.scale(job.task.model, step.number)
