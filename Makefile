@@ -49,7 +49,7 @@ docs: .venv-docs/installed    ## the documentation site, in site/; look at it wi
 # `make soak HOURS=3` for a night.
 HOURS ?= 1/6
 soak: .venv/installed        ## disturb runs for ten minutes (kills, signals, disks, messages): all must end as if undisturbed
-	$(BIN)/python tests/faults/soak.py --minutes $$(awk "BEGIN {print 60 * $(HOURS)}")
+	$(BIN)/python tools/faults/soak.py --minutes $$(awk "BEGIN {print 60 * $(HOURS)}")
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from conadv import bf16
 from conadv.last_words import explained_status
-from ranks import Pool, Run
+from support.ranks import Pool, Run
 
 # On a busy two-core machine two threads can be fifteen times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import conadv
-import tiny
 from conadv import bf16, config
-from launcher import Torchrun
+from support import tiny
+from support.launcher import Torchrun
 
 ROOT = Path(__file__).parents[1]
 NOTE = "bfloat16 crashes on this processor without a limit: ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 is set for this run"

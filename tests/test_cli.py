@@ -23,7 +23,7 @@ from conadv import cli, config
 from conadv.config import Data, Recipe, dump_recipe, load_recipe, override
 from conadv.trainer.adversary import RobustTest
 from conadv.trainer.signals import Interrupted
-from examples_of_help import examples
+from support.examples_of_help import examples
 
 SUMMARY = {"method": "conadv", "steps": 120, "test_top1": 93.4375, "layout": None, "test_loss": 0.25}
 
@@ -487,7 +487,7 @@ def test_cli_and_config_do_without_torch():
     ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog"]
     ours += ["conadv.memory", "conadv.core.roles"]
     ours += ["conadv.flags", "conadv.last_words", "conadv.optim", "conadv.optim.catalog"]
-    ours += ["conadv.parallel", "conadv.parallel.agreement", "conadv.parallel.ending", "conadv.parallel.launch"]
+    ours += ["conadv.ranks", "conadv.ranks.agreement", "conadv.ranks.ending", "conadv.ranks.launch"]
     ours += ["conadv.printing", "conadv.readable", "conadv.recipe_flags"]
     ours += [
         "conadv.setting",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-import tasks
+from support import tasks
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

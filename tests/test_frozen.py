@@ -11,7 +11,7 @@ import conadv
 
 # What counts, or is filled in step by step.
 MAY_CHANGE = {"_Clock", "Progress", "TakenStep"}
-PARTS = ("core", "optim", "parallel", "task", "trainer", "config")
+PARTS = ("core", "optim", "ranks", "task", "trainer", "config")
 
 
 def dataclasses_of(part: str) -> Iterator[type]:

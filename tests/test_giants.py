@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tiny
 from conadv import cli, config
 from conadv.setting import Setting
 from conadv.task.data import bounds
-from ranks import Run
+from support import tiny
+from support.ranks import Run
 
 FLOAT32 = torch.finfo(torch.float32).max
 GIANTS = ("1" + "0" * 5000, "1e308", "1e39", str(2**63 - 1), "1000000000000", "1000000000", "100000", "8192", "4000")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from conadv import last_words
-from launcher import Torchrun
+from support import tiny
+from support.launcher import Torchrun
 
 ROOT = Path(__file__).parents[1]
 HINT = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"
@@ -123,7 +123,7 @@ def test_a_worker_of_the_tests_that_dies_is_named_with_its_signal(tmp_path):
 
 
 def test_a_rank_of_the_tests_that_dies_is_named_with_its_signal():
-    from ranks import Pool
+    from support.ranks import Pool
 
     ranks = Pool(1)
     with pytest.raises(ChildProcessError, match="rank 0 died of SIGSEGV"):

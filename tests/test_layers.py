@@ -36,27 +36,27 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipe_flags": {"config", "flags"},
     "config": {"core", "optim", "setting", "sinks", "toml_file"},
     "task": {"core", "memory", "atomic", "machine"},
-    "parallel": {"core", "wrappers", "memory", "last_words"},
+    "ranks": {"core", "wrappers", "memory", "last_words"},
     "trainer": {
         "bf16",
         "last_words",
         "core",
         "optim",
         "task",
-        "parallel",
+        "ranks",
         "sinks",
         "atomic",
         "readable",
         "machine",
     },
-    "study": {"core", "optim", "task", "parallel", "trainer", "setting", "flags", "toml_file", "readable", "machine"},
-    "study_commands": {"study", "trainer", "parallel", "config", "flags", "printing"},
+    "study": {"core", "optim", "task", "ranks", "trainer", "setting", "flags", "toml_file", "readable", "machine"},
+    "study_commands": {"study", "trainer", "ranks", "config", "flags", "printing"},
     "cli": {
         "last_words",
         "memory",
         "core",
         "task",
-        "parallel",
+        "ranks",
         "trainer",
         "study_commands",
         "config",
@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recipe_flags",
     },
     "__main__": {"cli"},
-    "__init__": {"core", "optim", "parallel", "config", "trainer"},
+    "__init__": {"core", "optim", "ranks", "config", "trainer"},
 }
 # Config reaches only the builder that flattens it, what writes it into a run's folder, and the command line.
 MAY_IMPORT_CONFIG = {f"trainer/{name}.py" for name in ("api", "build", "build_task", "trained", "training")}
@@ -132,7 +132,7 @@ def load_no_torch(names: list[str]) -> None:
 
 def test_the_package_itself_loads_no_torch() -> None:
     catalogs = ["conadv.core.catalog", "conadv.optim.catalog", "conadv.sinks"]
-    load_no_torch(["conadv", "conadv.cli", "conadv.config", *catalogs, "conadv.parallel.layout"])
+    load_no_torch(["conadv", "conadv.cli", "conadv.config", *catalogs, "conadv.ranks.layout"])
 
 
 def test_reporting_loads_no_torch() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import tasks
-from ranks import Pool
+from support import tasks
+from support.ranks import Pool
 
 SOURCE = Path(__file__).parents[1] / "src" / "conadv"
 # Modules that run code from the data they read, and calls that do.

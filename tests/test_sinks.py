@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-import tiny
 from conadv import cli
 from conadv.sinks import SINKS, Csv, TensorBoard, Wandb, check_sinks
 from conadv.trainer.metrics import read_metrics
 from conadv.trainer.training import train
+from support import tiny
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from .optim.lamb import Lamb
     from .optim.lars import Lars
     from .optim.schedule import warmup_constant, warmup_cosine, warmup_poly
-    from .parallel.layout import Layout
-    from .parallel.team import Team
+    from .ranks.layout import Layout
+    from .ranks.team import Team
     from .trainer.api import train
 
 __all__ = [
@@ -73,8 +73,8 @@ _HOMES = {
     "optim.lamb": ("Lamb",),
     "optim.lars": ("Lars",),
     "optim.schedule": ("warmup_constant", "warmup_cosine", "warmup_poly"),
-    "parallel.layout": ("Layout",),
-    "parallel.team": ("Team",),
+    "ranks.layout": ("Layout",),
+    "ranks.team": ("Team",),
     "trainer.api": ("train",),
 }
 

@@ -22,10 +22,10 @@ from conadv import config, study_commands
 from conadv.flags import Json, option, spell_out
 from conadv.last_words import witnessed
 from conadv.memory import ADVICE, is_out_of_memory
-from conadv.parallel.agreement import AgreedError
-from conadv.parallel.launch import adopt_slurm, local_rank, own_rank, world_size
 from conadv.printing import allow_any_encoding, say
 from conadv.printing import report as report_result
+from conadv.ranks.agreement import AgreedError
+from conadv.ranks.launch import adopt_slurm, local_rank, own_rank, world_size
 from conadv.recipe_flags import Field, dotted, with_fields
 from conadv.trainer.signals import Interrupted
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import tiny
 from conadv import PGD, split_batchnorm
 from conadv.core.catalog import METHODS
 from conadv.core.roles import Role
-from conadv.parallel.layout import Layout
+from conadv.ranks.layout import Layout
 from conadv.trainer.build_task import build_task
-from recorded import record_rank
-from settings import CLASSES, Setting, every_method
+from support import tiny
+from support.recorded import record_rank
+from support.settings import CLASSES, Setting, every_method
 
 
 class Block(nn.Module):

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from conadv.trainer import training
+from support import tiny
 from task.data.samples import jpeg_set
 from task.data.test_open import WRITERS
 
 TRAIN, TEST = jpeg_set(12, height=20, width=24), jpeg_set(4, height=20, width=24)
 FIELDS = {
-    "model": "tiny:pooled",
+    "model": "support.tiny:pooled",
     "precision": "float32",
     "batch_size": 8,
     "data__train_size": None,

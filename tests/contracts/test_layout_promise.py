@@ -12,13 +12,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-import tasks
-import tiny
 from conadv.core.catalog import METHODS
-from conadv.parallel.layout import Layout
+from conadv.ranks.layout import Layout
 from conadv.trainer.build import _wire
 from conadv.trainer.build_task import attack_of, build_task
-from ranks import Pool
+from support import tasks, tiny
+from support.ranks import Pool
 
 # (ranks, layout); the 6 chunks of a batch are shared by 1, 2, 3 or 6 lanes.
 TOGETHER = [(size, None) for size in (2, 3, 6)]

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conadv import PGD, split_batchnorm
 from conadv.core.attack import Statistics
-from settings import CLASSES, small_batches, small_cnn
+from support.settings import CLASSES, small_batches, small_cnn
 
 ATTACK = PGD(8 / 255, 3 / 255, steps=2, random_start=0.5)
 

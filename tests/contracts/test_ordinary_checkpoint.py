@@ -7,7 +7,7 @@ import io
 import torch
 
 from conadv import plain_state_dict, split_batchnorm
-from settings import Setting, every_method, small_batches, small_cnn
+from support.settings import Setting, every_method, small_batches, small_cnn
 
 
 @every_method

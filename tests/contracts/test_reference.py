@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, Recycled, split_batchnorm
-from settings import RHO, SETTINGS, Setting, every_method, small_batches, small_cnn
+from support.settings import RHO, SETTINGS, Setting, every_method, small_batches, small_cnn
 
 EPSILON = 8 / 255
 LR, MOMENTUM = 0.2, 0.9

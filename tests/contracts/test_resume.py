@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from conadv import PGD, split_batchnorm
-from settings import Method, Setting, every_method, small_batches, small_cnn
+from support.settings import Method, Setting, every_method, small_batches, small_cnn
 
 EPOCHS = [small_batches(5), small_batches(5, seed=2)]
 ATTACK = PGD(8 / 255, 5 / 255, random_start=0.5)

@@ -12,10 +12,9 @@ import pytest
 import safetensors.torch
 from torch import Tensor
 
-import tasks
-import tiny
 from conadv.optim.catalog import OPTIMIZERS
-from ranks import Pool
+from support import tasks, tiny
+from support.ranks import Pool
 
 # 3 epochs of 2 steps.
 STEPS = 6

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, ConAdv
-from settings import small_batches, small_cnn
+from support.settings import small_batches, small_cnn
 
 EPSILON, RATE = 8 / 255, 0.2
 Batch = tuple[Tensor, Tensor]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import split_batchnorm
-from settings import Setting, adversarial_methods, every_method, small_batches, small_cnn
+from support.settings import Setting, adversarial_methods, every_method, small_batches, small_cnn
 
 
 class RunningScale(nn.Module):

@@ -15,7 +15,7 @@ from conadv import PGD, split_batchnorm
 from conadv.config import Attack as AttackFields
 from conadv.core.attack import Attack
 from conadv.core.catalog import ATTACKS, METHODS
-from settings import small_batches, small_cnn
+from support.settings import small_batches, small_cnn
 
 EPSILON = 8 / 255
 every_attack = pytest.mark.parametrize("name", ATTACKS)

@@ -17,8 +17,8 @@ from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
-from conadv.parallel.collectives import World
-from conadv.parallel.gradients import Exchange
+from conadv.ranks.collectives import World
+from conadv.ranks.gradients import Exchange
 from conadv.task.models import build_model
 
 # Forward and backward passes of a step, and of one in which images and twins share a pass; the update comes once.

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import conadv
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
-from settings import Method, Setting, adversarial_methods, every_method, image_methods, small_batches, small_cnn
+from support.settings import Method, Setting, adversarial_methods, every_method, image_methods, small_batches, small_cnn
 
 ATTACK = PGD(8 / 255, random_start=0.5)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
 from conadv.core import validate as mean_loss
 from conadv.core.validate import close
-from settings import CLASSES, small_batches, small_cnn
+from support.settings import CLASSES, small_batches, small_cnn
 
 WEIGHTS = torch.arange(1.0, CLASSES + 1, dtype=torch.float64)
 ATTACK = PGD(8 / 255)

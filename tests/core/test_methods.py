@@ -17,7 +17,7 @@ import conadv
 from conadv import PGD, ConAdv, Recycled, Role, Vanilla, route, split_batchnorm
 from conadv.core.batch import Chunked, cut
 from conadv.core.roles import Place
-from settings import (
+from support.settings import (
     CLASSES,
     Method,
     Setting,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from conadv.core.roles import Place
-from ddp_ranks import (
+from support.ddp_ranks import (
     RANKS,
     Activated,
     Checkpointed,
@@ -26,8 +26,8 @@ from ddp_ranks import (
     train,
     train_as_rank,
 )
-from ranks import Pool
-from settings import SETTINGS, Setting
+from support.ranks import Pool
+from support.settings import SETTINGS, Setting
 
 CHUNKS = Scenario("chunks", chunks=2)
 OWN_BUFFERS = Scenario("own buffers", chunks=2, broadcast_buffers=False)

@@ -15,7 +15,7 @@ from torch.optim import optimizer as optimizers
 
 from conadv import PGD, ConAdv, Vanilla, split_batchnorm
 from conadv.core import validate
-from settings import SETTINGS, Setting, every_method, small_batches, small_cnn
+from support.settings import SETTINGS, Setting, every_method, small_batches, small_cnn
 
 Batch = tuple[Tensor, Tensor]
 ATTACK = PGD(8 / 255, random_start=0)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-import own_ranks
-from ranks import Pool
+from support import own_ranks
+from support.ranks import Pool
 
 DIFFER = "the methods of the ranks differ: {}; create them with the same arguments on every rank"
 

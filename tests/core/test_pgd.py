@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from conadv import PGD, route, split_batchnorm
 from conadv.core.pgd import Norm
-from settings import CLASSES, small_batches, small_cnn
+from support.settings import CLASSES, small_batches, small_cnn
 
 with warnings.catch_warnings():  # its blurring attack imports from where scipy has moved away
     warnings.simplefilter("ignore", DeprecationWarning)

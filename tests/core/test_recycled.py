@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from conadv import PGD, Batch, Recycled, Role, split_batchnorm
 from conadv.core.roles import Place
-from settings import small_batches, small_cnn
+from support.settings import small_batches, small_cnn
 
 EPSILON, STEP = 0.3, 0.7
 

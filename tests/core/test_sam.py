@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import Sam, split_batchnorm
-from settings import small_batches, small_cnn
+from support.settings import small_batches, small_cnn
 
 
 def sam_gradients(model: nn.Module, batch: tuple[Tensor, Tensor], rho: float) -> list[Tensor]:

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conadv import PGD, Batch, ConAdv, Recycled, Vanilla, split_batchnorm
 from conadv.core.twins import TwinShare
-from settings import small_batches, small_cnn
+from support.settings import small_batches, small_cnn
 
 
 @pytest.mark.parametrize("share", ["1/4", "1/3", "2/3", "1/2", "1"])

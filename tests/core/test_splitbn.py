@@ -17,7 +17,7 @@ from conadv import plain_state_dict, route, split_batchnorm
 from conadv.core import branches as layers
 from conadv.core.branches import SplitBatchNorm
 from conadv.core.splitbn import update_running_stats
-from settings import small_batches, small_cnn
+from support.settings import small_batches, small_cnn
 
 SHAPES = {nn.BatchNorm1d: (6, 3, 5), nn.BatchNorm2d: (6, 3, 4, 5), nn.BatchNorm3d: (4, 3, 2, 3, 2)}
 OPTIONS: list[dict[str, Any]] = [

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from conadv import PGD, route, split_batchnorm
 from conadv.core.branches import marked
 from conadv.core.splitbn import routed, update_running_stats
-from settings import Setting, image_methods, small_batches, small_cnn
+from support.settings import Setting, image_methods, small_batches, small_cnn
 
 # The reentrant kind runs a block within another without gradients first, and warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")

@@ -12,7 +12,7 @@ from torch import nn
 
 from conadv import PGD, plain_state_dict, route, split_batchnorm
 from conadv.core.splitbn import update_running_stats
-from settings import Setting, every_method, small_batches, small_cnn
+from support.settings import Setting, every_method, small_batches, small_cnn
 
 # The compiler looks for `.grad` on whatever it is given; it hides the warning, unless warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")

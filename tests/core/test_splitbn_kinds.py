@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from conadv import PGD, plain_state_dict, route, split_batchnorm
 from conadv.core.branches import SplitBatchNorm, SplitOwnForward
 from conadv.core.splitbn import pending_statistics, update_running_stats
-from settings import SETTINGS, image_methods, small_batches, small_cnn
+from support.settings import SETTINGS, image_methods, small_batches, small_cnn
 
 
 class Inherits(nn.BatchNorm2d):

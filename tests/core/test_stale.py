@@ -11,7 +11,7 @@ from torch import nn
 
 from conadv import PGD, ConAdv, split_batchnorm
 from conadv.core.twins import StaleWeights
-from settings import small_batches, small_cnn
+from support.settings import small_batches, small_cnn
 
 
 def test_a_graph_of_the_newest_weights_stays_valid() -> None:

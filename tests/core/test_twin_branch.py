@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, Recycled, plain_state_dict, split_batchnorm
-from settings import small_batches, small_cnn
+from support.settings import small_batches, small_cnn
 
 EPSILON, RATE = 0.03, 0.2
 MAIN = PGD(EPSILON, random_start=0, branch="main")

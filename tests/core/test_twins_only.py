@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, plain_state_dict, split_batchnorm
 from conadv.core.splitbn import Statistics
-from settings import small_batches, small_cnn
+from support.settings import small_batches, small_cnn
 
 EPSILON, SIZE, RATE = 8 / 255, 3 / 255, 0.2
 

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from conadv import PGD, plain_state_dict, route, split_batchnorm
 from conadv.core.roles import Place
 from conadv.wrappers import data_parallel, innermost, unwrap
-from settings import SETTINGS, small_batches, small_cnn
+from support.settings import SETTINGS, small_batches, small_cnn
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 

@@ -14,7 +14,6 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 
-import tiny
 from conadv import PGD, split_batchnorm
 from conadv.core.catalog import METHODS
 from conadv.core.roles import Place
@@ -22,13 +21,14 @@ from conadv.core.seeds import centered
 from conadv.core.twins import StaleWeights
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
-from conadv.parallel.collectives import World
-from conadv.parallel.gradients import Exchange
+from conadv.ranks.collectives import World
+from conadv.ranks.gradients import Exchange
 from conadv.task.models import build_model
 from conadv.trainer.ema import Ema
 from conadv.trainer.snapshot import Snapshot
 from conadv.trainer.state import gather, live_state
 from conadv.trainer.undo import Undo
+from support import tiny
 
 CUDA = torch.device("cuda", 0)
 FLOAT32 = {"precision": "float32"}
@@ -42,7 +42,7 @@ def train(folder: Path, *words: str, **changes: Any) -> dict[str, torch.Tensor]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{Path(tiny.__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
+    return {**os.environ, "PYTHONPATH": f"{Path(tiny.__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"}
 
 
 @pytest.mark.parametrize("method", ["vanilla", "conadv", "recycled"])
@@ -56,7 +56,16 @@ def test_a_resumed_run_is_the_same_bit_for_bit(method, tmp_path):
     changes = {"method": method, "deterministic": "true"}
     whole = train(tmp_path / "whole", **changes)
     train(tmp_path / "part", **changes, max_steps=3)
-    command = [sys.executable, "-m", "conadv", "train", "--resume", str(tmp_path / "part"), "--model", "tiny:net"]
+    command = [
+        sys.executable,
+        "-m",
+        "conadv",
+        "train",
+        "--resume",
+        str(tmp_path / "part"),
+        "--model",
+        "support.tiny:net",
+    ]
     subprocess.run([*command, "--max-steps", "none", "--quiet"], check=True, env=_environment(), timeout=280)
     assert tiny.equal(tiny.state(tmp_path / "part"), whole)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import tiny
+from support import tiny
 
 CASES = [
     pytest.param(2, "vanilla", 0, "none", marks=pytest.mark.gpus(2)),
@@ -25,7 +25,7 @@ CASES = [
 def train(folder: Path, ranks: int, environment: dict[str, str], **changes: Any) -> None:
     words = [*tiny.words(**changes), "--run", str(folder), "--quiet"]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    path = f"{Path(tiny.__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
+    path = f"{Path(tiny.__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"
     command = [sys.executable, *launcher, "-m", "conadv", "train", *words]
     subprocess.run(command, check=True, env={**os.environ, **environment, "PYTHONPATH": path}, timeout=280)
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import ranks
-import torchvision_ops
+from support import ranks, torchvision_ops
 
 if find_spec("lightning") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -20,6 +19,6 @@ def pool() -> Iterator[ranks.Pool]:
     with pytest.MonkeyPatch.context() as patch:
         # The server that ranks are forked from looks for modules only where the interpreter does.
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
-        two = ranks.Pool(2, ["integrations_preload"])
+        two = ranks.Pool(2, ["support.integrations_preload"])
     yield two
     two.close()

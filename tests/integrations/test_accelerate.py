@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from frameworks import (
+from support.frameworks import (
     NAMES,
     accelerate_loop,
     accelerate_resumed,
@@ -18,8 +18,8 @@ from frameworks import (
     loader,
     one_by_one,
 )
-from ranks import Pool
-from settings import small_batches
+from support.ranks import Pool
+from support.settings import small_batches
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: make integrations")
 # Accelerate warns of its own settings; what conadv says stays an error.

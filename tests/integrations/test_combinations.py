@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from combinations import COMBINATIONS, DOCS, Combination, written
-from frameworks import ALARMS, NAMES, expected
-from ranks import Pool
-from refusals import REFUSALS, Refusal, said
-from settings import small_batches
+from support.frameworks import ALARMS, NAMES, expected
+from support.ranks import Pool
+from support.refusals import REFUSALS, Refusal, said
+from support.settings import small_batches
 
 # Other libraries warn of their own settings; what conadv says stays an error.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings(f"error:{ALARMS}")]
@@ -59,4 +59,4 @@ def test_a_mistake_is_answered(row: Refusal, pool: Pool) -> None:
 
 def test_the_docs_list_the_combinations() -> None:
     text = DOCS.read_text()
-    assert text == written(text), "run python tests/combinations.py"
+    assert text == written(text), "run python tools/combinations.py"

@@ -33,7 +33,15 @@ _ABORTED_AT_EXIT = "terminate called without an active exception"
 def run(script: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if script.name == "fsdp2_loop.py" else []
-    command = [sys.executable, "-W", "ignore", *ranks, str(ROOT / "tests" / "torchvision_ops.py"), str(script), *words]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        *ranks,
+        str(ROOT / "tests" / "support" / "torchvision_ops.py"),
+        str(script),
+        *words,
+    ]
     paths = os.pathsep.join([str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     for _ in range(5):
@@ -90,5 +98,5 @@ def test_the_script_without_us_is_a_script(name: str) -> None:
 
 def test_the_docs_show_the_differences() -> None:
     page = DOCS.read_text()
-    assert page == written(page), "run python tests/example_diffs.py"
+    assert page == written(page), "run python tools/example_diffs.py"
     assert all(f"# examples/{name}" in page for name in LIBRARIES)

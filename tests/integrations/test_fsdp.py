@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from frameworks import NAMES, sharded
-from ranks import Pool
+from support.frameworks import NAMES, sharded
+from support.ranks import Pool
 
 
 @pytest.mark.parametrize("name", NAMES)

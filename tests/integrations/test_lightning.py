@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from frameworks import (
+from support.frameworks import (
     NAMES,
     accumulated,
     assert_same,
@@ -18,8 +18,8 @@ from frameworks import (
     loader,
     one_by_one,
 )
-from ranks import Pool
-from settings import small_batches
+from support.ranks import Pool
+from support.settings import small_batches
 
 pytest.importorskip("lightning", reason="lightning is not installed: make integrations")
 # Lightning warns of its own settings; what conadv says stays an error.

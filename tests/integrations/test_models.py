@@ -10,9 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 
-import tiny
 from conadv import cli
 from conadv.task.models import build_model
+from support import tiny
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 

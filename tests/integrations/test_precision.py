@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from conadv import PGD
-from frameworks import NAMES, assert_same, expected, make, one_by_one, prepared, sgd
-from settings import small_batches
+from support.frameworks import NAMES, assert_same, expected, make, one_by_one, prepared, sgd
+from support.settings import small_batches
 
 each = pytest.mark.parametrize("name", NAMES)
 

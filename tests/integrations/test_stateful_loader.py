@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from frameworks import ATTACK, NAMES, loader, make, prepared, sgd
+from support.frameworks import ATTACK, NAMES, loader, make, prepared, sgd
 
 torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed: make integrations")
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it

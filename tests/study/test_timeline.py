@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import tasks
 from conadv.cli import main
 from conadv.core import step as spans
 from conadv.study import timeline
 from conadv.study.timeline import Span, draw_timeline, read_timeline
-from ranks import Pool
+from support import tasks
+from support.ranks import Pool
 
 
 def test_the_names_are_those_of_the_code() -> None:

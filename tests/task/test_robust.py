@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from conadv import PGD, split_batchnorm
 from conadv.task.robust import count_robust, count_twin_hits
-from settings import small_batches, small_cnn
+from support.settings import small_batches, small_cnn
 
 EPSILON = 0.03
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 import conadv
-import tiny
 from conadv.trainer.metrics import read_metrics
+from support import tiny
 
 
 def recipe(**changes):

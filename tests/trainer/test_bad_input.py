@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import tiny
 from conadv import cli
+from support import tiny
 
 
 def images(root: Path) -> Path:
@@ -58,7 +58,13 @@ def test_an_image_that_cannot_be_read_leaves_no_folder(damage, size, start, tmp_
         bad.symlink_to(tmp_path / "nowhere.png")
     else:
         bad.write_bytes(data[: len(data) // 2])
-    fields = {**tiny.FIELDS, "data.path": root, "data.train_size": 24, "model": "tiny:pooled", "data.image_size": 16}
+    fields = {
+        **tiny.FIELDS,
+        "data.path": root,
+        "data.train_size": 24,
+        "model": "support.tiny:pooled",
+        "data.image_size": 16,
+    }
     words = [word for key, value in fields.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     run = start(words, size)
     assert run.statuses() == [2] * size, run.said()
@@ -70,7 +76,7 @@ def test_an_image_that_cannot_be_read_leaves_no_folder(damage, size, start, tmp_
 def test_a_run_that_is_running_is_not_resumed(start, capsys):
     run = start(tiny.words(epochs=100_000), 1)
     run.wait_for_step(3)
-    assert cli.main(["train", "--resume", str(run.folder), "--model", "tiny:net", "--quiet"]) == 2
+    assert cli.main(["train", "--resume", str(run.folder), "--model", "support.tiny:net", "--quiet"]) == 2
     assert (
         f"{run.folder} is in use by process {run.processes[0].pid} on {os.uname().nodename}" in capsys.readouterr().err
     )
@@ -79,6 +85,6 @@ def test_a_run_that_is_running_is_not_resumed(start, capsys):
     run.statuses()
     assert (run.folder / "run.lock").exists()  # left by the dead process, and taken over
     steps = len((run.folder / "metrics.jsonl").read_text().splitlines())
-    words = ["--model", "tiny:net", "--quiet", "--max-steps", str(steps + 3)]
+    words = ["--model", "support.tiny:net", "--quiet", "--max-steps", str(steps + 3)]
     assert cli.main(["train", "--resume", str(run.folder), *words]) == 0
     assert not (run.folder / "run.lock").exists()

@@ -11,12 +11,12 @@ import safetensors.torch
 import torch
 from torch import nn
 
-import tiny
 from conadv import cli, split_batchnorm
 from conadv.trainer.best import FILE, METRIC, BestWeights, read_about
 from conadv.trainer.build_task import build_task
 from conadv.trainer.ema import Ema
-from settings import small_cnn
+from support import tiny
+from support.settings import small_cnn
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from conadv import cli
+from support import tiny
 
 
 def train(run: Path, **changes: str) -> int:
@@ -16,16 +16,16 @@ def train(run: Path, **changes: str) -> int:
 
 def test_a_model_that_its_author_split_is_trained_and_exported(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert train(run, model="tiny:split_by_its_author", method="conadv") == 0
+    assert train(run, model="support.tiny:split_by_its_author", method="conadv") == 0
     assert cli.main(["export", str(run), str(tmp_path / "model.safetensors")]) == 0
 
 
 @pytest.mark.parametrize(
     ("model", "method", "message"),
     [
-        ("tiny:tracking", "conadv", "0 (InstanceNorm2d) tracks statistics of images"),
-        ("tiny:split_by_its_author", "vanilla", "this run needs ('main',)"),
-        ("tiny:one_layer_split", "vanilla", "this run needs ('main',)"),
+        ("support.tiny:tracking", "conadv", "0 (InstanceNorm2d) tracks statistics of images"),
+        ("support.tiny:split_by_its_author", "vanilla", "this run needs ('main',)"),
+        ("support.tiny:one_layer_split", "vanilla", "this run needs ('main',)"),
     ],
 )
 def test_other_statistics_are_refused(

@@ -13,7 +13,6 @@ import pytest
 import torch
 from PIL import Image
 
-import tiny
 from conadv import cli
 from conadv.config import Data, Recipe, load_recipe, recipe_of_run
 from conadv.core.branches import split_layers
@@ -22,6 +21,7 @@ from conadv.task.data import open_data
 from conadv.trainer import build_task
 from conadv.trainer.build import Job, build_policy, check_fit, method_of, with_chunk_size
 from conadv.trainer.build_task import resolved
+from support import tiny
 
 
 def photographs(folder: Path, size: tuple[int, int], count: int = 4) -> Path:

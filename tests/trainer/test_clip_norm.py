@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import tiny
 from conadv.trainer.training import train
-from ranks import Run
+from support import tiny
+from support.ranks import Run
 
 RATE = 0.125
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-import tiny
 from conadv import cli
 from conadv.trainer import build_task
 from conadv.trainer.compiling import compile_model
+from support import tiny
 
 # The kinds of passes of each method: by branch, with statistics or without. Evaluation is not compiled. The first
 # twins of recycled come from a pass of their own.
@@ -56,14 +56,23 @@ def test_backward_passes_are_compiled_too_and_a_run_resumes_bit_for_bit(tmp_path
     changes = {"method": "conadv", "compile": "true"}
     assert train(tmp_path / "whole", **changes) == 0
     assert train(tmp_path / "part", **changes, max_steps=3) == 0
-    words = ["train", "--resume", str(tmp_path / "part"), "--model", "tiny:net", "--max-steps", "none", "--quiet"]
+    words = [
+        "train",
+        "--resume",
+        str(tmp_path / "part"),
+        "--model",
+        "support.tiny:net",
+        "--max-steps",
+        "none",
+        "--quiet",
+    ]
     assert cli.main(words) == 0
     assert tiny.equal(tiny.state(tmp_path / "part"), tiny.state(tmp_path / "whole"))
 
 
 def test_a_layer_with_a_forward_pass_of_its_own_keeps_its_numbers(tmp_path):
     for compiles in ("true", "false"):
-        changes = {"model": "tiny:split_by_its_author", "max_steps": 2, "compile": compiles}
+        changes = {"model": "support.tiny:split_by_its_author", "max_steps": 2, "compile": compiles}
         assert train(tmp_path / compiles, **changes) == 0
     assert tiny.distance(tiny.state(tmp_path / "true"), tiny.state(tmp_path / "false")) < 1e-12
 

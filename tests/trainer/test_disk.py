@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import tasks
-import tiny
 from conadv import cli
 from conadv.trainer.checkpoint import checkpoints, read_checkpoint
+from support import tasks, tiny
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def train(folder: Path, *words: str) -> int:
 
 
 def resume(folder: Path, *words: str) -> int:
-    return cli.main(["train", "--resume", str(folder), "--model", "tiny:net", "--quiet", *words])
+    return cli.main(["train", "--resume", str(folder), "--model", "support.tiny:net", "--quiet", *words])
 
 
 def complaint(capsys: pytest.CaptureFixture[str]) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from conadv import cli
-from launcher import Torchrun
+from support import tiny
+from support.launcher import Torchrun
 
-FIELDS = {"epochs": 10, "checkpoint.every": 2, "checkpoint.keep": 1000, "model": "tiny:Slow", "layout": "auto"}
+FIELDS = {"epochs": 10, "checkpoint.every": 2, "checkpoint.keep": 1000, "model": "support.tiny:Slow", "layout": "auto"}
 
 
 @pytest.fixture
@@ -75,5 +75,5 @@ def _resumed_alone(run: Path, step: int, copy: Path) -> Path:
     for path in (copy / "checkpoints").glob("step-*"):
         if int(path.name[5:]) > step:
             shutil.rmtree(path)
-    assert cli.main(["train", "--resume", str(copy), "--model", "tiny:Slow", "--quiet"]) == 0
+    assert cli.main(["train", "--resume", str(copy), "--model", "support.tiny:Slow", "--quiet"]) == 0
     return copy

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-import tiny
 from conadv.core.splitbn import split_batchnorm
-from conadv.parallel.collectives import World
+from conadv.ranks.collectives import World
 from conadv.trainer.build_task import build_task
 from conadv.trainer.ema import Ema
 from conadv.trainer.evaluation import evaluate_task
 from conadv.trainer.trained import evaluate, export
 from conadv.trainer.training import train
+from support import tiny
 
 
 def move(model: nn.Module) -> None:
@@ -109,7 +109,7 @@ def test_a_run_without_an_average_says_nothing_of_one(tmp_path):
 def test_a_step_that_is_left_out_leaves_the_average_alone(tmp_path, monkeypatch):
     for key, value in tiny.fault("loss", 0, 2).items():
         monkeypatch.setenv(key, value)
-    changes = {"model": "tiny:Faulty", "nonfinite": "skip", "method": "vanilla", "chunk_size": 24, "ema": 0.5}
+    changes = {"model": "support.tiny:Faulty", "nonfinite": "skip", "method": "vanilla", "chunk_size": 24, "ema": 0.5}
     changes |= {"checkpoint.every": 1, "checkpoint.keep": 9, "max_steps": 2}
     summary = train(tiny.recipe(**changes), tmp_path / "run", None, quiet=True)
     assert summary["skipped"] == 1

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-import tiny
 from conadv.config import load_recipe
-from conadv.parallel.collectives import World
+from conadv.ranks.collectives import World
 from conadv.task.augment import augmentation
 from conadv.trainer import evaluation
 from conadv.trainer.adversary import RobustTest, robust_attack
 from conadv.trainer.build_task import Task, build_task, twins_of
 from conadv.trainer.ema import Ema
 from conadv.trainer.evaluation import evaluate_source, evaluate_task
+from support import tiny
 
 CPU = torch.device("cpu")
 

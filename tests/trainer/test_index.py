@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import tasks
-import tiny
+from support import tasks, tiny
 from task.data.samples import jpeg_set, write_folder, write_shards_by_hand
 
 WRITERS = {"folder": write_folder, "shards": write_shards_by_hand}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.backends import cudnn
 
-import tiny
 from conadv import cli
 from conadv.trainer.kernels import _switches, kernels
+from support import tiny
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

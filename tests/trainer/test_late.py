@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-import tasks
-import tiny
 from conadv import cli
 from conadv.trainer import training
 from conadv.trainer.build import build_policy
 from conadv.trainer.ema import Ema
 from conadv.trainer.undo import Undo
-from recorded import record_rank
+from support import tasks, tiny
+from support.recorded import record_rank
 
 
 @pytest.fixture
@@ -61,7 +60,16 @@ def test_a_run_that_reads_late_resumes_bit_for_bit(tmp_path, read_late):
     assert train(tmp_path / "whole", method="conadv") == 0
     read_late()
     assert train(tmp_path / "part", method="conadv", max_steps=3) == 0
-    words = ["train", "--resume", str(tmp_path / "part"), "--model", "tiny:net", "--max-steps", "none", "--quiet"]
+    words = [
+        "train",
+        "--resume",
+        str(tmp_path / "part"),
+        "--model",
+        "support.tiny:net",
+        "--max-steps",
+        "none",
+        "--quiet",
+    ]
     assert cli.main(words) == 0
     assert tiny.equal(tiny.state(tmp_path / "part"), tiny.state(tmp_path / "whole"))
     assert lines(tmp_path / "part") == lines(tmp_path / "whole")
@@ -72,7 +80,7 @@ def test_a_run_that_reads_late_resumes_bit_for_bit(tmp_path, read_late):
 def test_a_step_that_is_left_out_leaves_the_bits_of_before(step, kind, optimizer, tmp_path, read_late, monkeypatch):
     for name, value in tiny.fault(kind, 0, 6 * step + 3).items():
         monkeypatch.setenv(name, value)
-    changes = {"method": "vanilla", "model": "tiny:Faulty", "nonfinite": "skip", "optimizer__name": optimizer}
+    changes = {"method": "vanilla", "model": "support.tiny:Faulty", "nonfinite": "skip", "optimizer__name": optimizer}
     changes |= {"optimizer__lr": 0.01, "ema": 0.5}
     assert train(tmp_path / "now", **changes) == 0
     read_late()
@@ -87,7 +95,7 @@ def test_a_run_that_ends_for_it_has_saved_no_such_weights(step, tmp_path, read_l
     read_late()
     for name, value in tiny.fault("loss", 0, 6 * step + 2).items():
         monkeypatch.setenv(name, value)
-    assert train(tmp_path / "run", method="vanilla", model="tiny:Faulty", checkpoint__every=step + 1) == 1
+    assert train(tmp_path / "run", method="vanilla", model="support.tiny:Faulty", checkpoint__every=step + 1) == 1
     assert f"error: step {step}: the loss on rank 0" in capsys.readouterr().err
     assert [line["step"] for line in lines(tmp_path / "run")] == list(range(step))
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
@@ -122,7 +130,7 @@ def test_ranks_that_may_lag_stop_and_resume(asked, pool, tmp_path):
 def test_ranks_that_may_lag_hear_what_is_not_finite(pool, tmp_path):
     fault = tiny.fault("loss", 2, 8)
     run = partial(tasks.train_late, **fault)
-    messages = pool.run(3, run, str(tmp_path / "run"), False, {**LAGGING, "model": "tiny:Faulty"})
+    messages = pool.run(3, run, str(tmp_path / "run"), False, {**LAGGING, "model": "support.tiny:Faulty"})
     assert len(set(messages)) == 1
     assert "the loss on rank 2 (lane 0, adv) is not finite" in messages[0]
 

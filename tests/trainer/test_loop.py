@@ -11,8 +11,8 @@ import pytest
 import safetensors.torch
 from torch import Tensor
 
-import tiny
 from conadv import cli
+from support import tiny
 
 # A step has 6 chunks, and each takes a pass for the attack, the images and the twins: this one is in step 2.
 PASS_IN_STEP_2 = {"vanilla": 6 * 2 + 3, "conadv": 6 * 3 * 2 + 6 + 8}
@@ -35,7 +35,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch):
 
 
 def train(folder: Path, **changes: Any) -> int:
-    fields = {"model": "tiny:Faulty", "checkpoint__every": 1, "checkpoint__keep": 10, **changes}
+    fields = {"model": "support.tiny:Faulty", "checkpoint__every": 1, "checkpoint__keep": 10, **changes}
     return cli.main(["train", *tiny.words(**fields), "--run", str(folder), "--quiet"])
 
 
@@ -85,7 +85,7 @@ def test_a_loss_that_is_left_out_is_null_in_the_metrics(faulty, tmp_path):
 
 def test_more_steps_than_the_limit_are_not_left_out(tmp_path, capsys):
     """A learning rate that is far too high: with the decay, each step makes the weights a million times larger."""
-    words = {"model": "tiny:net", "precision": "float32", "nonfinite": "skip", "skip_limit": 2, "epochs": 20}
+    words = {"model": "support.tiny:net", "precision": "float32", "nonfinite": "skip", "skip_limit": 2, "epochs": 20}
     sgd = {"optimizer__name": "sgd", "optimizer__lr": 1e6, "optimizer__weight_decay": 1, "optimizer__momentum": 0}
     assert train(tmp_path / "run", **words, **sgd) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -97,7 +97,16 @@ def test_steps_that_were_left_out_count_on_after_a_resume(faulty, tmp_path, caps
     faulty("loss", PASS_IN_STEP_2["vanilla"])
     fields = {"method": "vanilla", "nonfinite": "skip", "skip_limit": 1, "epochs": 8}
     assert train(tmp_path / "run", **fields, max_steps=4) == 0
-    words = ["train", "--resume", str(tmp_path / "run"), "--model", "tiny:Faulty", "--max-steps", "none", "--quiet"]
+    words = [
+        "train",
+        "--resume",
+        str(tmp_path / "run"),
+        "--model",
+        "support.tiny:Faulty",
+        "--max-steps",
+        "none",
+        "--quiet",
+    ]
     assert cli.main(words) == 1  # the passes of the model are counted anew
     assert "after 1 such steps were left out" in capsys.readouterr().err
 
@@ -107,7 +116,7 @@ def test_steps_that_were_left_out_count_on_after_a_resume(faulty, tmp_path, caps
     [("loss", 0, "clean"), ("gradient", 0, "clean"), ("loss", 1, "adv"), ("gradient", 1, "adv")],
 )
 def test_what_one_rank_has_all_notice_in_the_same_step(what, rank, role, start):
-    words = tiny.words(model="tiny:Faulty", layout="clean | adv | attack", checkpoint__every=1)
+    words = tiny.words(model="support.tiny:Faulty", layout="clean | adv | attack", checkpoint__every=1)
     run = start(words, 3, **tiny.fault(what, rank, forward_pass=15))
     assert run.statuses() == [1, 1, 1]
     (line,) = run.complaints()
@@ -119,7 +128,9 @@ def test_what_one_rank_has_all_notice_in_the_same_step(what, rank, role, start):
 
 @pytest.mark.parametrize(("what", "rank"), [("loss", 0), ("gradient", 1)])
 def test_what_one_rank_has_all_leave_out(what, rank, start):
-    words = tiny.words(model="tiny:Faulty", layout="clean | adv | attack", nonfinite="skip", checkpoint__every=1)
+    words = tiny.words(
+        model="support.tiny:Faulty", layout="clean | adv | attack", nonfinite="skip", checkpoint__every=1
+    )
     run = start(words, 3, **tiny.fault(what, rank, forward_pass=15))
     assert run.statuses() == [0, 0, 0]
     assert [entry["skipped"] for entry in lines(run.folder)] == [False, False, True, False, False, False]
@@ -129,7 +140,7 @@ def test_what_one_rank_has_all_leave_out(what, rank, start):
 @pytest.mark.parametrize("direction", ["sign", "raw"])
 def test_a_gradient_of_the_attack_that_is_not_finite_never_reaches_the_weights(direction, start):
     """A sign of it moves no pixel; as it is, it makes a twin that is noticed when it is learnt from."""
-    words = tiny.words(model="tiny:Faulty", layout="clean | adv | attack", attack__direction=direction)
+    words = tiny.words(model="support.tiny:Faulty", layout="clean | adv | attack", attack__direction=direction)
     run = start(words, 3, **tiny.fault("loss", 2, forward_pass=15))
     if direction == "sign":
         assert run.statuses() == [0, 0, 0]
@@ -142,7 +153,7 @@ def test_a_gradient_of_the_attack_that_is_not_finite_never_reaches_the_weights(d
 @pytest.mark.parametrize(("minutes", "expected"), [(1e-9, [1, 2, 3, 4, 5, 6]), (1000, [6]), (0, [6])])
 def test_checkpoints_are_written_by_the_clock_too(minutes, expected, tmp_path):
     run = tmp_path / "run"
-    assert train(run, model="tiny:net", checkpoint__every=1000, checkpoint__minutes=minutes) == 0
+    assert train(run, model="support.tiny:net", checkpoint__every=1000, checkpoint__minutes=minutes) == 0
     assert sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")) == expected
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from launcher import TESTS
+from support.launcher import TESTS
 
 MIB = 2**20
 
@@ -53,7 +53,7 @@ def test_a_batch_sixteen_times_as_large_takes_no_more_memory(tmp_path: Path) -> 
     """Whole, the further 240 images of a batch would be 34 MiB as bytes, and 138 MiB as floats."""
     data = write_images(tmp_path / "images", 256, 32)
     fields = {
-        "model": "tiny:pooled",
+        "model": "support.tiny:pooled",
         "method": "conadv",
         "chunk_size": 16,
         "max_steps": 2,

@@ -12,12 +12,12 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-import tiny
 from conadv import cli
 from conadv.task.data.embedded import digits
 from conadv.trainer.training import train
+from support import tiny
 
-MODEL = ["--model", "tiny:net"]
+MODEL = ["--model", "support.tiny:net"]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_an_export_says_what_its_network_takes(run):
     with safetensors.safe_open(run.parent / "model.safetensors", "pt") as file:
         facts = json.loads(file.metadata()["network"])
     assert facts["classes"] == [str(number) for number in range(10)]
-    assert (facts["method"], facts["model"], facts["input"]) == ("conadv", "tiny:net", [1, 8, 8])
+    assert (facts["method"], facts["model"], facts["input"]) == ("conadv", "support.tiny:net", [1, 8, 8])
 
 
 def test_the_normalization_of_color_images_travels_along(tmp_path, capsys):
@@ -104,13 +104,13 @@ def test_the_normalization_of_color_images_travels_along(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("run images/notes.txt --model tiny:net", "notes.txt: not an image of a known format"),
-        ("run images/none.png --model tiny:net", "none.png: No such file or directory"),
-        ("run --model tiny:net", "no images given"),
-        ("run run/checkpoints --model tiny:net", "no images in "),
-        ("run images", "names code to import, which a file may not: if you trust it, pass --model 'tiny:net'"),
+        ("run images/notes.txt --model support.tiny:net", "notes.txt: not an image of a known format"),
+        ("run images/none.png --model support.tiny:net", "none.png: No such file or directory"),
+        ("run --model support.tiny:net", "no images given"),
+        ("run run/checkpoints --model support.tiny:net", "no images in "),
+        ("run images", "names code to import, which a file may not: if you trust it, pass --model 'support.tiny:net'"),
         ("run images --model resnet8", "do not fit the model resnet8"),
-        ("run images --model tiny:net --top 0", "top is 0"),
+        ("run images --model support.tiny:net --top 0", "top is 0"),
         ("images images", "not a run folder"),
         ("nowhere images", "neither a run folder nor an export"),
         ("images/0.png images", "neither a run folder nor an export"),
@@ -146,7 +146,7 @@ def test_an_exported_program_needs_no_library_and_takes_any_number_of_images(run
         ("run a.safetensors --format torch-export", "choose a name that ends in .pt2"),
         ("run a.pt2 --format torch-export", "names code to import"),
         ("run a.pt2 --format onnx", "--format"),
-        ("run nowhere/a.pt2 --format torch-export --model tiny:net", "cannot write nowhere/a.pt2"),
+        ("run nowhere/a.pt2 --format torch-export --model support.tiny:net", "cannot write nowhere/a.pt2"),
     ],
 )
 def test_an_export_that_cannot_be_is_one_line(words, problem, run, capsys, monkeypatch):

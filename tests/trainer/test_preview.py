@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-import tiny
 from conadv.cli import main
+from support import tiny
 
 FLAGS = [word for name, value in tiny.FIELDS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
@@ -25,9 +25,9 @@ def test_a_run_says_what_it_will_do(method, told, tmp_path, capsys):
 def test_a_resumed_run_says_what_is_left_and_a_complete_one_nothing(tmp_path, capsys):
     run = str(tmp_path / "run")
     assert main(["train", "digits", *FLAGS, "--max-steps", "2", "--run", run]) == 0
-    assert main(["train", "--resume", run, "--model", "tiny:net", "--max-steps", "6"]) == 0
+    assert main(["train", "--resume", run, "--model", "support.tiny:net", "--max-steps", "6"]) == 0
     assert "run     steps 3 to 6 of" in capsys.readouterr().err
-    assert main(["train", "--resume", run, "--model", "tiny:net"]) == 0
+    assert main(["train", "--resume", run, "--model", "support.tiny:net"]) == 0
     told = capsys.readouterr().err
     assert "parameters" not in told
     assert f"{run} is complete" in told
@@ -37,7 +37,7 @@ def test_eval_prints_what_the_run_printed_in_the_same_order(tmp_path, capsys):
     run = str(tmp_path / "run")
     assert main(["train", "digits", *FLAGS, "--run", run]) == 0
     trained = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert main(["eval", run, "--model", "tiny:net"]) == 0
+    assert main(["eval", run, "--model", "support.tiny:net"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         key for key in trained if key != "run"
     ]
@@ -56,4 +56,4 @@ def test_parameters_are_counted_without_adversarial_branches(tmp_path, capsys):
     expected = sum(parameter.numel() for parameter in tiny.net(10, 1).parameters())
     for method in ("conadv", "vanilla"):
         assert main(["train", "digits", *FLAGS, "--method", method, "--run", str(tmp_path / method)]) == 0
-        assert f"tiny:net, {expected:,} parameters\n" in capsys.readouterr().err
+        assert f"support.tiny:net, {expected:,} parameters\n" in capsys.readouterr().err

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import tiny
 from conadv import cli
 from conadv.trainer import progress
 from conadv.trainer.progress import ProgressBar
+from support import tiny
 
 shown: list[Any] = []
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-import tiny
 from conadv import cli
 from conadv.config.files import ADDED
+from support import tiny
 
 STEPS = 6
 
@@ -24,7 +24,7 @@ def train(folder: Path, **changes: Any) -> None:
 
 
 def resume(folder: Path, *words: str) -> int:
-    return cli.main(["train", "--resume", str(folder), "--model", "tiny:net", "--quiet", *words])
+    return cli.main(["train", "--resume", str(folder), "--model", "support.tiny:net", "--quiet", *words])
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_without_a_whole_checkpoint_nothing_is_begun(command, run, tmp_path, cap
         flip(file)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     words = {"train": ["--resume"], "eval": [], "export": []}[command]
-    model = [] if command == "export" else ["--model", "tiny:net"]
+    model = [] if command == "export" else ["--model", "support.tiny:net"]
     out = [str(tmp_path / "out.safetensors")] if command == "export" else []
     assert cli.main([command, *words, str(run), *out, *model]) == 2
     told = capsys.readouterr().err.splitlines()
@@ -183,7 +183,7 @@ def test_a_checkpoint_of_another_model_is_passed_over(run, whole, monkeypatch, c
 def test_other_commands_use_the_checkpoint_before_too(command, run, tmp_path, capsys):
     newest = run / "checkpoints" / "step-00000004"
     flip(newest / "state.safetensors")
-    words = ["--model", "tiny:net"] if command == "eval" else [str(tmp_path / "out.safetensors")]
+    words = ["--model", "support.tiny:net"] if command == "eval" else [str(tmp_path / "out.safetensors")]
     assert cli.main([command, str(run), *words, "--json"]) == 0
     said = capsys.readouterr()
     assert str(newest) in said.err

@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-import tiny
 from conadv import cli
 from conadv.trainer import signals
 from conadv.trainer.signals import Interrupted, StopRequest, following_launcher, listening
+from support import tiny
 
 ENDLESS = {"epochs": 100_000, "checkpoint.every": 1000, "checkpoint.keep": 10}
 TERM, INT = signal.SIGTERM, signal.SIGINT
@@ -137,13 +137,13 @@ def test_a_resumed_run_that_is_stopped_before_its_next_step_says_how_to_resume_a
     run.kill(0, TERM)
     assert run.statuses() == [143]
     kept = sorted(run.folder.rglob("*"))
-    resumed = start(["--resume", str(run.folder), "--model", "tiny:net"], 1, "resumed", ENDLESS_LISTING="yes")
+    resumed = start(["--resume", str(run.folder), "--model", "support.tiny:net"], 1, "resumed", ENDLESS_LISTING="yes")
     until(lambda: "listing" in resumed.said())
     resumed.kill(0, TERM)
     assert resumed.statuses(timeout=10) == [143]
     assert resumed.said().splitlines()[-1] == (
         "stopped by SIGTERM before the first step: nothing is lost; "
-        f"to resume: conadv train --resume {run.folder} --model tiny:net"
+        f"to resume: conadv train --resume {run.folder} --model support.tiny:net"
     )
     assert sorted(run.folder.rglob("*")) == kept
 
@@ -208,7 +208,7 @@ def test_a_signal_that_comes_twice_at_once_is_one_request(start):
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["computing", "waiting for another rank"])
 def test_a_second_signal_stops_at_once(rank, start):
-    words = tiny.words(**ENDLESS, method="recycled", layout="clean | adv", model="tiny:Faulty")
+    words = tiny.words(**ENDLESS, method="recycled", layout="clean | adv", model="support.tiny:Faulty")
     run = start(words, 2, **tiny.fault("sleep", rank=0, forward_pass=30))
     run.wait_for_step(2)
     time.sleep(1)  # until rank 0 sleeps, and rank 1 waits for it

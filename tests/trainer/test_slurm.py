@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import slurm
-import tiny
+from support import slurm, tiny
 
 ROOT = Path(__file__).parents[2]
 # One rank on each node, so that twins cross from one to the other.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-import tiny
 from conadv.core.catalog import METHODS
-from conadv.parallel.layout import Layout
-from conadv.parallel.member import check_statistics
+from conadv.ranks.layout import Layout
+from conadv.ranks.member import check_statistics
+from support import tiny
 
 
 def test_synchronized_batchnorm_is_refused_where_ranks_have_different_roles():

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import tasks
-import tiny
 from conadv import cli
-from launcher import Torchrun
+from support import tasks, tiny
+from support.launcher import Torchrun
 
 LAYOUT = "clean | adv | attack"
 ENDLESS = {"epochs": 100_000, "checkpoint.every": 5, "layout": LAYOUT}
@@ -116,7 +115,7 @@ def test_a_rank_that_hangs_ends_all_and_is_named(launch, run):
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_torchruns_restart_brings_a_run_back_to_the_same_end(rank, folder, launch, run, pool, tmp_path, monkeypatch):
     """Slow steps, so that the kills come in time."""
-    fields = {"epochs": 20, "checkpoint.every": 3, "model": "tiny:Slow"}
+    fields = {"epochs": 20, "checkpoint.every": 3, "model": "support.tiny:Slow"}
     if folder == "default":
         monkeypatch.chdir(tmp_path)
         run = tmp_path / "runs" / "digits-conadv-001"
@@ -158,7 +157,7 @@ def test_a_signal_to_torchrun_saves_the_run(number, launch, run, tmp_path):
     steps = int(line.split(";")[0].split()[-1])
     assert f"to resume: torchrun --nproc-per-node 3 -m conadv train --resume {run}" in line
     assert launcher.complaints() == []
-    resumed = ["train", "--resume", str(run), "--model", "tiny:net", "--max-steps", str(steps + 2)]
+    resumed = ["train", "--resume", str(run), "--model", "support.tiny:net", "--max-steps", str(steps + 2)]
     assert launch(["--nproc-per-node", "3"], resumed).status() == 0
     whole = undisturbed(tmp_path / "whole", **{**ENDLESS, "layout": "none", "max_steps": steps + 2})
     assert tiny.distance(tiny.state(run), whole) <= 1e-12
@@ -216,7 +215,7 @@ def test_a_restart_that_only_another_node_counted_goes_on_in_the_folder(run, poo
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_killed_rank_of_one_of_two_nodes_is_restarted_on_both(rank, launch, run, tmp_path):
     """Each agent counts its own restarts."""
-    fields = {"epochs": 20, "checkpoint.every": 3, "model": "tiny:Slow"}
+    fields = {"epochs": 20, "checkpoint.every": 3, "model": "support.tiny:Slow"}
     place = words(run, **fields, layout="clean | adv+attack")
     flags = ["--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-backend", "c10d"]
     flags += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "two-nodes"]

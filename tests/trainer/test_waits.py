@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import recorded
 from conadv import PGD, ConAdv, Recycled, Sam, Team, Vanilla, split_batchnorm
 from conadv.core import step as core_step
 from conadv.core.catalog import METHODS
@@ -20,11 +19,12 @@ from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
 from conadv.core.validate import Checks, Updates
 from conadv.optim.catalog import OPTIMIZERS
-from conadv.parallel.reading import Reading
-from conadv.parallel.team_method import TeamMethod
+from conadv.ranks.reading import Reading
+from conadv.ranks.team_method import TeamMethod
 from conadv.trainer import loop
 from conadv.trainer.ema import Ema
-from settings import small_cnn
+from support import recorded
+from support.settings import small_cnn
 
 # What a recipe says of an optimizer, as far as any of them needs it.
 FIELDS = {

@@ -1,6 +1,7 @@
 """The methods, the attacks and libraries of models by name: what each does and takes, and its cost. Loads no torch.
 
-A new method is a class, one row here, and one row in tests/settings.py. A new attack is its own file and one row.
+A new method is a class, one row here, and one row in tests/support/settings.py. A new attack is its own file and one
+row.
 """
 
 from __future__ import annotations

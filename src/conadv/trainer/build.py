@@ -21,11 +21,11 @@ from conadv.core.step import Method
 from conadv.core.twins import StaleWeights, TwinShare
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
-from conadv.parallel.choose import choose_layout
-from conadv.parallel.collectives import World
-from conadv.parallel.layout import Layout
-from conadv.parallel.member import Member, build_member
-from conadv.parallel.wire import Wire
+from conadv.ranks.choose import choose_layout
+from conadv.ranks.collectives import World
+from conadv.ranks.layout import Layout
+from conadv.ranks.member import Member, build_member
+from conadv.ranks.wire import Wire
 from conadv.task.data import Stream
 
 from .build_task import DTYPES, Task, attack_of, mix_of

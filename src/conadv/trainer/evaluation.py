@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conadv.parallel.collectives import World
+from conadv.ranks.collectives import World
 from conadv.task.data import Source, evaluation_batches
 from conadv.task.data.draws import permutation
 from conadv.task.evaluate import Evaluation, evaluate

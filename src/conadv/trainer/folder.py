@@ -14,7 +14,7 @@ import torch
 
 from conadv import __version__
 from conadv.core.catalog import is_callable, names_dataset
-from conadv.parallel.launch import launcher_command
+from conadv.ranks.launch import launcher_command
 from conadv.readable import for_json
 
 from .checkpoint import checkpoints, set_aside_newer, sweep_partial

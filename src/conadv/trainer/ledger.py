@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conadv.parallel.outcome import NotFiniteError, Outcome, Unread
+from conadv.ranks.outcome import NotFiniteError, Outcome, Unread
 
 from .build import Job, Policy
 from .record import Sinks

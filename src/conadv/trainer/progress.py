@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from conadv.parallel.launch import own_rank
+from conadv.ranks.launch import own_rank
 from conadv.readable import duration
 
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from conadv import last_words
-from conadv.parallel.ending import end_process, say_line
-from conadv.parallel.launch import local_rank, own_rank, started_by_torchrun
+from conadv.ranks.ending import end_process, say_line
+from conadv.ranks.launch import local_rank, own_rank, started_by_torchrun
 
 _HEARD = (signal.SIGTERM, signal.SIGINT)
 # Seconds in which a second signal is ignored: `timeout` and some schedulers send each one twice.

@@ -14,7 +14,7 @@ from torch import Tensor
 from conadv import bf16
 from conadv.config import RESUMABLE, Recipe, added_values, check_run_folder, flatten
 from conadv.core.catalog import METHODS
-from conadv.parallel.collectives import World, own_device
+from conadv.ranks.collectives import World, own_device
 
 from .adversary import RobustTest
 from .best import FILE as BEST

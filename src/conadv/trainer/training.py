@@ -12,12 +12,12 @@ from typing import Any
 from conadv import bf16
 from conadv.config import Recipe, dump_recipe, flatten, sealed
 from conadv.core.splitbn import plain_state_dict
-from conadv.parallel.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
-from conadv.parallel.collectives import World, joined
-from conadv.parallel.launch import local_rank, world_size
-from conadv.parallel.layout import Layout
-from conadv.parallel.outcome import DriftError, NotFiniteError
-from conadv.parallel.watch import watched
+from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
+from conadv.ranks.collectives import World, joined
+from conadv.ranks.launch import local_rank, world_size
+from conadv.ranks.layout import Layout
+from conadv.ranks.outcome import DriftError, NotFiniteError
+from conadv.ranks.watch import watched
 from conadv.sinks import SINKS, check_sinks
 from conadv.task.data import Stream
 

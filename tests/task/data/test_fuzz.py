@@ -1,4 +1,4 @@
-"""Some hundred damaged and hostile data sets; `tests/faults/fuzz.py` has as many as there is time for."""
+"""Some hundred damaged and hostile data sets; `tools/faults/fuzz.py` has as many as there is time for."""
 
 from __future__ import annotations
 

@@ -1,0 +1,131 @@
+"""One order of communication on all ranks: a run completes even if a rank does one operation at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conadv.core.catalog import METHODS
+from conadv.ranks.layout import Layout
+from conadv.ranks.member import Member
+from conadv.ranks.outcome import Unread
+from support.recorded import Call, record, replay
+
+ATTACKED = [
+    (2, "clean+adv | attack"),
+    (4, "attack | clean+adv"),
+    (2, "clean | adv+attack"),
+    (2, "clean+attack | adv"),
+    (3, "clean | adv | attack"),
+    (6, "attack | adv | clean"),
+]
+CASES = [
+    ("vanilla", 0, 2, None),
+    ("sam", 0, 2, None),
+    ("sam", 1, 2, None),
+    ("recycled", 1, 2, None),
+    ("recycled", 1, 2, "clean | adv"),
+    ("recycled", 1, 4, "adv | clean"),
+    *(("conadv", delay, 2, None) for delay in (0, 1, 3)),
+    *(("conadv", delay, *case) for delay in (0, 1, 2, 3) for case in ATTACKED),
+]
+
+
+def fields(method: str, delay: int) -> dict[str, object]:
+    return {"method": method, "delay": delay} if method in ("conadv", "sam") else {"method": method}
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize(("method", "delay", "size", "layout"), CASES)
+def test_a_run_completes_where_each_rank_does_one_operation_at_a_time(method, delay, size, layout, chunks):
+    lanes = size // len((layout or "all").split("|"))
+    batch = 2 * lanes * chunks  # chunks of 2 images
+    calls = record(
+        size,
+        **fields(method, delay),
+        layout=layout or "none",
+        batch_size=batch,
+        chunk_size=2,
+        data__train_size=max(10, 2 * batch),
+        data__augment="none",
+        epochs=2,
+        max_steps=5,
+        eval_every=1,
+    )
+    assert all(calls), "every rank takes part"
+    assert replay(calls) == [None] * size
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize(("method", "delay", "size", "layout"), [case for case in CASES if case[0] != "sam"])
+def test_it_completes_where_the_caller_runs_one_backward_pass(method, delay, size, layout, chunks, monkeypatch):
+    def step(member: Member, now: Any, ahead: Any, stop: int = 0, save: bool = False) -> Unread:
+        member.loss(now, ahead).backward()
+        return member.end_loss()
+
+    monkeypatch.setattr(Member, "step", step)
+    test_a_run_completes_where_each_rank_does_one_operation_at_a_time(method, delay, size, layout, chunks)
+
+
+# Lanes with several ranks of a role: ranks, layout, and chunks per lane.
+UNEVEN = [
+    ("conadv", 8, "3 clean | 3 adv | 2 attack", 6),
+    ("conadv", 5, "2 clean | 2 adv | attack", 4),
+    ("conadv", 6, "2 clean+adv | attack", 4),
+    ("conadv", 4, "attack | 3 adv+clean", 3),
+    ("conadv", 4, "clean+adv | 3 attack", 3),
+    ("conadv", 3, "2 clean+attack | adv", 2),
+    ("recycled", 5, "4 clean | adv", 4),
+    ("recycled", 6, "2 clean | adv", 2),
+    ("recycled", 3, "clean | 2 adv", 4),
+    ("recycled", 5, "3 clean | 2 adv", 6),
+]
+
+
+def few(case: tuple[Any, ...]) -> Any:
+    """A case, among the slow ones unless it is one of few."""
+    _, size, _, _, delay, share = case
+    return pytest.param(*case, marks=() if size < 6 and share == (0.5 if delay == 1 else 1) else pytest.mark.slow)
+
+
+SHARED = [
+    few((*case, delay, share))
+    for case in UNEVEN
+    for delay in (range(4) if case[0] == "conadv" else [1])
+    for share in (1, 0.5)
+]
+
+
+@pytest.mark.parametrize(("method", "size", "layout", "chunks", "delay", "share"), SHARED)
+def test_it_completes_where_several_ranks_share_a_role(method, size, layout, chunks, delay, share):
+    lane = Layout.lane_of(layout, METHODS[method].duties)
+    batch = 2 * (size // lane.world_size) * chunks * (2 if share < 1 else 1)
+    calls = record(
+        size,
+        **fields(method, delay),
+        layout=layout,
+        twin_share=share,
+        batch_size=batch,
+        chunk_size=2,
+        data__train_size=max(10, 2 * batch),
+        data__augment="none",
+        epochs=2,
+    )
+    assert all(calls), "every rank takes part"
+    assert replay(calls) == [None] * size
+
+
+@pytest.mark.parametrize(("method", "layout"), [("recycled", "clean | adv"), ("conadv", "clean | adv | attack")])
+def test_it_completes_where_only_some_chunks_have_twins(method, layout):
+    size = len(layout.split("|"))
+    calls = record(size, method=method, layout=layout, twin_share=0.5, epochs=2)
+    assert replay(calls) == [None] * size
+
+
+def test_the_replay_notices_two_orders():
+    both = (0, 1)
+    total, message = Call("all_reduce", both, 0, 1), Call("message", both, 1, 1)
+    assert replay([[total, message], [total, message]]) == [None, None]
+    assert replay([[total, message], [message, total]]) == [total, message]
+    assert replay([[message], []]) == [message, None]

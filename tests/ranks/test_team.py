@@ -1,0 +1,354 @@
+"""Promise: a team takes the steps of one process in anyone's loop, in every layout, and resumes in any of them."""
+
+from __future__ import annotations
+
+import signal
+from functools import cache
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import conadv
+from conadv.ranks.sampler import TeamSampler
+from support import teams, tiny
+from support.settings import small_batches, small_cnn
+
+# method, its options, ranks, layout
+CASES = [
+    ("Vanilla", {}, 2, None),
+    ("Vanilla", {}, 4, "2 clean"),
+    ("Sam", {"delay": 1}, 2, None),
+    ("ConAdv", {}, 2, None),
+    ("ConAdv", {"delay": 0}, 2, "clean | adv+attack"),
+    ("ConAdv", {}, 3, "clean | adv | attack"),
+    ("ConAdv", {"delay": 2}, 6, "clean | adv | attack"),
+    ("ConAdv", {"twin_share": "1/2"}, 6, "2 clean | 2 adv | 2 attack"),
+    ("Recycled", {}, 2, "clean | adv"),
+    ("Recycled", {"twin_share": "1/4"}, 3, "2 clean | adv"),
+    ("Recycled", {}, 6, "2 clean | adv"),
+]
+
+
+@cache
+def _alone(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, Tensor]:
+    return teams.alone(name, dict(options))
+
+
+def alone(name: str, options: dict[str, Any]) -> dict[str, Tensor]:
+    return _alone(name, tuple(options.items()))
+
+
+@pytest.mark.parametrize(("name", "options", "size", "layout"), CASES)
+def test_a_team_takes_the_steps_of_one_process(name, options, size, layout, pool, tmp_path):
+    digests = pool.run(size, teams.train, layout, name, options, str(tmp_path / "out"))
+    assert len(set(digests)) == 1, "the ranks hold different weights"
+    found = safetensors.torch.load_file(tmp_path / "out")
+    assert tiny.distance(alone(name, options), found) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "size", "layout", "step"),
+    [
+        ("Vanilla", {}, 2, None, "call"),
+        ("Sam", {"delay": 1}, 2, None, "call"),
+        ("ConAdv", {}, 3, "clean | adv | attack", "both"),
+        ("ConAdv", {"delay": 2}, 3, "clean | adv | attack", "call"),
+        ("Recycled", {"twin_share": "1/4"}, 3, "2 clean | adv", "both"),
+    ],
+)
+def test_read_one_step_late_as_on_a_gpu_the_steps_are_the_same_bits(name, options, size, layout, step, pool, tmp_path):
+    weights = {
+        digest
+        for when in ("", "late ")
+        for digest in pool.run(
+            size, teams.train, layout, name, options, str(tmp_path / "out"), 0, "", False, 0, when + step
+        )
+    }
+    assert len(weights) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "at", "then", "noticed"),
+    [
+        ("Vanilla", "clean", 1, "", 3),
+        ("Vanilla", "clean", 1, "save", 2),
+        ("ConAdv", "clean | attack+adv", 2, "", 3),  # the last step of the epoch
+    ],
+)
+def test_read_one_step_late_what_is_not_finite_never_reaches_the_weights(name, layout, at, then, noticed, pool):
+    for said, step, finite in pool.run(2, teams.late_failure, name, layout, at, then):
+        assert f"step {at}: the loss on rank 0" in said
+        assert step == noticed
+        assert finite
+
+
+# "Sam" has no loss, which a test of refusals shows.
+LOSSES = [
+    ("Vanilla", {}, 2, None, "loss"),
+    ("Vanilla", {}, 4, "2 clean", "both"),
+    ("ConAdv", {}, 2, None, "loss"),
+    ("ConAdv", {"delay": 0}, 2, "clean | adv+attack", "loss"),
+    ("ConAdv", {"delay": 0}, 3, "clean | adv | attack", "both"),
+    ("ConAdv", {}, 2, "clean+attack | adv", "both"),
+    ("ConAdv", {}, 3, "clean | adv | attack", "loss"),
+    ("ConAdv", {"delay": 2}, 3, "clean | adv | attack", "both"),
+    ("ConAdv", {"delay": 3, "twin_share": "1/2"}, 3, "2 clean+adv | attack", "loss"),
+    ("Recycled", {}, 2, None, "both"),
+    ("Recycled", {}, 2, "clean | adv", "loss"),
+    ("Recycled", {}, 2, "adv | clean", "both"),
+    ("Recycled", {"twin_share": "1/4"}, 3, "2 clean | adv", "loss"),
+    ("Recycled", {"twin_share": "1/2"}, 3, "clean | 2 adv", "both"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "size", "layout", "step"), LOSSES)
+def test_a_scaled_loss_takes_the_same_steps(name, options, size, layout, step, pool, tmp_path):
+    """Of one process that calls the method; a GradScaler, whose factors are powers of 2, multiplies the loss."""
+    digests = pool.run(size, teams.train, layout, name, options, str(tmp_path / "out"), 0, "", False, 0, step)
+    assert len(set(digests)) == 1, "the ranks hold different weights"
+    found = safetensors.torch.load_file(tmp_path / "out")
+    assert tiny.distance(alone(name, options), found) <= 1e-12
+
+
+@pytest.mark.parametrize(("stop", "step"), [(3, "loss"), (4, "both")])
+def test_a_loss_that_was_scaled_resumes_bitwise(stop, step, pool, tmp_path):
+    saved, out = str(tmp_path / "saved"), str(tmp_path / "out")
+    setting = 2, teams.train, "clean | adv", "Recycled", {}
+    whole = pool.run(*setting, out, 0, "", False, 0, step)
+    pool.run(*setting, saved, stop, "", False, 0, step)
+    assert pool.run(*setting, out, 0, saved, False, 0, step) == whole
+
+
+def test_ranks_with_another_attack_end_before_the_first_step(pool):
+    says = "rank 1 made its method with epsilon 0.5, rank 0 with 0.25: pass the same arguments on all ranks"
+    assert pool.run(2, teams.attack_differently) == [says] * 2
+
+
+def test_a_state_with_twins_through_another_branch_is_refused():
+    states = {}
+    for branch in ("adv", "main"):
+        with conadv.Team(batch_size=8, chunk_size=2, seed=2**33) as team:
+            model = conadv.split_batchnorm(small_cnn())
+            method = team.method(conadv.Recycled, model, F.cross_entropy, conadv.PGD(0.1), twin_branch=branch)
+            list(team.sampler(range(16)))  # a seed of more than 32 bits is as good as another
+            states[branch] = method.state_dict()
+            if branch == "main":
+                with pytest.raises(ValueError, match="twin_branch adv instead of main"):
+                    method.load_state_dict(states["adv"])
+
+
+def test_ranks_that_scale_the_loss_differently_end(pool):
+    says = "rank 1 multiplies the loss by 2.0, rank 0 by 1.0: scale the loss by the same number on all ranks"
+    assert pool.run(2, teams.scale_differently) == [says] * 2
+
+
+@pytest.mark.parametrize(("name", "layout"), [("ConAdv", "clean | adv | attack"), ("Recycled", "2 clean | adv")])
+def test_an_update_whose_scaled_gradients_overflow_is_left_out_on_all_ranks(name, layout, pool):
+    results = pool.run(3, teams.overflow, layout, name)
+    assert results == [results[0]] * 3
+    values, updates = results[0]
+    assert 0 < updates < teams.STEPS
+    alone, same = pool.run(1, teams.overflow, None, name)[0]
+    assert updates == same
+    torch.testing.assert_close(values, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_that_is_not_finite_ends_the_team():
+    with conadv.Team(batch_size=2, chunk_size=2) as team:
+        model = conadv.split_batchnorm(small_cnn())
+        nn.init.constant_(model[7].weight, float("nan"))
+        method = team.method(conadv.Vanilla, model, F.cross_entropy)
+        ((now, ahead),) = method.feed([(torch.rand(2, 2, 6, 6).double(), torch.tensor([0, 1]))])
+        method.loss(now, ahead).backward()
+        with pytest.raises(FloatingPointError, match=r"step 0: .*loss on .* is not finite"):
+            team.all_reduce()
+
+
+def test_a_team_of_one_takes_the_same_steps(tmp_path):
+    for name, options in (("ConAdv", {"delay": 2}), ("Recycled", {"twin_share": "1/4"})):
+        teams.train(None, name, options, str(tmp_path / "out"))
+        assert tiny.distance(alone(name, options), safetensors.torch.load_file(tmp_path / "out")) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "size", "layout"),
+    [("ConAdv", {"delay": 2}, 3, "clean | adv | attack"), ("Recycled", {}, 2, "clean | adv")],
+)
+def test_an_epoch_can_be_left_in_its_middle(name, options, size, layout, pool, tmp_path):
+    pool.run(size, teams.train, layout, name, options, str(tmp_path / "out"), 0, "", False, 2)
+    found = safetensors.torch.load_file(tmp_path / "out")
+    assert tiny.distance(teams.alone(name, options, leave=2), found) <= 1e-12
+
+
+# method, its options, and (ranks, layout) before and after a stop
+MOVES = [
+    ("ConAdv", {"delay": 2}, (3, "clean | adv | attack"), (3, "2 clean+adv | attack")),
+    ("ConAdv", {}, (2, None), (3, "clean | adv | attack")),
+    ("Recycled", {"twin_share": "1/2"}, (3, "2 clean | adv"), (2, None)),
+    ("Recycled", {}, (1, None), (2, "clean | adv")),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "before", "after", "stop"),
+    [*((*MOVES[0], stop) for stop in (2, 3, 4)), (*MOVES[1], 2), (*MOVES[2], 3), (*MOVES[3], 4)],
+)
+def test_a_team_resumes_in_any_layout(name, options, before, after, stop, pool, tmp_path):
+    saved, out = str(tmp_path / "saved"), str(tmp_path / "out")
+    pool.run(before[0], teams.train, before[1], name, options, saved, stop)
+    pool.run(after[0], teams.train, after[1], name, options, out, 0, saved)
+    assert tiny.distance(alone(name, options), safetensors.torch.load_file(out)) <= 1e-12
+
+
+@pytest.mark.parametrize(("name", "options", "ranks", "_"), MOVES[::2])
+def test_in_the_same_layout_a_team_resumes_bitwise(name, options, ranks, _, pool, tmp_path):
+    size, layout = ranks
+    saved, out = str(tmp_path / "saved"), str(tmp_path / "out")
+    whole = pool.run(size, teams.train, layout, name, options, out)
+    pool.run(size, teams.train, layout, name, options, saved, 4)
+    assert pool.run(size, teams.train, layout, name, options, out, 0, saved) == whole
+
+
+def test_a_team_meets_in_a_process_group_that_exists(pool, tmp_path):
+    out = str(tmp_path / "out")
+    pool.run(2, teams.train, "clean | adv", "Recycled", {}, out, 0, "", True)
+    assert tiny.distance(alone("Recycled", {}), safetensors.torch.load_file(out)) <= 1e-12
+
+
+def test_batches_that_do_not_come_from_the_feed_are_refused(pool):
+    for answer in pool.run(2, teams.train_without_feed):
+        assert answer == "no epoch has begun: take the batches from `method.feed(loader)`, in each epoch"
+
+
+def test_a_killed_rank_of_a_team_is_named(start_team):
+    run = start_team()
+    run.wait_for_step(3)
+    run.kill(2)
+    assert run.statuses() == [1, 1, -signal.SIGKILL]
+    assert run.complaints() == ["error: rank 2 (lane 0, attack) stopped answering: the run ends on all 3 ranks"]
+
+
+def test_a_rank_of_a_team_that_hangs_is_named(start_team):
+    run = start_team()
+    run.wait_for_step(3)
+    run.kill(1, signal.SIGSTOP)
+    assert run.statuses(0, 2) == [1, 1]
+    assert run.complaints() == ["error: rank 1 (lane 0, adv) stopped answering: the run ends on all 3 ranks"]
+
+
+def test_an_error_of_one_rank_ends_the_team_and_is_told_once(start_team):
+    run = start_team(TEAM_FAULT="1")
+    assert run.statuses() == [2, 2, 2]
+    assert run.complaints() == ["error: rank 1 (lane 0, adv): this image cannot be read"]
+
+
+@pytest.mark.parametrize("layout", [None, "clean | adv"])
+def test_every_image_of_an_epoch_is_seen_by_one_rank_of_each_role(layout):
+    data, seen = range(22), []
+    for own in (slice(0, 2), slice(2, 4)):
+        sampler = TeamSampler(data, 4, own, seed=1)
+        sampler.set_epoch(3)
+        seen += [number for batch in sampler for number in batch]
+    assert len(seen) == len(set(seen)) == 20
+
+
+def test_a_sampler_starts_where_it_is_told_to():
+    sampler = TeamSampler(range(20), 4, slice(1, 3), seed=0)
+    sampler.set_epoch(1)
+    whole = list(sampler)
+    sampler.set_epoch(1, 2)
+    assert list(sampler) == whole[2:]
+    assert len(sampler) == 3
+    sampler.set_epoch(2)
+    assert list(sampler) != whole
+
+
+class FSDPModule(nn.Linear):
+    """A model that exchanges its gradients itself, as a wrapper of this name does."""
+
+
+def method_of(team: conadv.Team, **options: Any) -> Any:
+    model = conadv.split_batchnorm(small_cnn())
+    return team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(0.1), **options)
+
+
+def one_loss(team: conadv.Team, backward: int = 1, then: str = "") -> None:
+    """A step by its loss, in which something is left out or done too often."""
+    method = method_of(team)
+    now, ahead = next(iter(method.feed([(torch.rand(8, 2, 6, 6).double(), torch.zeros(8, dtype=torch.long))] * 2)))
+    loss = method.loss(now, ahead)
+    for _ in range(backward):
+        loss.backward(retain_graph=True)
+    if then == "loss":
+        method.loss(now, ahead)
+    if then == "state":
+        method.state_dict()
+    team.all_reduce()
+
+
+@pytest.mark.parametrize(
+    ("misuse", "says"),
+    [
+        (lambda team: method_of(team, chunk_size=4), "chunk_size is what the Team decides"),
+        (lambda team: (method_of(team), method_of(team)), "a Team has one method"),
+        (lambda team: team.sampler(range(3)), "3 images do not fill a batch of 8"),
+        (lambda team: list(method_of(team).feed(iter([]))), "a loader with a length"),
+        (lambda team: list(method_of(team).feed([(torch.rand(2, 2, 6, 6), torch.zeros(2))])), "batches of 8 images"),
+        (lambda team: team.all_reduce(), "make it with team.method"),
+        (lambda team: (method_of(team), team.all_reduce()), "no loss to end a step with"),
+        (lambda team: one_loss(team, backward=0), "backpropagated 0 times: do it once"),
+        (lambda team: one_loss(team, backward=2), "backpropagated 2 times: do it once"),
+        (lambda team: one_loss(team, then="loss"), "the last step is not over: call team.all_reduce"),
+        (lambda team: one_loss(team, then="state"), "the last step is not over: call team.all_reduce"),
+        (lambda team: method_of(team, twin_share="1/3"), "multiple of 3 chunks per lane"),
+        (lambda team: team.method(conadv.Vanilla, FSDPModule(1, 1), F.mse_loss), "without DistributedDataParallel"),
+    ],
+)  # fmt: skip
+def test_misuse_is_refused_in_one_line(misuse, says):
+    with pytest.raises(ValueError, match=says) as refusal, conadv.Team(batch_size=8, chunk_size=2) as team:
+        misuse(team)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_step_that_was_not_ended_is_refused_when_the_team_leaves():
+    team = conadv.Team(batch_size=8, chunk_size=2).__enter__()
+    method = method_of(team)
+    method.loss(*next(iter(method.feed(small_batches(1))))).backward()
+    with pytest.raises(ValueError, match="the last step is not over"):
+        team.__exit__(None, None, None)
+
+
+def test_a_team_that_does_not_fit_is_refused_before_it_meets():
+    with pytest.raises(ValueError, match="choose a chunk_size that divides"):
+        conadv.Team(batch_size=8, chunk_size=3)
+    with pytest.raises(ValueError, match=r"start 3, 6, 9, ... ranks"):
+        conadv.Team("clean | adv | attack", batch_size=8, chunk_size=2).__enter__()
+    with pytest.raises(ValueError, match="Team is not open"):
+        conadv.Team(batch_size=8, chunk_size=2).world  # noqa: B018
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_that_a_team_would_not_accumulate_are_warned_of(accumulate, recwarn):
+    with conadv.Team(batch_size=8, chunk_size=4) as team:
+        model = conadv.split_batchnorm(small_cnn())
+        method = team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(0.1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number, (now, ahead) in enumerate(method.feed(small_batches(4)), 1):
+            method(now, ahead)
+            if number % accumulate == 0:
+                optimizer.step()
+    assert ["a Team clears the gradients" in str(warning.message) for warning in recwarn] == [True] * (accumulate - 1)
+
+
+def test_numbers_that_are_not_finite_end_the_team():
+    with conadv.Team(batch_size=2, chunk_size=2) as team:
+        model = conadv.split_batchnorm(small_cnn())
+        nn.init.constant_(model[0].weight, float("nan"))
+        method = team.method(conadv.Vanilla, model, F.cross_entropy)
+        ((now, ahead),) = method.feed([(torch.rand(2, 2, 6, 6).double(), torch.tensor([0, 1]))])
+        with pytest.raises(FloatingPointError, match=r"step 0: .* is not finite"):
+            method(now, ahead)

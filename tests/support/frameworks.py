@@ -1,0 +1,310 @@
+"""A method within other libraries, and the plain loop whose steps it has to take; as tasks for rank processes too.
+
+With epsilon 0 and no random start the twins are the images. BatchNorm has no weights here, so both branches do the
+same, and every shared weight must take the steps of the plain loop, which `expected` writes out by hand.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from conadv import PGD, ConAdv, Recycled, Vanilla, plain_state_dict, split_batchnorm
+from support import torchvision_ops
+from support.settings import small_batches, small_cnn
+
+Item = tuple[Tensor, Tensor]
+NO_ATTACK, ATTACK = PGD(0, random_start=0), PGD(8 / 255, random_start=0.5)
+RATE, MOMENTUM = 0.1, 0.9
+NAMES = ("vanilla", "disadv", "conadv", "recycled")
+# The warnings of conadv that a right loop never hears.
+ALARMS = ".*(ranks differ|not backpropagated|without a call|adds those gradients|with a method|did not change)"
+
+
+def bare_cnn() -> nn.Module:
+    """Without weights in BatchNorm."""
+    return small_cnn(norm=partial(nn.BatchNorm2d, affine=False))
+
+
+def make(name: str, model: nn.Module, attack: PGD = NO_ATTACK, **options: Any) -> Any:
+    if name == "vanilla":
+        return Vanilla(model, F.cross_entropy, **options)
+    if name == "recycled":
+        return Recycled(model, F.cross_entropy, attack, **options)
+    return ConAdv(model, F.cross_entropy, attack, delay=int(name != "disadv"), **options)
+
+
+def prepared(name: str, model: nn.Module | None = None) -> nn.Module:
+    """The model with the branches that a method needs."""
+    model = bare_cnn() if model is None else model
+    return model if name == "vanilla" else split_batchnorm(model)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+
+
+def loader(count: int, size: int = 8, dtype: torch.dtype = torch.float64) -> DataLoader[Any]:
+    images, labels = zip(*small_batches(count, size), strict=True)
+    return DataLoader(TensorDataset(torch.cat(images).to(dtype), torch.cat(labels)), batch_size=size)
+
+
+def expected(
+    name: str, steps: Sequence[Sequence[tuple[int, Item]]], clip: float | None = None, divisor: int | None = None
+) -> nn.Module:
+    """The plain loop. A step is the mean over some (rank, batch), of several ranks or accumulated on one.
+
+    `divisor`: what their sum is divided by instead of their number.
+    """
+    model = bare_cnn()
+    optimizer = sgd(model)
+    before: dict[int, Item] = {}
+    for parts in steps:
+        optimizer.zero_grad()
+        for rank, (images, labels) in parts:
+            loss = F.cross_entropy(model(images), labels)
+            own = copy.deepcopy(dict(model.named_buffers()))
+            if name == "recycled":
+                other = before.get(rank, (images, labels))
+                loss = (loss + F.cross_entropy(model(other[0]), other[1])) / 2
+                before[rank] = images, labels
+            (loss / (divisor or len(parts))).backward()
+            for key, buffer in model.named_buffers():  # the pass of the earlier batch left no trace in them
+                buffer.copy_(own[key])
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return model
+
+
+def one_by_one(batches: Sequence[Item]) -> list[list[tuple[int, Item]]]:
+    return [[(0, batch)] for batch in batches]
+
+
+def accumulated(batches: Sequence[Item], count: int = 2) -> list[list[tuple[int, Item]]]:
+    """Groups of so many batches; what is left makes a smaller group."""
+    return [[(0, batch) for batch in batches[start : start + count]] for start in range(0, len(batches), count)]
+
+
+def assert_same(model: nn.Module, reference: nn.Module, tolerance: float = 1e-10) -> None:
+    """Every weight and running statistic of the plain model is there and equal."""
+    own = plain_state_dict(model)
+    for key, value in reference.state_dict().items():
+        torch.testing.assert_close(own[key], value, rtol=0, atol=tolerance)
+
+
+# --- Lightning -------------------------------------------------------------------------------------------------
+
+
+def lightning_module(name: str, attack: PGD = NO_ATTACK, double: bool = True) -> Any:
+    torchvision_ops.declare()
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = prepared(name) if double else prepared(name).float()
+            self.method = make(name, self.model, attack, seed=3)
+
+        def training_step(self, batch: Any, number: int) -> Tensor:
+            return self.method.loss(batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return sgd(self.model)
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["method"] = self.method.state_dict(all_ranks=True)
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.method.load_state_dict(checkpoint["method"])
+
+    return Module()
+
+
+def lightning_trainer(folder: Path, **options: Any) -> Any:
+    import lightning
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "barebones": False}
+    own = {"accelerator": "cpu", "devices": 1, "default_root_dir": folder}
+    return lightning.Trainer(**{**quiet, **own, "enable_checkpointing": False, **options})
+
+
+def lightning_resumed(name: str, folder: str, stop: int | None) -> dict[str, Tensor]:
+    """Two epochs of four batches on each rank, stopped and resumed by new objects after `stop` steps."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    rank, ranks = (int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    several = {"strategy": "ddp", "devices": ranks, "use_distributed_sampler": False} if ranks > 1 else {}
+
+    def fit(**options: Any) -> Any:
+        images = loader(4 * ranks).dataset
+        own = DistributedSampler(images, num_replicas=ranks, rank=rank, shuffle=False)
+        where = {"ckpt_path": Path(folder, "stop.ckpt"), "weights_only": True} if options.pop("resume", False) else {}
+        module = lightning_module(name, ATTACK)
+        trainer = lightning_trainer(Path(folder), **{"max_epochs": 2, **several, **options})
+        trainer.fit(module, StatefulDataLoader(images, batch_size=8, sampler=own), **where)
+        return module
+
+    with quiet_ranks():
+        if stop is not None:
+            save = ModelCheckpoint(folder, "stop", every_n_train_steps=stop)
+            fit(max_steps=stop, enable_checkpointing=True, callbacks=[save])
+        module = fit(resume=stop is not None)
+        assert module.method.step == 8
+        return {key: value.clone() for key, value in plain_state_dict(module.model).items()}
+
+
+# --- Accelerate ------------------------------------------------------------------------------------------------
+
+
+def accelerate_loop(
+    name: str, batches: DataLoader[Any], accumulate: int = 1, attack: PGD = NO_ATTACK, clip: float | None = None
+) -> tuple[nn.Module, list[bool]]:
+    """One epoch; the model, and after which batches gradients were synchronized."""
+    torchvision_ops.declare()
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+    model = prepared(name)
+    model, optimizer, batches = accelerator.prepare(model, sgd(model), batches)
+    method = make(name, model, attack, seed=3)
+    synchronized = []
+    for now, ahead in method.feed(batches):
+        with accelerator.accumulate(model):
+            accelerator.backward(method.loss(now, ahead))
+            synchronized.append(accelerator.sync_gradients)
+            if clip is not None and accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, synchronized
+
+
+class _Whole:
+    """The method's state of all ranks, for Accelerate, which lets only rank 0 write custom objects."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._method.state_dict(all_ranks=True)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._method.load_state_dict(state)
+
+
+def accelerate_resumed(name: str, folder: str | None, count: int) -> dict[str, Tensor]:
+    """One epoch, stopped and resumed by new objects after the second step if there is a folder for its checkpoint."""
+    with quiet_ranks():
+        if folder is not None:
+            _accelerate_some(name, count, folder, save_after=2)
+        return _accelerate_some(name, count, folder)
+
+
+def _accelerate_some(name: str, count: int, folder: str | None, save_after: int | None = None) -> dict[str, Tensor]:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+    from accelerate.utils import DataLoaderConfiguration
+
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration())
+    model = prepared(name)
+    model, optimizer, batches = accelerator.prepare(model, sgd(model), loader(count))
+    method = make(name, model, ATTACK, seed=3)
+    accelerator.register_for_checkpointing(_Whole(method))
+    done = 0
+    if folder is not None and save_after is None:
+        accelerator.load_state(folder)
+        done = method.step
+        batches = accelerator.skip_first_batches(batches, done)
+    for now, ahead in method.feed(batches):
+        accelerator.backward(method.loss(now, ahead))
+        optimizer.step()
+        optimizer.zero_grad()
+        done += 1
+        if done == save_after:
+            accelerator.save_state(folder)
+            break
+    return {key: value.clone() for key, value in plain_state_dict(model).items()}
+
+
+# --- FSDP2 -----------------------------------------------------------------------------------------------------
+
+
+def sharded(name: str, kind: str, count: int, resumed: bool = False) -> dict[str, Tensor]:
+    """Steps with a real attack on two ranks, by FSDP2 ("fsdp") or by DistributedDataParallel ("ddp").
+
+    `resumed`: another method takes over after half of them, with the state of the first as a file has it.
+    """
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    try:
+        model = prepared(name)
+        if kind == "fsdp":
+            fully_shard(model[3])
+        model = fully_shard(model) if kind == "fsdp" else DistributedDataParallel(model)
+        optimizer = sgd(model)
+        method = make(name, model, ATTACK, seed=3)
+        for number, batch in enumerate(small_batches(count, seed=dist.get_rank())):
+            if resumed and number == count // 2:
+                kept = safetensors.torch.load(safetensors.torch.save(method.state_dict(all_ranks=True)))
+                method = make(name, model, ATTACK, seed=3)
+                method.load_state_dict(kept)
+            optimizer.zero_grad()
+            method.loss(batch).backward()
+            optimizer.step()
+        state = {key: value.clone() for key, value in plain_state_dict(model).items()}
+        finish_together()
+        return state
+    finally:
+        dist.destroy_process_group()
+
+
+def finish_together() -> None:
+    """Wait until every rank is done: one that closes its connections earlier breaks the last exchange of another."""
+    if dist.is_initialized():
+        with suppress(RuntimeError):  # that another rank has left after this wait is no failure
+            dist.barrier()
+        # Gloo's thread needs the interpreter's lock to free what the barrier held. A DistributedDataParallel that is
+        # freed after its group was destroyed waits for that thread, with the lock: a deadlock of PyTorch's.
+        time.sleep(0.05)
+
+
+@contextmanager
+def quiet_ranks() -> Iterator[None]:
+    """Leave no process group and no singleton behind for the next task."""
+    torchvision_ops.declare()
+    environment = dict(os.environ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", ALARMS)
+        try:
+            yield
+            finish_together()
+        finally:
+            os.environ.clear()  # libraries set and remove variables
+            os.environ.update(environment)
+            if state := sys.modules.get("accelerate.state"):
+                state.AcceleratorState._reset_state(reset_partial_state=True)
+                state.GradientState._reset_state()
+            if dist.is_initialized():
+                dist.destroy_process_group()

@@ -1,0 +1,489 @@
+"""What the rank processes of tests do: functions that every process can import."""
+
+from __future__ import annotations
+
+import gc
+import io
+import ipaddress
+import os
+import pickle
+import resource
+import runpy
+import signal
+import sys
+import time
+from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import replace
+from datetime import timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from torch.distributed import distributed_c10d
+
+from conadv import cli
+from conadv.config import recipe_of_run
+from conadv.core.algorithm import ConAdv, Recycled
+from conadv.core.batch import Batch
+from conadv.core.roles import Place, Role
+from conadv.core.splitbn import pending_statistics, split_batchnorm
+from conadv.core.step import Losses
+from conadv.core.twins import StaleWeights
+from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
+from conadv.ranks.collectives import PeerError, joined, own_device
+from conadv.ranks.gradients import Exchange
+from conadv.ranks.handoff import RankHandoff, between_ranks
+from conadv.ranks.launch import own_rank, world_size
+from conadv.ranks.layout import Layout
+from conadv.ranks.outcome import NotFiniteError
+from conadv.ranks.recipients import recipients as recipients_of
+from conadv.ranks.traffic import Traffic
+from conadv.ranks.wire import Wire
+from conadv.trainer import training
+from conadv.trainer.build import build_job, build_policy, build_stream, check_fit
+from conadv.trainer.build_task import build_task
+from conadv.trainer.ledger import Progress
+from conadv.trainer.loop import run
+from conadv.trainer.profiling import Profile
+from conadv.trainer.record import NullSaver, Sinks
+from conadv.trainer.signals import Interrupted, StopRequest
+from conadv.trainer.state import gather
+from support import tiny
+
+
+def take_steps(changes: dict[str, Any], out: str) -> str:
+    """Train as a recipe says; rank 0 writes the state to a file, and each returns its digest."""
+    recipe = tiny.recipe(**changes)
+    layout = check_fit(recipe, world_size())
+    task = build_task(recipe, own_device())
+    stream = build_stream(recipe, task)
+    with joined(recipe.timeout) as world:
+        job = build_job(recipe, task, stream, layout, world, start=0)
+        idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
+        run(job, Progress(), build_policy(recipe, stream, world.device), StopRequest(), *idle)
+        data = safetensors.torch.save(gather(task.model, job.optimizer, StaleWeights(task.model, 0), job.ema))
+        if world.is_main:
+            Path(out).write_bytes(data)
+    return sha256(data).hexdigest()
+
+
+SHAPE = (2, 3, 5)
+
+
+def twin(images: int, dtype: torch.dtype, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.rand(images, *SHAPE, dtype=torch.float64, generator=generator).to(dtype)
+    return Batch(pixels, torch.randint(2**40, (images,), generator=generator))
+
+
+def wait_in_vain(timeout: float, for_what: str) -> str:
+    """How the wait of the learning rank ends for twins, or for sums to be received, if the attack does neither."""
+    with joined(60) as patient:
+        world = replace(patient, timeout=timeout)
+        plan = Layout.fit("clean+adv | attack", ConAdv.duties, world.size)
+        handoff = between_ranks(Traffic(plan, world.rank, 1, 2), world, Wire(2, SHAPE, torch.float32, as_bytes=False))
+        recipients = recipients_of(plan, world, ahead=2)
+        kept = distributed_c10d._get_default_store()
+        if world.rank == 1:  # it stays until the other has noticed: a connection that breaks would be noticed at once
+            kept.wait(["noticed"], timedelta(seconds=90))
+            return ""
+        try:
+            if for_what == "twins":
+                assert handoff is not None
+                handoff.announce(0, 5)
+                handoff.take()
+            else:
+                recipients.begin_passing()
+                recipients.start_passing(torch.zeros(10_000_000))  # more than a connection holds on its way
+                recipients.drain()
+        except PeerError as error:
+            return str(error)
+        finally:
+            kept.set("noticed", "")
+    return "no error"
+
+
+def hand_over(layout: str, delay: int, chunks: int, steps: int, stop: int) -> dict[str, Any]:
+    """A run as the hand-off sees it, stopped after `stop` of its steps: which twins arrived, how many were owned."""
+    recycled = "attack" not in layout
+    with joined(30) as world:
+        plan = Layout.fit(layout, (Recycled if recycled else ConAdv).duties, world.size)
+        place = plan.place(world.rank, chunks)
+        traffic = Traffic(plan, world.rank, chunks, delay)
+        handoff = between_ranks(traffic, world, Wire(2, SHAPE, torch.float32, as_bytes=False))
+        assert handoff is not None
+        handoff.announce(0, steps)
+        total = steps + delay if recycled else steps  # recycled makes twins in its last step too
+        made, arrived, owned = 0, [], 0
+        if plan.maker() in place.role:
+            for made in range(min(delay, total)):
+                _put(handoff, made, place)
+            made = min(delay, total)
+        for step in range(stop):
+            if plan.maker() in place.role and made < total:
+                _put(handoff, made, place)
+                made += 1
+            if Role.ADV in place.role:
+                arrived += [_is(handoff.take(), twin(2, torch.float32, 100 * step + n)) for n in _numbers(place)]
+            handoff.end_step()
+            world.all_reduce(torch.zeros(1))  # the exchange that ends a step
+            owned = max(owned, handoff.owned)
+        handoff.drain()
+        assert handoff.owned == 0
+    return {"arrived": arrived, "owned": owned}
+
+
+def _numbers(place: Place) -> range:
+    assert place.chunks is not None
+    return range(place.first_chunk, place.first_chunk + place.chunks)
+
+
+def _put(handoff: RankHandoff, number: int, place: Place) -> None:
+    for chunk in _numbers(place):
+        handoff.put(twin(2, torch.float32, 100 * number + chunk))
+
+
+def _is(one: Batch, other: Batch) -> bool:
+    return torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
+
+
+def exchange_steps(steps: int) -> list[list[float]]:
+    """Gradients that no two ranks or steps share, summed over the ranks; those of the last layer never come."""
+    with joined(30) as world:
+        model = _three_layers()
+        exchange = Exchange(model, world, share=1 / world.size)
+        sums = []
+        for step in range(steps):
+            exchange.zero_grad()
+            for number, layer in enumerate(list(model)[:2]):
+                (10**number * (1 + world.rank + step) * layer.weight.sum()).backward()
+            outcome = exchange.finish(Losses(torch.tensor(1.0 + world.rank), torch.tensor(float(step))))
+            assert outcome.culprits is None
+            sums.append([*(float(layer.weight.grad[0, 0]) for layer in model), outcome.clean_loss, outcome.adv_loss])
+        return sums
+
+
+def exchange_oddities(oddities: dict[int, str], signals: dict[int, int]) -> tuple[Any, ...]:
+    """What each rank learns of a step in which some have numbers that are not finite, or were asked to stop."""
+    with joined(30) as world:
+        model = split_batchnorm(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double())
+        exchange = Exchange(model, world, share=1.0)
+        exchange.zero_grad()
+        oddity = oddities.get(world.rank, "")
+        weight = model[0].weight
+        (weight.sum() * (float("inf") if oddity == "gradient" else 1.0)).backward()
+        if oddity == "statistics":
+            pending_statistics(model)[0][0] = float("nan")
+        if oddity == "overflow":  # finite on each rank, and so is their sum over the parameters, but not over the ranks
+            weight.grad[0, 0], weight.grad[0, 1] = 1.7e308, -1.7e308
+        loss = torch.tensor(float("nan") if oddity == "loss" else 1.0)
+        outcome = exchange.finish(Losses(loss, torch.tensor(0.0)), signals.get(world.rank, 0))
+        return outcome.culprits, outcome.stop
+
+
+def change_gradients(change: str, last: int) -> tuple[str, float]:
+    """What an exchange answers if gradients are changed around the backward pass of step `last`, and the last sum."""
+    with joined(30) as world:
+        model = _three_layers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        exchange = Exchange(model, world, share=1.0)
+        for step in range(last + 1):
+            exchange.zero_grad(one_pass=True)
+            if step == last and change == "clear":  # where many loops do it
+                optimizer.zero_grad()
+            if step == last and change == "zero":
+                optimizer.zero_grad(set_to_none=False)
+            sum(layer.weight.sum() for layer in list(model)[: 2 + world.rank]).backward()
+            if step == last and change == "clear late":
+                optimizer.zero_grad()
+            if step == last and change == "zero late":
+                optimizer.zero_grad(set_to_none=False)
+            if step == last and change == "clip":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            try:
+                exchange.reclaim()
+            except ValueError as error:
+                return str(error), 0.0
+            exchange.finish(Losses(torch.tensor(0.0), torch.tensor(0.0)))
+        return "", sum(float(layer.weight.grad.mean()) for layer in model)
+
+
+def exchange_after_drift(odd: int) -> list[tuple[int, ...]]:
+    """Which ranks have other weights than most, before and after one bit changed on a rank."""
+    with joined(30) as world:
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3, bias=False)
+        exchange = Exchange(model, world, share=1.0)
+        drifted = []
+        for changed in (False, True):
+            if changed and world.rank == odd:
+                model.weight.data.view(torch.int32)[1, 2] ^= 1
+            exchange.zero_grad()
+            drifted.append(exchange.finish(Losses(torch.tensor(0.0), torch.tensor(0.0))).drifted)
+        return drifted
+
+
+def share_weights() -> list[float]:
+    """Weights of several types and layouts that differ from rank to rank, until rank 0 shares its own."""
+    with joined(30) as world:
+        torch.manual_seed(world.rank)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+        model.append(nn.Linear(3, 1).double())
+        model[1].num_batches_tracked += world.rank
+        world.broadcast_tensors([*model.parameters(), *model.buffers()])
+        return [float(number) for tensor in model.state_dict().values() for number in tensor.flatten()]
+
+
+def use_other_parameters() -> str:
+    """A model that takes a layer in the second step which it did not take in the first."""
+    with joined(30) as world:
+        model = _three_layers()
+        exchange = Exchange(model, world, share=1.0)
+        for step in range(2):
+            exchange.zero_grad()
+            sum(layer.weight.sum() for layer in list(model)[: 2 + step]).backward()
+            exchange.finish(Losses(torch.tensor(0.0), torch.tensor(0.0)))
+    return "done"
+
+
+def agree(facts: dict[str, Any], odd: int, others: dict[str, Any]) -> str | None:
+    """What a rank is told when one of them has other facts."""
+    with joined(30) as world:
+        try:
+            check_agreement(world, others if world.rank == odd else facts)
+        except AgreedError as error:
+            return str(error)
+    return None
+
+
+def ask_main(problem: str) -> str | bytes:
+    """What a rank gets of the work that rank 0 does for all, or of the problem that it finds."""
+
+    def work() -> bytes:
+        if problem:
+            raise ValueError(problem)
+        return b"found"
+
+    with joined(30) as world:
+        try:
+            return from_main(world, work)
+        except AgreedError as error:
+            return str(error)
+
+
+def ask_main_for_long(seconds: float, timeout: float) -> bytes:
+    """What a rank gets of work on rank 0 that takes longer than any rank waits for another."""
+
+    def work() -> bytes:
+        time.sleep(seconds)
+        return b"found"
+
+    with joined(timeout) as world:
+        return from_main_patiently(world, work)
+
+
+def fail_on(rank: int) -> str:
+    """What a rank is told when one of them finds something wrong, or what it made."""
+
+    def work() -> str:
+        if own_rank() == rank:
+            raise ValueError("too few images")
+        return "made"
+
+    with joined(30) as world:
+        try:
+            return on_all(world, work)
+        except AgreedError as error:
+            return str(error)
+
+
+def count_looks(path: str) -> tuple[int, list[str], str]:
+    """How often a rank lists folders, and which files it opens below a path, to build a run; a digest of labels."""
+    looks: dict[str, list[str]] = {"os.scandir": [], "os.listdir": [], "open": []}
+    counting = [True]
+
+    def notice(event: str, arguments: tuple[Any, ...]) -> None:
+        if counting and event in looks and str(arguments[0]).startswith(path):
+            looks[event].append(str(arguments[0]).removeprefix(path))
+
+    recipe = tiny.recipe(data__name="none", data__path=path, data__train_size="none", data__memory=0)
+    with joined(30) as world:
+        sys.addaudithook(notice)  # for as long as the process lives, so that the list tells it to stop
+        try:
+            task, _ = training._build(recipe, world)
+            facts = training._common(recipe, task)
+        finally:
+            counting.clear()
+        check_agreement(world, facts)
+    labels = task.data.train.labels.tobytes() + task.data.test.labels.tobytes()
+    return len(looks["os.scandir"] + looks["os.listdir"]), looks["open"], sha256(labels).hexdigest()
+
+
+def _three_layers() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3))).double()
+
+
+def collectives(data: bytes) -> tuple[bytes, int, float]:
+    """What each rank gets from the others when the leading one has `data`."""
+    with joined(30) as world:
+        received = world.broadcast(data if world.is_main else b"")
+        largest = world.all_reduce_max(7 * world.rank if world.rank < 3 else 0)
+        total = world.all_reduce(torch.tensor([float(world.rank)]))
+        world.barrier()
+        return received, largest, float(total)
+
+
+class _StopAfter:
+    """Somebody who asks to stop while so many steps have been taken since the start; 0: never."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._asked = 0
+
+    @property
+    def signal(self) -> int | None:
+        self._asked += 1
+        return signal.SIGTERM if self._asked == self._steps else None
+
+    def obey_by(self, obey: Any) -> None:
+        """It asks only between steps, so that nothing ends the process before."""
+
+
+def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked_rank: int = 0) -> int:
+    """`conadv train` in this process, whose rank may be asked to stop; the exit status."""
+    steps = stop_after if own_rank() == asked_rank else 0
+    fields = {key.replace("__", "."): str(value) for key, value in changes.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "listening", lambda *_: nullcontext(_StopAfter(steps)))
+        try:
+            if resume:
+                code = (
+                    {"model": "support.tiny:net"}
+                    if "support.tiny:net" in Path(folder, "config.toml").read_text()
+                    else {}
+                )
+                recipe = recipe_of_run(folder, {**code, **fields})
+                training.train(recipe, None, Path(folder), quiet=True)
+            else:
+                training.train(tiny.recipe(**changes), Path(folder), None, quiet=True)
+        except Interrupted as stop:
+            return stop.exit_status
+    return 0
+
+
+def run_script(path: str, folder: str) -> str:
+    """What a script prints in this process, with the folder as its working directory."""
+    with chdir(folder), redirect_stdout(io.StringIO()) as said:
+        runpy.run_path(path, run_name="__main__")
+    return said.getvalue()
+
+
+def train_late(
+    folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked_rank: int = 0, **fault: str
+) -> int | str:
+    """The same where the outcome of a step is read one step late, as on GPUs; the exit status, or the error."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in fault.items():
+            patch.setenv(name, value)
+        patch.setattr(training, "build_policy", lambda *arguments: replace(build_policy(*arguments), late=True))
+        try:
+            return train(folder, resume, changes, stop_after, asked_rank)
+        except NotFiniteError as error:
+            return str(error)
+
+
+def train_in_two_parts(folder: str, changes: dict[str, Any], stop_after: int) -> int:
+    """`conadv train` as torchrun repeats it: stopped the first time, and to its end the second."""
+    return train(folder, False, changes, 0 if Path(folder).exists() else stop_after)
+
+
+def train_with_small_files(folder: str, largest: int) -> tuple[int, str]:
+    """`conadv train --resume` where no file may be larger; the exit status, and what was said."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            words = ["--model", "support.tiny:net", "--quiet", "--max-steps", "none"]
+            return cli.main(["train", "--resume", folder, *words]), said.getvalue()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def speak() -> bool:
+    """Whether this rank, after it has exchanged something with the others, is the first to speak."""
+    with joined(30) as world:
+        assert world.heartbeats is not None
+        assert world.all_reduce(torch.ones(1)) == world.size
+        for rank in range(world.size):
+            if rank == world.rank:
+                first = world.heartbeats.claim_report()
+            world.barrier()
+        return first
+
+
+def threads_left_by_training(changes: dict[str, Any], out: str) -> int:
+    """How many threads a run leaves behind: a process group that something still holds keeps its own."""
+    before = _threads()
+    take_steps(changes, out)
+    gc.collect()
+    return _threads() - before
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def train_without_pickle(folder: str, changes: dict[str, Any]) -> int:
+    """`conadv train` where every way to unpickle something fails."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("something was unpickled")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+            patch.setattr(owner, name, refuse)
+        patch.setattr(distributed_c10d, "_tensor_to_object", refuse)
+        return cli.main(["train", *tiny.words(**changes), "--run-dir", folder, "--quiet"])
+
+
+def listening_addresses(environment: dict[str, str]) -> list[str]:
+    """Where this process listens while it trains, beside where it listened before."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        before = _listening()
+        recipe = tiny.recipe(epochs=1)
+        task = build_task(recipe, own_device())
+        with joined(recipe.timeout) as world:
+            job = build_job(recipe, task, build_stream(recipe, task), check_fit(recipe, world.size), world, start=0)
+            idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
+            run(job, Progress(), build_policy(recipe, job.stream, world.device), StopRequest(), *idle)
+            return sorted(address for inode, address in _listening().items() if inode not in before)
+
+
+def _listening() -> dict[str, str]:
+    """The address of each socket of this process that listens, by its inode."""
+    links = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)]  # noqa: PTH115, PTH208
+    own = {link[8:-1] for link in links if link.startswith("socket:[")}
+    found = {}
+    for version in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{version}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in own:
+                found[words[9]] = _address(words[1].partition(":")[0])
+    return found
+
+
+def _is_open(name: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{name}")
+
+
+def _address(text: str) -> str:
+    """The kernel writes an address as 32-bit numbers in the machine's order."""
+    data = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
+    return str(ipaddress.ip_address(data))

@@ -1,0 +1,243 @@
+"""What the ranks of a `conadv.Team` do in tests: a user's own loop, in any layout, and the same loop in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import conadv
+from conadv.core.twins import Local
+from conadv.ranks.sampler import TeamSampler
+from support.settings import RHO, small_batches, small_cnn
+
+BATCH, CHUNK, EPOCHS, STEPS = 16, 2, 2, 3  # steps per epoch
+SEED = 5
+
+
+def data() -> TensorDataset:
+    images, labels = zip(*small_batches(STEPS, BATCH), strict=True)
+    return TensorDataset(torch.cat(images), torch.cat(labels))
+
+
+def make(name: str, model: nn.Module, factory: Any, **options: Any) -> Any:
+    """A method, by `factory` (a team's or the class itself)."""
+    attack = [] if name in ("Vanilla", "Sam") else [conadv.PGD(8 / 255)]
+    return factory(model, F.cross_entropy, *attack, **({"rho": RHO} if name == "Sam" else {}), **options)
+
+
+def network() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = conadv.split_batchnorm(small_cnn())
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    # A parameter that no loss reached has no state, or that of zero gradients.
+    buffers = (optimizer.state[p].get("momentum_buffer", torch.zeros_like(p)) for p in model.parameters())
+    moments = {f"momentum.{place}": buffer.detach() for place, buffer in enumerate(buffers)}
+    return {**model.state_dict(), **moments}
+
+
+def alone(name: str, options: dict[str, Any], leave: int = 0) -> dict[str, Tensor]:
+    """The loop in one process and without a team; its epoch is left after `leave` steps."""
+    model, optimizer = network()
+    method = make(name, model, getattr(conadv, name), chunk_size=CHUNK, seed=SEED, **options)
+    sampler = TeamSampler(data(), BATCH, slice(0, BATCH), SEED)
+    loader = DataLoader(data(), batch_sampler=sampler)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        if name == "ConAdv":  # as in a team, no weights of the epoch before generate twins
+            method.twins = Local(model, method.delay, method.twin)
+        for now, ahead in method.feed(loader):
+            optimizer.zero_grad()
+            method(now, ahead)
+            optimizer.step()
+            if method.step == leave:
+                break
+    return tensors(model, optimizer)
+
+
+def train(
+    layout: str | None,
+    name: str,
+    options: dict[str, Any],
+    out: str,
+    stop: int = 0,
+    resume: str = "",
+    existing: bool = False,
+    leave: int = 0,
+    step: str = "call",
+) -> str:
+    """The loop in a team, perhaps stopped after `stop` steps, or resumed; the digest of its weights.
+
+    An epoch is left after `leave` steps, for the next one. A step is a call of the method, or "loss", or "both" in
+    turn; with "late" before it, outcomes are read as on a GPU.
+    """
+    if existing:
+        torch.distributed.init_process_group("gloo")
+    with conadv.Team(layout, batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
+        digest = _loop(team, name, options, out, stop, resume, leave, step)
+    if existing:
+        assert torch.distributed.is_initialized()
+        torch.distributed.destroy_process_group()
+    return digest
+
+
+def train_without_feed() -> str:
+    """What is said to a rank whose batches come from the loader itself."""
+    with conadv.Team("clean | adv", batch_size=BATCH, chunk_size=CHUNK, timeout=30) as team:
+        method = make("Recycled", network()[0], lambda *words: team.method(conadv.Recycled, *words))
+        try:
+            method(next(iter(DataLoader(data(), batch_sampler=team.sampler(data())))))
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def _loop(
+    team: conadv.Team, name: str, options: dict[str, Any], out: str, stop: int, resume: str, leave: int, step: str
+) -> str:
+    model, optimizer = network()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    if not team.world.is_main:  # all get the weights of rank 0
+        nn.init.zeros_(model[0].weight)
+    method = make(name, model, lambda *words, **fields: team.method(getattr(conadv, name), *words, **fields), **options)
+    method._is_late, step = step.startswith("late "), step.removeprefix("late ")
+    sampler = team.sampler(data())
+    loader = DataLoader(data(), batch_sampler=sampler)
+    first = start = 0
+    if resume:
+        saved = torch.load(resume, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        start, first = method.load_state_dict(saved["method"]), saved["epoch"]
+    for epoch in range(first, EPOCHS):
+        sampler.set_epoch(epoch, start)
+        start = 0
+        for now, ahead in method.feed(loader):
+            if step == "loss" or (step == "both" and method.step % 2):
+                loss = method.loss(now, ahead)
+                optimizer.zero_grad(set_to_none=method.step % 3 > 0)
+                scaler.scale(loss).backward()
+                team.all_reduce()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.zero_grad()
+                method(now, ahead)
+                optimizer.step()
+            if method.step in (stop, leave):
+                break
+        if method.step == stop:
+            state = {"method": method.state_dict(), "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            if team.world.is_main:
+                torch.save({**state, "epoch": epoch + (stop % STEPS == 0)}, out)
+            return ""
+    found = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors(model, optimizer).items()})
+    if team.world.is_main:
+        Path(out).write_bytes(found)
+    return sha256(found).hexdigest()
+
+
+def late_failure(name: str, layout: str, at: int, then: str) -> tuple[str, int, bool]:
+    """A team whose outcomes are read as on a GPU, with images of step `at` that are not finite on rank 0.
+
+    Returns:
+        What it raises, after which step, and whether the weights and the optimizer's state are finite.
+    """
+    with conadv.Team(layout, batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
+        model, optimizer = network()
+        made = make(name, model, lambda *words: team.method(getattr(conadv, name), *words))
+        made._is_late = True
+        try:
+            for number, (now, ahead) in enumerate(made.feed(DataLoader(data(), batch_sampler=team.sampler(data())))):
+                if number == at and team.world.is_main:
+                    now.images.fill_(float("nan"))
+                made(now, ahead)
+                optimizer.step()
+                if number == at and then == "save":
+                    made.state_dict()
+            made.close()
+        except FloatingPointError as error:
+            finite = all(bool(tensor.isfinite().all()) for tensor in tensors(model, optimizer).values())
+            return str(error), made.step, finite
+    return "", made.step, False
+
+
+def scale_differently() -> str:
+    """What a team answers if ranks multiply the loss by different numbers."""
+    try:
+        with conadv.Team("clean | adv", batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
+            method = team.method(conadv.Recycled, network()[0], F.cross_entropy, conadv.PGD(8 / 255))
+            for now, ahead in method.feed(DataLoader(data(), batch_sampler=team.sampler(data()))):
+                ((1 + team.world.rank) * method.loss(now, ahead)).backward()
+                team.all_reduce()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def attack_differently() -> str:
+    """What a team answers if ranks make the method with another attack."""
+    try:
+        with conadv.Team("clean | adv", batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
+            team.method(conadv.Recycled, network()[0], F.cross_entropy, conadv.PGD((1 + team.world.rank) / 4))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def overflow(layout: str | None, name: str) -> tuple[list[float], int]:
+    """Steps in float32 with a scaled loss that overflows in the first ones; weights, and the updates that were made."""
+    with conadv.Team(layout, batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
+        model, _ = network()
+        model.float()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+        options = {"batch": lambda item: conadv.Batch(item[0].float(), item[1])}
+        method = make(
+            name, model, lambda *words, **fields: team.method(getattr(conadv, name), *words, **fields), **options
+        )
+        scaler, updates, before = (
+            torch.amp.GradScaler("cpu", init_scale=3e38, backoff_factor=2.0**-60),
+            0,
+            model[0].weight._version,
+        )
+        for now, ahead in method.feed(DataLoader(data(), batch_sampler=team.sampler(data()))):
+            scaler.scale(1e4 * method.loss(now, ahead)).backward()
+            losses = team.all_reduce()
+            assert 0.5 < float(losses.clean) < 5, "the mean loss, not scaled"
+            scaler.step(optimizer)
+            scaler.update()
+            now_at = model[0].weight._version
+            updates, before = updates + (now_at != before), now_at
+        values = [float(number) for tensor in model.state_dict().values() for number in tensor.flatten()]
+        return values, updates
+
+
+def train_endlessly(folder: str) -> None:
+    """A team that trains until something ends it; rank 0 writes a line per step."""
+    with conadv.Team("clean | adv | attack", batch_size=BATCH, chunk_size=CHUNK, timeout=6) as team:
+        model, optimizer = network()
+        method = team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(8 / 255))
+        loader = DataLoader(data(), batch_sampler=team.sampler(data()))
+        for _ in count():
+            for now, ahead in method.feed(loader):
+                if method.step == 4 and os.environ.get("TEAM_FAULT") == str(team.world.rank):
+                    raise ValueError("this image cannot be read")
+                method(now, ahead)
+                optimizer.step()
+                if team.world.is_main:
+                    Path(folder).mkdir(exist_ok=True)
+                    with Path(folder, "metrics.jsonl").open("a") as file:
+                        file.write(json.dumps({"step": method.step}) + "\n")
