@@ -1,4 +1,4 @@
-"""Models of timm and torchvision, with random weights (nothing is downloaded), and your own."""
+"""Models of timm and torchvision, with new weights (nothing is downloaded) or theirs, and your own."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from typing import Any
 from torch import Tensor, nn
 
 from conadv.core.catalog import MODEL_LIBRARIES
+from conadv.task.pretrained import load_weights
 
 _NORMALIZE = "normalize_pixels"
 # Two of torchvision's models return auxiliary outputs in training by default.
 _WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
 
 
-def build_from_library(reference: str, classes: int, in_channels: int, normalize: nn.Module) -> nn.Module:
-    """Build a model of another library, with random weights and the library's own state keys.
+def build_from_library(
+    reference: str, classes: int, in_channels: int, normalize: nn.Module, pretrained: bool = False
+) -> nn.Module:
+    """Build a model of another library, with the library's own state keys.
 
     Args:
         reference: timm:NAME or torchvision:NAME.
         classes: number of classes.
         in_channels: channels of the images.
         normalize: applied to images in [0, 1] first; not part of the state.
+        pretrained: start from the library's weights, which it downloads; the last layer is new where the number of
+            classes differs.
     """
     library, _, name = reference.partition(":")
     assert library in MODEL_LIBRARIES
     make = _from_timm if library == "timm" else _from_torchvision
-    model = make(_imported(library), name, classes, in_channels)
+    model = make(_imported(library), name, classes, in_channels, pretrained)
     model.add_module(_NORMALIZE, normalize)  # it follows the model to its device, and has no keys in its state
     model.register_forward_pre_hook(_normalize)
     return model
@@ -75,16 +80,19 @@ def build_from_callable(reference: str, classes: int, in_channels: int) -> nn.Mo
     return model
 
 
-def _from_timm(timm: Any, name: str, classes: int, in_channels: int) -> nn.Module:
+def _from_timm(timm: Any, name: str, classes: int, in_channels: int, pretrained: bool) -> nn.Module:
     if not timm.is_model(name):
         raise ValueError(_unknown("timm", name, timm.list_models()))
+    what = "with its weights " if pretrained else ""
     try:
-        return timm.create_model(name, pretrained=False, num_classes=classes, in_chans=in_channels)  # type: ignore[no-any-return]
-    except Exception as error:  # a model may refuse these options in its own way
-        raise ValueError(f"timm:{name} cannot be built for {in_channels} channels: {first_line(error)}") from error
+        return timm.create_model(name, pretrained=pretrained, num_classes=classes, in_chans=in_channels)  # type: ignore[no-any-return]
+    except Exception as error:  # a model may refuse these options in its own way, or its weights not be there
+        raise ValueError(
+            f"timm:{name} cannot be built {what}for {in_channels} channels: {first_line(error)}"
+        ) from error
 
 
-def _from_torchvision(torchvision: Any, name: str, classes: int, in_channels: int) -> nn.Module:
+def _from_torchvision(torchvision: Any, name: str, classes: int, in_channels: int, pretrained: bool) -> nn.Module:
     models = torchvision.models
     known = models.list_models(module=models)  # those for classification; others load a backbone from the network
     if name not in known:
@@ -94,8 +102,19 @@ def _from_torchvision(torchvision: Any, name: str, classes: int, in_channels: in
             f"torchvision:{name} needs images with 3 channels, not {in_channels}: choose a timm model, which can be "
             "built for any number"
         )
-    further = {"aux_logits": False, "init_weights": True} if name in _WITH_AUXILIARY_OUTPUTS else {}
-    return models.get_model(name, weights=None, num_classes=classes, **further)  # type: ignore[no-any-return]
+    auxiliary = name in _WITH_AUXILIARY_OUTPUTS
+    if not pretrained:
+        further = {"aux_logits": False, "init_weights": True} if auxiliary else {}
+        return models.get_model(name, weights=None, num_classes=classes, **further)  # type: ignore[no-any-return]
+    try:
+        trained = models.get_model(name, weights="DEFAULT", **({"aux_logits": False} if auxiliary else {}))
+    except Exception as error:  # no network, or no weights for this model
+        raise ValueError(f"torchvision has no weights for {name} here: {first_line(error)}") from error
+    # Their weights expect images that these two models transform first.
+    further = {"aux_logits": False, "init_weights": False, "transform_input": True} if auxiliary else {}
+    model: nn.Module = models.get_model(name, weights=None, num_classes=classes, **further)
+    load_weights(model, trained.state_dict(), classes, f"torchvision:{name}")
+    return model
 
 
 def _imported(library: str) -> Any:

@@ -118,8 +118,9 @@ def build_model(
     width: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    pretrained: bool = False,
 ) -> nn.Module:
-    """Build a model by name, with random weights from PyTorch's global generator.
+    """Build a model by name, with random weights from PyTorch's global generator unless it is pretrained.
 
     Args:
         name: one of `model_names`, timm:NAME, torchvision:NAME, or your own as package.module:callable, which takes
@@ -129,7 +130,14 @@ def build_model(
         width: channels of a ResNet's first stage; None: 16 for small images, 64 for large ones.
         mean: mean of each channel, to normalize images in [0, 1] with; None: do not normalize.
         std: standard deviation of each channel; None: do not normalize.
+        pretrained: start from the weights of timm or torchvision, except for the last layer if the number of classes
+            differs. For weights in a file see pretrained.py.
     """
+    if pretrained and (is_callable(name) or is_built_in(name)):
+        raise ValueError(
+            f"there are no pretrained weights for {name!r}: choose timm:NAME or torchvision:NAME, or give a "
+            "safetensors file of its weights"
+        )
     for what, count in (("classes", classes), ("in_channels", in_channels), ("width", width)):
         if count is not None and count < 1:
             raise ValueError(f"{what} {count}: choose 1 or more")
@@ -137,7 +145,7 @@ def build_model(
         return build_from_callable(name, classes, in_channels)
     normalize = _normalization(in_channels, mean, std)
     if not is_built_in(name):
-        return build_from_library(name, classes, in_channels, normalize)
+        return build_from_library(name, classes, in_channels, normalize, pretrained)
     if name in _FOR_LARGE_IMAGES:
         block, depths = _FOR_LARGE_IMAGES[name]
         stem = _convolution(in_channels, width or 64, 7, stride=2)

@@ -192,7 +192,8 @@ def open_task_data(recipe: Recipe, share: Share | None = None) -> DataSet:
 def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int, device: torch.device) -> nn.Module:
     """Build the network with its branches, in the memory format that is fastest for convolutions."""
     classes, shape = len(data.train.classes), augment.shape(data.train)
-    build = partial(build_model, recipe.model, classes, shape[0], recipe.width, **normalization(recipe, shape[0]))
+    pixels = normalization(recipe, shape[0])
+    build = partial(build_model, recipe.model, classes, shape[0], recipe.width, pixels.get("mean"), pixels.get("std"))
     if is_built_in(recipe.model):
         check_model(build, shape, images, _BYTES[recipe.precision])
     model = build()
