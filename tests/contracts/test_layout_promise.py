@@ -123,6 +123,17 @@ def test_twins_of_half_of_the_chunks_take_the_steps_of_one_process(method, size,
     assert tiny.distance(one, several) <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("method", "size", "layout"),
+    [("conadv", 2, "clean+adv+attack"), ("conadv", 3, "clean | adv | attack"), ("recycled", 4, "clean | adv")],
+)
+def test_shuffled_twins_take_the_steps_of_one_process(method, size, layout, alone, pool, tmp_path):
+    shuffled = {"method": method, "twin_share": 0.5, "batch_size": 16, "chunk_size": 2, "shuffle_twins": 2}
+    one = alone(**shuffled)
+    assert tiny.distance(one, alone(**{**shuffled, "shuffle_twins": 1})) > 1e-6
+    assert tiny.distance(one, trained(pool, tmp_path, size, layout=layout, **shuffled)) <= 1e-12
+
+
 def chunked(in_lane: int, lanes: int, share: float = 1) -> dict[str, Any]:
     """A batch of so many chunks of 2 images."""
     return {"twin_share": share, "chunk_size": 2, "batch_size": 2 * in_lane * lanes, "data__train_size": 96}

@@ -29,6 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "recycled-share": {"method": "recycled", "twin_share": 0.5, "chunk_size": 2},
     "conadv-main": {"method": "conadv", "twin_branch": "main"},
     "recycled-main": {"method": "recycled", "twin_branch": "main"},
+    "recycled-shuffled": {"method": "recycled", "shuffle_twins": 2, "chunk_size": 2},
     "sam": {"method": "sam"},
     "sam-stale": {"method": "sam", "delay": 1},
 }
@@ -42,6 +43,7 @@ LAYOUTS = {
     "conadv-main": [(3, "clean | adv | attack")],
     "recycled-main": [(2, "clean | adv")],
     "recycled-share": [(2, "clean | adv"), (4, "clean | adv"), (5, "4 clean | adv")],
+    "recycled-shuffled": [(2, "clean | adv")],
     "sam": [(2, "clean")],
     "sam-stale": [(2, "clean")],
     "recycled": [(2, "clean+adv"), (2, "clean | adv"), (4, "adv | clean")],

@@ -98,6 +98,21 @@ def test_twins_are_classified_with_the_statistics_of_their_chunk_and_nothing_cha
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_twins_are_classified_in_the_groups_that_they_are_learnt_in() -> None:
+    model, numbers = Lookup(), torch.arange(12)
+    seen: list[list[int]] = []
+
+    def attack(model: nn.Module, loss: Any, images: Tensor, labels: Tensor, seed: int) -> Tensor:
+        return images
+
+    model.register_forward_hook(lambda module, inputs, outputs: seen.append((inputs[0].sum(1) / 100).int().tolist()))
+    images = F.one_hot(numbers % 5, 5) + 100 * numbers[:, None] / 5  # their sum tells their numbers
+    batches = list(zip(images.split(3), (numbers % 5).split(3), strict=True))
+    assert count_twin_hits(model, batches, attack, "main", shuffled=2) == (12, 12)
+    assert [sorted(seen[at] + seen[at + 1]) for at in (0, 2)] == [list(range(6)), list(range(6, 12))]
+    assert {0, 1, 2} not in (set(seen[0]), set(seen[1]))
+
+
 def test_attacking_leaves_no_trace_and_gradients_are_for_the_attack_alone() -> None:
     model = small_cnn().train()
     model[1].eval()

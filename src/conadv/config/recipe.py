@@ -213,6 +213,9 @@ class Recipe:
     twin_branch: Annotated[str, OneOf(("adv", "main"))] = "adv"
     """BatchNorm branch that twins go through: adv, with its own statistics and affine parameters (as in the paper), or
     main, with the affine parameters of the images and statistics of the twins' own batch."""
+    shuffle_twins: Count = 1
+    """Twins of this many consecutive chunks are shuffled among each other before they are learnt: other images than in
+    the attack then share their BatchNorm statistics. 1: not shuffled."""
     adv_until: PositiveShare = 1.0
     """Share of the run that learns from twins, such as 1/2; the rest learns from the images alone."""
     scale_norms: bool = False

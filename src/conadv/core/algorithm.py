@@ -76,6 +76,8 @@ class ConAdv(Method):
             and affine parameters. "main": the affine parameters are those of the images; twins are normalized with
             the statistics of their batch, and the running statistics remain those of the images. The attack then goes
             through main, too: `PGD(4/255, branch="main")`.
+        shuffle_twins: the twins of this many consecutive chunks are shuffled among each other before they are learnt,
+            so that the statistics of a chunk that was attacked as a whole cannot give its labels away; 1: they are not.
         twins: who generates twins ahead, such as `conadv.ray.Pool`; None: this process, when it needs them.
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
@@ -94,12 +96,13 @@ class ConAdv(Method):
         adv_weight: float = 0.5,
         twin_share: float | str = 1,
         twin_branch: str = "adv",
+        shuffle_twins: int = 1,
         twins: Elsewhere | None = None,
         **common: Unpack[Common],
     ) -> None:
         if delay < 0:
             raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
-        super().__init__(model, loss, common, twin_branch)
+        super().__init__(model, loss, common, twin_branch, shuffle_twins)
         self._delay, self.share = delay, TwinShare.from_number(twin_share)
         self.adv_weight, self.attack = adv_weight, attack
         local = Local(model, delay, self.twin)
@@ -112,7 +115,7 @@ class ConAdv(Method):
             yield from self._step.clean(chunk, 1 - weight)  # "L(θ_t; x_i, y_i) using main BN"
         if Role.ADV in role and self._step.has_twin(self.share, t, k):
             twin = self.twins.take(t, k, chunk)  # x̂(θ_{t-τ})
-            yield self._step.adversarial(twin, weight, self.share)  # "L(θ_t; x̂_i(θ_{t-τ}), y_i) using adv BN"
+            yield from self._step.adversarial(twin, k, weight, self.share)  # "L(θ_t; x̂_i(θ_{t-τ}), y_i) using adv BN"
 
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
         """The second loop ("obtain adv examples"). `twins` decides when: `Local` calls it with θ_{t-τ} in the model."""
@@ -149,7 +152,7 @@ class ConAdv(Method):
 
     def _settings(self) -> dict[str, Any]:
         own = {"method": "ConAdv", "delay": self.delay, "twin_share": float(self.share)}
-        return own | {"twin_branch": self._step.twin_branch}
+        return own | {"twin_branch": self._step.twin_branch, "shuffle_twins": self._step.shuffle.group}
 
     def _shared(self) -> dict[str, Any]:
         return {"adv_weight": self.adv_weight, **described(self.attack)}
@@ -170,6 +173,7 @@ class Recycled(Method):
         adv_weight: share of the twins in the loss, below 1; the clean images have the rest.
         twin_share: as for `ConAdv`.
         twin_branch: as for `ConAdv`.
+        shuffle_twins: as for `ConAdv`.
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
@@ -187,9 +191,10 @@ class Recycled(Method):
         adv_weight: float = 0.5,
         twin_share: float | str = 1,
         twin_branch: str = "adv",
+        shuffle_twins: int = 1,
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(model, loss, common, twin_branch)
+        super().__init__(model, loss, common, twin_branch, shuffle_twins)
         self.share = TwinShare.from_number(twin_share)
         self.adv_weight, self.attack = adv_weight, attack
         self.twins: Left = Left(model, self.twin)
@@ -206,7 +211,7 @@ class Recycled(Method):
             yield from (images, *views)
         if Role.ADV in role and self._step.has_twin(self.share, self.twins.source(t), k):
             twin = self.twins.take(t, k, chunk)
-            yield self._step.adversarial(twin, self.adv_weight, self.share)
+            yield from self._step.adversarial(twin, k, self.adv_weight, self.share)
 
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
         """The twin of x_t[k] from a backward pass of its own, with the weights that the model has now."""
@@ -254,7 +259,8 @@ class Recycled(Method):
         self._adv_weight = adv_weight
 
     def _settings(self) -> dict[str, Any]:
-        return {"method": "Recycled", "twin_share": float(self.share), "twin_branch": self._step.twin_branch}
+        own = {"method": "Recycled", "twin_share": float(self.share)}
+        return own | {"twin_branch": self._step.twin_branch, "shuffle_twins": self._step.shuffle.group}
 
     def _shared(self) -> dict[str, Any]:
         return {"adv_weight": self.adv_weight, **described(self.attack)}

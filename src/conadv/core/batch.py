@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch.utils.data import DataLoader
 
 # Tensors as a data layer makes them: images and labels, and an augmented view if there is one.
@@ -87,6 +87,22 @@ def select(batch: Batch, images: Tensor | None) -> Batch:
         return tree_map_only(Tensor, one, values)
 
     return replace(batch, images=one(batch.images), labels=some(batch.labels), augmented=None, extra=some(batch.extra))
+
+
+def regrouped(batches: Sequence[Batch], order: Tensor) -> list[Batch]:
+    """The images of several batches in another order, cut into as many batches of equal size.
+
+    Args:
+        batches: of one size; every tensor of their labels and extra inputs has one entry per image.
+        order: the new order of all images, by number.
+    """
+    size = len(batches[0].images)
+    leaves, like = zip(*(tree_flatten((one.images, one.labels, dict(one.extra))) for one in batches), strict=True)
+    if any(not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != size for own in leaves for leaf in own):
+        raise ValueError("twins can be shuffled only if every label and extra input has one entry per image")
+    mixed = [torch.cat(same)[order.to(same[0].device)].split(size) for same in zip(*leaves, strict=True)]
+    parts = [tree_unflatten([tensors[number] for tensors in mixed], like[0]) for number in range(len(batches))]
+    return [Batch(images, labels, extra=extra) for images, labels, extra in parts]
 
 
 def to_pixels(images: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

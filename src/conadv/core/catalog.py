@@ -69,7 +69,7 @@ class MethodInfo:
 
 _LEARN, _ATTACK = 3, 2
 _ATTACKED = {Role.CLEAN: _LEARN, Role.ADV: _LEARN, Role.ATTACK: _ATTACK}
-_ATTACKED_OPTIONS = ("attack", "delay", "adv_weight", "twin_share", "twin_branch")
+_ATTACKED_OPTIONS = ("attack", "delay", "adv_weight", "twin_share", "twin_branch", "shuffle_twins")
 _ATTACKED_LAYOUTS = ("clean+adv+attack", "clean | adv+attack", "clean+adv | attack", "clean | adv | attack")
 
 _ROWS = (
@@ -109,7 +109,7 @@ _ROWS = (
     MethodInfo(
         name="recycled",
         target="core.algorithm:Recycled",
-        options=("attack", "adv_weight", "twin_share", "twin_branch"),
+        options=("attack", "adv_weight", "twin_share", "twin_branch", "shuffle_twins"),
         delay=1,
         default_delay=1,
         passes={Role.CLEAN: _LEARN, Role.ADV: _LEARN},

@@ -16,7 +16,7 @@ from conadv.wrappers import gathered, rank_and_size
 
 _ABOUT = "about"
 # Settings added later, with what states from before were trained with.
-_ADDED = {"twin_branch": "adv"}
+_ADDED = {"twin_branch": "adv", "shuffle_twins": 1}
 _RANKS = "ranks."
 
 State = dict[str, Tensor]

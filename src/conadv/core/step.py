@@ -37,7 +37,7 @@ from .roles import ALONE, Place, Role
 from .seeds import Seeds, untouched_randomness
 from .splitbn import closed, pending_statistics, routed, update_running_stats
 from .state import State, pack, unpack
-from .twins import TwinShare
+from .twins import Shuffle, TwinShare
 from .validate import Checks, check_arguments, check_keywords, no_mixed_statistics
 
 # The parts of a step, in the order of the timeline.
@@ -102,6 +102,8 @@ class Pass(NamedTuple):
     """Whether it moves the running statistics."""
     adversarial: bool = False
     """Whether its loss is adversarial: of changed images, or at changed weights."""
+    chunk: int | None = None
+    """The number of the chunk that its random numbers depend on; None: the one that is worked on."""
     within: AbstractContextManager[Any] = nullcontext()
     """A context for its forward and backward pass."""
     receive: Callable[[Tensor], None] | None = None
@@ -117,13 +119,17 @@ class Step:
         common: see `Common`.
         twin_branch: the BatchNorm branch that twins go through, "adv" or "main". None: there are no twins, so that the
             layers need to be split only if there are chunks.
+        shuffle_twins: see `Shuffle`.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None, shuffle_twins: int = 1
+    ) -> None:
         self.chunk_size, self.seed = common.get("chunk_size"), common.get("seed")
         check_keywords(common, Common.__annotations__)
         check_arguments(model, loss, self.chunk_size, twin_branch)
         self.model, self.loss, self.twin_branch = model, loss, twin_branch
+        self.shuffle = Shuffle(shuffle_twins)
         self.seeds = Seeds(self.seed)
         self.t = 0
         """How many steps were taken."""
@@ -162,6 +168,7 @@ class Step:
         if not self._joined:  # ranks of a data-parallel loop often share a seed: their chunks get different numbers
             self.place = Place(first_chunk=rank_and_size()[0] << 32)
         self.checks.begin(settings, delayed)
+        self.shuffle.begin()
         self.count = (self.place.chunks or 0) if batch is None else count_chunks(batch, self.chunk_size)
         self._unfinished = True
 
@@ -197,6 +204,7 @@ class Step:
 
     def end(self) -> None:
         """Move the running statistics, unless they are summed over ranks first, and count the step."""
+        self.shuffle.end()
         if self.place.updates_stats:
             update_running_stats(self.model)
         clean, adv = self._means
@@ -252,13 +260,15 @@ class Step:
         )
         return [Pass(name, view, weight / 2, 2) for name, view in zip(("main", "aug"), views, strict=True)]
 
-    def adversarial(self, twin: Batch, weight: float, share: TwinShare) -> Pass:
-        """The pass of the twins of a chunk, such that the mean over all twins of a step has `weight`."""
+    def adversarial(self, twin: Batch, k: int, weight: float, share: TwinShare) -> list[Pass]:
+        """The passes after the twins of chunk k have come, such that the mean over all twins of a step has `weight`."""
         part = 1.0 if self.chunk_size is None else float(share)
         assert self.twin_branch is not None
         # The running statistics of the main branch are those of the images, unless nothing is learnt from these.
         tracked = self.twin_branch == "adv" or weight == 1
-        return Pass(self.twin_branch, twin, weight / part, part, tracked, adversarial=True)
+        some = Pass(self.twin_branch, twin, weight / part, part, tracked, adversarial=True)
+        due = self.shuffle.add(k, twin, self.attack_seed(self.t, k))
+        return [some._replace(batch=batch, chunk=number) for number, batch in due]
 
     def count_twins(self, share: TwinShare) -> int | None:
         """How many chunks of the batch of this step get twins; None on the ranks of a layout, which share them out."""
@@ -386,7 +396,8 @@ class Step:
     def _forward(self, some: Pass, t: int, k: int, model: nn.Module) -> Tensor:
         """The mean loss of a pass."""
         images = some.batch.images
-        seed = self.seeds.of_pass(t, self.place.first_chunk + k, some.branch)
+        number = self.place.first_chunk + (k if some.chunk is None else some.chunk)
+        seed = self.seeds.of_pass(t, number, some.branch)
         with ExitStack() as stack:
             if seed is not None:  # dropout does not depend on what ran before
                 stack.enter_context(untouched_randomness(self.device, seed))
@@ -442,8 +453,10 @@ class Method(ABC):
     duties: Role
     """All duties of the method, over the ranks of a lane."""
 
-    def __init__(self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None) -> None:
-        self._step = Step(model, loss, common, twin_branch)
+    def __init__(
+        self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None, shuffle_twins: int = 1
+    ) -> None:
+        self._step = Step(model, loss, common, twin_branch, shuffle_twins)
         self.twins: Any = None  # where twins come from (see `Carried`), or what else is carried from step to step
 
     @abstractmethod

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 
 from conadv.wrappers import innermost, local, sharded_like, whole
 
-from .batch import Batch
+from .batch import Batch, regrouped
 from .seeds import mix, uniform
 from .state import Carried, State, below
 
 # twin(t, k, x_t[k]) with the weights that the model has at the moment.
 Evaluate = Callable[[int, int, Batch], Batch]
 
-_SHARE = 3  # the purpose number of the choice of twins
+_SHARE, _SHUFFLE = 3, 4  # the purpose numbers of the choice of twins, and of their order
 # What wrappers put before the names of a model's tensors: torch.compile, DistributedDataParallel and DataParallel.
 _PREFIXES = re.compile(r"^(_orig_mod\.|module\.)+")
 
@@ -271,6 +271,54 @@ class TwinShare:
         size = len(chunk.images)
         wanted = max(min(2, size), round(size * float(self)))  # BatchNorm needs two
         return uniform((size,), mix(seed, _SHARE), chunk.images).argsort()[:wanted].sort().values
+
+
+class Shuffle:
+    """Twins are learnt in other chunks than they were attacked in, so that no statistics of a chunk give labels away.
+
+    The twins of every `group` consecutive chunks are shuffled among each other, and learnt from when the last of them
+    is there. The order is a function of the seed, the step and the number of that chunk in the global batch.
+
+    Args:
+        group: how many chunks; 1: twins stay where they are.
+    """
+
+    def __init__(self, group: int) -> None:
+        if group < 1:
+            raise ValueError(f"shuffle_twins {group}: chunks whose twins are shuffled together, 1 (none) or more")
+        self.group = group
+        self._held: list[tuple[int, Batch]] = []
+
+    def begin(self) -> None:
+        """Begin a step; one that failed may have left twins."""
+        self._held = []
+
+    def add(self, k: int, twin: Batch, seed: int) -> list[tuple[int, Batch]]:
+        """The twins to learn from after those of chunk k have come, each with the number of a chunk.
+
+        Args:
+            k: number of the chunk.
+            twin: its twins.
+            seed: of this chunk in this step.
+        """
+        if self.group == 1:
+            return [(k, twin)]
+        self._held.append((k, twin))
+        if len(self._held) < self.group:
+            return []
+        numbers, twins = zip(*self._held, strict=True)
+        self._held = []
+        images = sum(len(one.images) for one in twins)
+        order = uniform((images,), mix(seed, _SHUFFLE), twin.images).argsort(stable=True)
+        return list(zip(numbers, regrouped(twins, order), strict=True))
+
+    def end(self) -> None:
+        """End a step, before its update of the weights."""
+        if self._held:
+            raise ValueError(
+                f"shuffle_twins {self.group} does not divide the chunks with twins of a batch (of this rank): choose "
+                "a number that does, or another batch or chunk size"
+            )
 
 
 class StaleWeights:

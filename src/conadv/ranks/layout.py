@@ -110,12 +110,14 @@ class Layout:
         each = len(lane) // self.counts[role]
         return lane[place * each : (place + 1) * each]
 
-    def check_twins(self, chunks: int, of: int) -> None:
+    def check_twins(self, chunks: int, of: int = 1, some: int = 1, shuffled: int = 1) -> None:
         """Raise a ValueError if chunks with twins cannot be shared equally by the ranks of a role.
 
         Args:
             chunks: how many chunks a global batch has.
             of: of every `of` consecutive chunks, the same number has twins.
+            some: that number.
+            shuffled: how many consecutive chunks of twins are shuffled together, all of them on one rank.
         """
         lane = len(self.lane_chunks(0, chunks))
         self._check_counts(lane)
@@ -124,6 +126,13 @@ class Layout:
             raise ValueError(
                 f"twin_share picks some of every {of} chunks, but a lane of layout {str(self)!r} has {lane}: "
                 f"take a multiple of {fitting} chunks per lane (lower the chunk size, or change the batch or the lanes)"
+            )
+        learning = sum(count for role, count in self.counts.items() if Role.ADV in role) or 1
+        twins = lane // learning // of * some
+        if twins % shuffled:
+            raise ValueError(
+                f"shuffle_twins {shuffled} needs a multiple of {shuffled} chunks with twins on each rank that learns "
+                f"from them, and it has {twins}: lower the chunk size, or change the batch or the ranks"
             )
 
     def smallest(self, of: int = 1) -> int:

@@ -145,7 +145,7 @@ class Team:
         check_agreement(self.world, {"method": _settings(factory, arguments, options)})
         layout = Layout.fit(self._text, factory.duties, self.world.size)
         share = TwinShare.from_number(options.get("twin_share", 1))
-        layout.check_twins(self._chunks, share.of)
+        layout.check_twins(self._chunks, share.of, share.some, options.get("shuffle_twins", 1))
         has_twins = partial(share.has, self._seed)
         accepted = inspect.signature(factory).parameters
         delay = options.get("delay", accepted["delay"].default if "delay" in accepted else factory.delay)
@@ -167,7 +167,7 @@ class Team:
         )
         epochs = TeamEpochs(member, model, self._chunk_size, options.get("batch"), has_twins)
         settings = {"chunk_size": self._chunk_size, "twin_share": float(share), "seed": self._seed}
-        settings["twin_branch"] = options.get("twin_branch", "adv")
+        settings |= {"twin_branch": options.get("twin_branch", "adv"), "shuffle_twins": options.get("shuffle_twins", 1)}
         self._method = TeamMethod(member, model, epochs, settings)
         return self._method
 

@@ -26,7 +26,7 @@ _WORDS = {"attack.epsilon": "ε", RATE: "learning rate", "batch_size": "batch", 
 # Tuned for each condition, or a consequence of another setting: they tell no two conditions of an arm apart.
 _ASIDE = {"seed", RATE, "schedule.warmup_epochs", "chunk_size", "max_steps"}
 # What only methods with twins use.
-_OF_TWINS = ("attack", "adv_weight", "adv_until", "scale_norms", "twin_share", "twin_branch")
+_OF_TWINS = ("attack", "adv_weight", "adv_until", "scale_norms", "twin_share", "twin_branch", "shuffle_twins")
 # What a condition shares with the vanilla that it is compared with, besides everything about the data but its copies.
 _CONTEXT = ("batch_size", "model", "width", "precision")
 

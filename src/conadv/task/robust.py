@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv.core.attack import Attack, Loss, without_trace
-from conadv.core.batch import to_pixels
+from conadv.core.batch import Batch, to_pixels
 from conadv.core.seeds import mix
+from conadv.core.twins import Shuffle
 from conadv.task.models import evaluating
 
 Batches = Iterable[Sequence[Tensor]]
@@ -72,10 +73,12 @@ def count_twin_hits(
     loss: Loss = F.cross_entropy,
     first: int = 0,
     autocast: torch.dtype | None = None,
+    shuffled: int = 1,
 ) -> tuple[int, int]:
     """Count the twins that the model classifies correctly as it learns from them, without changing it.
 
     Each batch is attacked and classified as a chunk in training: with its own BatchNorm statistics, through `branch`.
+    In between, the twins of every `shuffled` batches are shuffled.
 
     Returns:
         How many twins are classified correctly, and how many there are.
@@ -83,7 +86,7 @@ def count_twin_hits(
     like = next(model.parameters())
     precision = nullcontext() if autocast is None else torch.autocast(like.device.type, autocast)
     hits = count = 0
-    modes = [(module, module.training) for module in model.modules()]
+    modes, shuffle = [(module, module.training) for module in model.modules()], Shuffle(shuffled)
     try:
         model.train()
         for number, (raw_images, raw_labels, *_) in enumerate(batches):
@@ -91,9 +94,10 @@ def count_twin_hits(
             labels = raw_labels.long().to(like.device)
             with precision:
                 twins = attack(model, loss, images, labels, mix(0, first + number)).detach()
-                with torch.no_grad(), without_trace(model, branch, "batch", first + number):
-                    hits += int((model(twins).argmax(1) == labels).sum())
-            count += len(labels)
+                for place, own in shuffle.add(first + number, Batch(twins, labels), first + number):
+                    with torch.no_grad(), without_trace(model, branch, "batch", place):
+                        hits += int((model(own.images).argmax(1) == own.labels).sum())
+                    count += len(own.labels)
     finally:
         for module, training in modes:
             module.training = training

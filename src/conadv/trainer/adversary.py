@@ -78,6 +78,8 @@ class TwinTest:
     attack: Attack
     branch: str
     chunk_size: int
+    shuffled: int = 1
+    """The twins of this many chunks are shuffled before they are learnt."""
 
 
 def robust_attack(epsilon: float, steps: int, branch: str = "main", norm: Norm = "linf") -> PGD:

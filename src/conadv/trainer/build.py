@@ -114,7 +114,10 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
             f"choose one of {', '.join(map(repr, method.layouts))}"
         )
     share = TwinShare.from_number(recipe.twin_share)
-    layout.check_twins(chunks, share.of if Role.ADV in layout.duties else 1)
+    if Role.ADV in layout.duties:
+        layout.check_twins(chunks, share.of, share.some, recipe.shuffle_twins)
+    else:
+        layout.check_twins(chunks)
     return layout
 
 
@@ -218,6 +221,7 @@ def _method(recipe: Recipe, task: Task, attack: Attack) -> Method:
         "adv_weight": recipe.adv_weight,
         "twin_share": recipe.twin_share,
         "twin_branch": recipe.twin_branch,
+        "shuffle_twins": recipe.shuffle_twins,
         "rho": recipe.rho,
     }
     method: Method = METHODS[recipe.method].build(

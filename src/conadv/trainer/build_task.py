@@ -133,7 +133,7 @@ def twins_of(recipe: Recipe) -> TwinTest | None:
     attack = attack_of(recipe)
     if maker == Role.CLEAN and isinstance(attack, PGD):  # one step from the image along the gradient of the clean pass
         attack = replace(attack, branch="main", random_start=0.0)
-    return TwinTest(attack, recipe.twin_branch, recipe.chunk_size)
+    return TwinTest(attack, recipe.twin_branch, recipe.chunk_size, recipe.shuffle_twins)
 
 
 def mix_of(recipe: Recipe) -> Mix | None:

@@ -70,11 +70,19 @@ def twin_top1(task: Task, world: World, twins: TwinTest) -> float:
     """
     images = len(task.data.train)
     size = min(twins.chunk_size, images)
-    whole = sampled(images, max(min(_TWINS, images) // size, 1) * size)
-    chosen, first = _part(world, _batches_of(whole, size))
+    group = size * twins.shuffled
+    whole = sampled(images, max(min(_TWINS, images) // group, 1) * group)
+    chosen, first = _part(world, _batches_of(whole, group))
     batches = evaluation_batches(task.data.train, size, task.augment.fit, task.workers, chosen)
     counts = count_twin_hits(
-        task.model, batches, twins.attack, twins.branch, loss=task.loss, first=first, autocast=task.autocast
+        task.model,
+        batches,
+        twins.attack,
+        twins.branch,
+        loss=task.loss,
+        first=first * twins.shuffled,
+        autocast=task.autocast,
+        shuffled=twins.shuffled,
     )
     return _percent(world, counts)
 
