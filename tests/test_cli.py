@@ -484,7 +484,7 @@ def test_cli_and_config_do_without_torch():
         "print(sorted(name for name in sys.modules if name.startswith(('torch', 'numpy', 'conadv'))))"
     )
     ours = ["conadv", "conadv.atomic", "conadv.cli", "conadv.config"]
-    ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.core.catalog"]
+    ours += ["conadv.config.files", "conadv.config.recipe", "conadv.core", "conadv.catalog"]
     ours += ["conadv.memory", "conadv.core.roles"]
     ours += ["conadv.flags", "conadv.last_words", "conadv.optim", "conadv.optim.catalog"]
     ours += ["conadv.ranks", "conadv.ranks.agreement", "conadv.ranks.ending", "conadv.ranks.launch"]

@@ -362,7 +362,7 @@ def test_an_installed_package_carries_its_recipes_and_config_needs_only_the_cata
         "atomic",
         "toml_file",
         "core/__init__",
-        "core/catalog",
+        "catalog",
         "core/roles",
         "optim/__init__",
         "optim/catalog",

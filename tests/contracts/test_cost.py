@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from conadv import PGD, split_batchnorm
-from conadv.core.catalog import METHODS
+from conadv.catalog import METHODS
 from conadv.core.roles import Role
 from conadv.ranks.layout import Layout
 from conadv.trainer.build_task import build_task

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from conadv.core.catalog import METHODS
+from conadv.catalog import METHODS
 from conadv.ranks.layout import Layout
 from conadv.trainer.build import _wire
 from conadv.trainer.build_task import attack_of, build_task

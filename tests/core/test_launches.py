@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conadv import PGD, split_batchnorm
-from conadv.core.catalog import METHODS
+from conadv.catalog import METHODS
 from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
 from conadv.optim.groups import parameter_groups

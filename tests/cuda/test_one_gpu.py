@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from conadv import PGD, split_batchnorm
-from conadv.core.catalog import METHODS
+from conadv.catalog import METHODS
 from conadv.core.roles import Place
 from conadv.core.seeds import centered
 from conadv.core.twins import StaleWeights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conadv.core.catalog import METHODS
+from conadv.catalog import METHODS
 from conadv.ranks.choose import choose_layout
 from conadv.trainer.build import check_fit
 from support import tiny

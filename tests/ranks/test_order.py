@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conadv.core.catalog import METHODS
+from conadv.catalog import METHODS
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import Member
 from conadv.ranks.outcome import Unread

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from conadv.core.catalog import METHODS
+from conadv.catalog import METHODS
 from conadv.core.roles import Role
 from conadv.ranks import watch
 from conadv.ranks.attempt import agree_on_attempt

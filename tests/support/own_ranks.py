@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from conadv import PGD, split_batchnorm
-from conadv.core.catalog import METHODS
+from conadv.catalog import METHODS
 from support import loops
 from support.settings import small_cnn
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, Recycled, Sam, Vanilla
-from conadv.core.catalog import METHODS
+from conadv.catalog import METHODS
 
 CLASSES = 5
 RHO = 0.3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from conadv.core.catalog import METHODS
+from conadv.catalog import METHODS
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import check_statistics
 from support import tiny

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conadv import PGD, ConAdv, Recycled, Sam, Team, Vanilla, split_batchnorm
+from conadv.catalog import METHODS
 from conadv.core import step as core_step
-from conadv.core.catalog import METHODS
 from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
 from conadv.core.validate import Checks, Updates

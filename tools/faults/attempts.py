@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conadv.core.catalog import METHODS
+from conadv.catalog import METHODS
 from conadv.ranks.layout import Layout
 from faults.forks import FOLDER, ROOT, Server
 from faults.inject import PAUSE

@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 
 from conadv import cli, config
-from conadv.core.catalog import METHODS
+from conadv.catalog import METHODS
 from conadv.ranks.layout import Layout
 from conadv.study.study_file import read_study
 from conadv.study.timeline import read_timeline

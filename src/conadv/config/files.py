@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
-from conadv.core.catalog import is_callable, names_dataset
+from conadv.catalog import is_callable, names_dataset
 from conadv.setting import Setting, Value, descriptions, did_you_mean, settings_of, show
 from conadv.toml_file import read_toml
 

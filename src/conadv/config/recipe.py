@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from conadv.core.catalog import ATTACKS, METHODS
+from conadv.catalog import ATTACKS, METHODS
 from conadv.core.roles import Role
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.setting import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conadv.core.catalog import MethodInfo
+from conadv.catalog import MethodInfo
 from conadv.core.roles import Role
 
 from .layout import Layout

@@ -25,7 +25,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from conadv.core.catalog import is_callable, names_dataset
+from conadv.catalog import is_callable, names_dataset
 from conadv.toml_file import read_toml
 
 Resolve = Callable[[str, Mapping[str, str]], Mapping[str, Any]]

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from conadv.core.catalog import MODEL_LIBRARIES
+from conadv.catalog import MODEL_LIBRARIES
 from conadv.task.pretrained import load_weights
 
 _NORMALIZE = "normalize_pixels"

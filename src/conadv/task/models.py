@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv.core.catalog import is_built_in, is_callable
+from conadv.catalog import is_built_in, is_callable
 from conadv.core.seeds import untouched_randomness
 from conadv.memory import is_out_of_memory
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from conadv.catalog import METHODS, MethodInfo
 from conadv.config import Recipe
 from conadv.core.attack import Attack
 from conadv.core.batch import Batch, Chunked
-from conadv.core.catalog import METHODS, MethodInfo
 from conadv.core.roles import Place, Role
 from conadv.core.step import Method
 from conadv.core.twins import StaleWeights, TwinShare

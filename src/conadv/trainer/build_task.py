@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conadv.catalog import ATTACKS, METHODS, is_built_in, is_callable
 from conadv.config import Recipe
 from conadv.core.attack import Attack, Loss
 from conadv.core.branches import split_layers
-from conadv.core.catalog import ATTACKS, METHODS, is_built_in, is_callable
 from conadv.core.pgd import PGD
 from conadv.core.roles import Role
 from conadv.core.seeds import untouched_randomness

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from conadv import __version__
-from conadv.core.catalog import is_callable, names_dataset
+from conadv.catalog import is_callable, names_dataset
 from conadv.ranks.launch import launcher_command
 from conadv.readable import for_json
 

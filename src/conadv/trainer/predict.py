@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from conadv.catalog import is_callable
 from conadv.core.batch import to_pixels
-from conadv.core.catalog import is_callable
 from conadv.task.data.decode import EXTENSIONS, open_picture
 from conadv.task.data.files import read_file
 from conadv.task.data.fit import Fit

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from conadv import bf16
+from conadv.catalog import METHODS
 from conadv.config import RESUMABLE, Recipe, added_values, check_run_folder, flatten
-from conadv.core.catalog import METHODS
 from conadv.ranks.collectives import World, own_device
 
 from .adversary import RobustTest

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from conadv.core.catalog import names_dataset
+from conadv.catalog import names_dataset
 from conadv.machine import usable_cores
 from conadv.task.data.cache import Table, cached, stamp_of
 from conadv.task.data.cifar import find_cifar

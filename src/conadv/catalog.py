@@ -13,7 +13,7 @@ from importlib import import_module
 from operator import or_
 from typing import Any
 
-from .roles import Role
+from .core.roles import Role
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,6 @@ class MethodInfo:
     """The duty that generates twins; None: it has none."""
     layouts: tuple[str, ...]
     """How a lane can be split into ranks, from one rank to as many as possible."""
-    overlapped: str
-    """The layout with the shortest step on the fewest ranks."""
 
     @property
     def duties(self) -> Role:
@@ -82,7 +80,6 @@ _ROWS = (
         passes={Role.CLEAN: _LEARN},
         maker=None,
         layouts=("clean",),
-        overlapped="clean",
     ),
     MethodInfo(
         name="disadv",
@@ -93,7 +90,6 @@ _ROWS = (
         passes=_ATTACKED,
         maker=Role.ATTACK,
         layouts=_ATTACKED_LAYOUTS,
-        overlapped="clean | adv+attack",
     ),
     MethodInfo(
         name="conadv",
@@ -104,7 +100,6 @@ _ROWS = (
         passes=_ATTACKED,
         maker=Role.ATTACK,
         layouts=_ATTACKED_LAYOUTS,
-        overlapped="clean | adv | attack",
     ),
     MethodInfo(
         name="recycled",
@@ -115,7 +110,6 @@ _ROWS = (
         passes={Role.CLEAN: _LEARN, Role.ADV: _LEARN},
         maker=Role.CLEAN,
         layouts=("clean+adv", "clean | adv"),
-        overlapped="clean | adv",
     ),
     MethodInfo(
         name="sam",
@@ -126,7 +120,6 @@ _ROWS = (
         passes={Role.CLEAN: 2 * _LEARN},
         maker=None,
         layouts=("clean",),
-        overlapped="clean",
     ),
 )
 METHODS = {row.name: row for row in _ROWS}

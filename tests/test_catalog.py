@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from conadv import PGD, split_batchnorm
+from conadv.catalog import ATTACKS, METHODS
 from conadv.config import Attack as AttackFields
 from conadv.core.attack import Attack
-from conadv.core.catalog import ATTACKS, METHODS
 from support.settings import small_batches, small_cnn
 
 EPSILON = 8 / 255
@@ -106,4 +106,3 @@ def test_a_method_takes_the_options_of_its_row(name: str) -> None:
     method = row.build(split_batchnorm(small_cnn(), row.branches), F.cross_entropy, options, chunk_size=4)
     assert set(row.options) <= inspect.signature(type(method)).parameters.keys()
     assert method.delay == row.default_delay
-    assert row.overlapped in row.layouts
