@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from .optim.groups import parameter_groups
     from .optim.lamb import Lamb
     from .optim.lars import Lars
+    from .optim.muon import Muon
     from .optim.schedule import warmup_constant, warmup_cosine, warmup_poly
+    from .optim.signal import SignalToNoise
     from .ranks.layout import Layout
     from .ranks.team import Team
     from .trainer.api import train
@@ -39,9 +41,11 @@ __all__ = [
     "Layout",
     "Losses",
     "Method",
+    "Muon",
     "Recycled",
     "Role",
     "Sam",
+    "SignalToNoise",
     "Team",
     "Vanilla",
     "load_recipe",
@@ -72,7 +76,9 @@ _HOMES = {
     "optim.groups": ("parameter_groups",),
     "optim.lamb": ("Lamb",),
     "optim.lars": ("Lars",),
+    "optim.muon": ("Muon",),
     "optim.schedule": ("warmup_constant", "warmup_cosine", "warmup_poly"),
+    "optim.signal": ("SignalToNoise",),
     "ranks.layout": ("Layout",),
     "ranks.team": ("Team",),
     "trainer.api": ("train",),

@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 # Each optimizer with a learning rate at which the tiny net learns.
 OPTIMIZER_SETTINGS = {
     name: {"optimizer__name": name, "optimizer__lr": lr}
-    for name, lr in {"lars": 10, "sgd": 0.1, "adamw": 0.01, "lamb": 0.05}.items()
+    for name, lr in {"lars": 10, "sgd": 0.1, "adamw": 0.01, "lamb": 0.05, "muon": 0.02}.items()
 }
 LAYOUTS = {
     "vanilla": [(2, "clean")],
@@ -213,10 +213,10 @@ def test_every_optimizer_is_in_the_table():
     assert OPTIMIZER_SETTINGS.keys() == OPTIMIZERS.keys()
 
 
-@pytest.mark.parametrize("name", OPTIMIZER_SETTINGS)
-def test_with_any_optimizer_a_run_stopped_at_every_step_ends_as_if_it_had_not(name, undisturbed, pool, tmp_path):
-    parts = in_parts(pool, tmp_path / "run", list(range(1, STEPS)), **OPTIMIZER_SETTINGS[name])
-    assert_same(parts, undisturbed(1, **OPTIMIZER_SETTINGS[name]))
+@pytest.mark.parametrize("changes", [*OPTIMIZER_SETTINGS.values(), {"optimizer__gsnr": 0.1}], ids=str)
+def test_with_any_optimizer_a_run_stopped_at_every_step_ends_as_if_it_had_not(changes, undisturbed, pool, tmp_path):
+    parts = in_parts(pool, tmp_path / "run", list(range(1, STEPS)), **changes)
+    assert_same(parts, undisturbed(1, **changes))
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_SETTINGS)

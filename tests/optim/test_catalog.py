@@ -12,8 +12,9 @@ from conadv.config import Optimizer
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.optim.lamb import Lamb
 from conadv.optim.lars import Lars
+from conadv.optim.muon import Muon
 
-CLASSES = {"lars": Lars, "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "lamb": Lamb}
+CLASSES = {"lars": Lars, "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "lamb": Lamb, "muon": Muon}
 
 
 def build(name: str, **settings: float) -> torch.optim.Optimizer:
@@ -30,12 +31,12 @@ def test_each_leaves_biases_and_batchnorm_undecayed(name):
     assert all(group["lr"] == 0.3 for group in optimizer.param_groups)
 
 
-@pytest.mark.parametrize("name", ["lars", "lamb"])
+@pytest.mark.parametrize("name", ["lars", "lamb", "muon"])
 def test_those_with_a_trust_ratio_leave_biases_and_batchnorm_unadapted(name):
     assert [group["adapt"] for group in build(name).param_groups] == [True, False]
 
 
-@pytest.mark.parametrize(("name", "eps"), [("adamw", 1e-8), ("lamb", 1e-6)])
+@pytest.mark.parametrize(("name", "eps"), [("adamw", 1e-8), ("lamb", 1e-6), ("muon", 1e-8)])
 def test_the_fields_of_adam_reach_those_that_take_them(name, eps):
     group = build(name, beta1=0.7, beta2=0.8).param_groups[0]
     assert (group["betas"], group["eps"]) == ((0.7, 0.8), eps)
@@ -43,6 +44,6 @@ def test_the_fields_of_adam_reach_those_that_take_them(name, eps):
 
 
 def test_the_fields_of_momentum_reach_those_that_take_them():
-    assert build("sgd", momentum=0.8).param_groups[0]["momentum"] == 0.8
+    assert [build(name, momentum=0.8).param_groups[0]["momentum"] for name in ("sgd", "muon")] == [0.8, 0.8]
     group = build("lars", momentum=0.8, trust_coefficient=0.1).param_groups[0]
     assert (group["momentum"], group["trust_coefficient"], group["eps"]) == (0.8, 0.1, 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 import pytest
 import pytorch_optimizer
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from conadv.optim.lamb import Lamb
-
-BOTH_WAYS = pytest.mark.parametrize("foreach", [False, True], ids=["each", "together"])
-SHAPES = [(4, 3, 3, 3), (5, 4), (7,), ()]
+from support.optimizers import BOTH_WAYS, assert_same_steps, flat, give_gradients, make_parameters
 
 
 class Reference:
@@ -43,34 +40,6 @@ class Reference:
         update_norm = math.sqrt(math.fsum(u * u for u in updates))
         trust = weight_norm / update_norm if adapt and weight_norm > 0 and update_norm > 0 else 1.0
         self.weights = [w - lr * trust * u for w, u in zip(self.weights, updates, strict=True)]
-
-
-def make_parameters(dtype: torch.dtype = torch.float64, shapes: list[tuple[int, ...]] = SHAPES) -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(5)
-    return [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)) for shape in shapes]
-
-
-def give_gradients(parameters: list[nn.Parameter], seed: int) -> None:
-    generator = torch.Generator().manual_seed(100 + seed)
-    for parameter in parameters:
-        gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.grad = gradient.to(parameter.dtype)
-
-
-def flat(x: Tensor) -> list[float]:
-    return [float(value) for value in x.detach().double().reshape(-1)]
-
-
-def assert_same_steps(ours: Any, theirs: Any, lrs: list[float]) -> None:
-    """Two optimizers of equal parameters, given the same gradients, move them alike."""
-    our_parameters, their_parameters = (optimizer.param_groups[0]["params"] for optimizer in (ours, theirs))
-    for step, lr in enumerate(lrs):
-        for optimizer in (ours, theirs):
-            optimizer.param_groups[0]["lr"] = lr
-            give_gradients(optimizer.param_groups[0]["params"], step)
-            optimizer.step()
-        for our, their in zip(our_parameters, their_parameters, strict=True):
-            torch.testing.assert_close(our, their, rtol=1e-12, atol=1e-14)
 
 
 @BOTH_WAYS
@@ -143,91 +112,15 @@ def test_norms_of_many_short_numbers_neither_overflow_nor_stall(dtype, foreach):
 
 
 @BOTH_WAYS
-def test_never_writes_to_the_gradient_and_skips_a_parameter_without_one(foreach):
+def test_steps_are_counted_for_each_parameter(foreach):
     parameters = make_parameters()
     optimizer = Lamb(parameters, lr=0.1, weight_decay=0.1, foreach=foreach)
-    for step in range(2):
-        before = copy.deepcopy(parameters)
-        give_gradients(parameters, step)
-        parameters[1].grad = None
-        gradients = [copy.deepcopy(parameter.grad) for parameter in parameters]
-        optimizer.step()
-        assert [torch.equal(p, old) for p, old in zip(parameters, before, strict=True)] == [False, True, False, False]
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            assert gradient is None if parameter.grad is None else torch.equal(parameter.grad, gradient)
-    assert parameters[1] not in optimizer.state
-    # Steps are counted for each parameter: the late one begins at 1, as it would alone.
     late = Reference(flat(parameters[1]))
-    give_gradients(parameters, 2)
-    optimizer.step()
+    for step in range(2):
+        give_gradients(parameters, step)
+        if step == 0:
+            parameters[1].grad = None
+        optimizer.step()
     assert parameters[1].grad is not None
     late.step(flat(parameters[1].grad), 0.1, (0.9, 0.999), 1e-6, 0.1, True)
     assert flat(parameters[1]) == pytest.approx(late.weights, rel=1e-12)
-
-
-def test_together_never_asks_for_a_value():
-    """On the meta device tensors have no values: whatever would wait for a device raises an error there."""
-    parameters = [nn.Parameter(torch.empty(shape, device="meta")) for shape in SHAPES]
-    optimizer = Lamb(parameters, lr=1.0, weight_decay=0.1, foreach=True)
-    for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
-    optimizer.step()
-
-
-@BOTH_WAYS
-def test_continues_bitwise_from_its_state(foreach):
-    parameters = make_parameters(torch.float32)
-    optimizer = Lamb(parameters, lr=0.1, weight_decay=0.01, foreach=foreach)
-    for step in range(3):
-        give_gradients(parameters, step)
-        optimizer.step()
-    resumed = copy.deepcopy(parameters)
-    resumed_optimizer = Lamb(resumed, lr=9.0, betas=(0.1, 0.1))
-    resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for step in range(3, 6):
-        give_gradients(parameters, step)
-        give_gradients(resumed, step)
-        optimizer.step()
-        resumed_optimizer.step()
-    for parameter, other in zip(parameters, resumed, strict=True):
-        assert torch.equal(parameter, other)
-
-
-def test_returns_the_loss_of_a_closure_that_needs_gradients():
-    weight = nn.Parameter(torch.tensor([[3.0, 4.0]]))
-    optimizer = Lamb([weight], lr=0.1)
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = weight.square().sum()
-        loss.backward()
-        return loss.item()
-
-    assert optimizer.step(closure) == 25.0
-    assert (weight - torch.tensor([[3.0, 4.0]])).norm().item() == pytest.approx(0.5)  # a tenth of |w|
-    assert optimizer.step() is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lr": -1.0}, "lr -1.0: take"),
-        ({"lr": math.nan}, "lr nan: take"),
-        ({"lr": 1.0, "eps": 0.0}, "eps 0 divides by 0"),
-        ({"lr": 1.0, "weight_decay": -0.1}, "weight_decay -0.1: take"),
-        ({"lr": 1.0, "betas": (0.9, 1.0)}, "take two numbers from 0 to below 1"),
-        ({"lr": 1.0, "betas": (0.9,)}, "take two numbers from 0 to below 1"),
-    ],
-)
-def test_refuses_what_cannot_be(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Lamb(make_parameters(), **settings)
-    with pytest.raises(ValueError, match=message):
-        Lamb([{"params": make_parameters(), **settings}], lr=1.0)
-
-
-def test_refuses_a_sparse_gradient():
-    embedding = nn.Embedding(5, 3, sparse=True)
-    embedding(torch.tensor([1, 2])).sum().backward()
-    with pytest.raises(ValueError, match="dense"):
-        Lamb(embedding.parameters(), lr=1.0).step()

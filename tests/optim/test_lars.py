@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import pytest
 import pytorch_optimizer
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
-
-BOTH_WAYS = pytest.mark.parametrize("foreach", [False, True], ids=["each", "together"])
-SHAPES = [(4, 3, 3, 3), (5, 4), (7,), ()]
+from support.optimizers import BOTH_WAYS, SHAPES, flat, give_gradients, make_parameters
 
 
 class Reference:
@@ -45,22 +42,6 @@ class Reference:
             direction = lr * trust * (gradient + decay * self.weights[i])
             self.velocities[i] = momentum * self.velocities[i] + direction
             self.weights[i] -= self.velocities[i]
-
-
-def make_parameters(dtype: torch.dtype = torch.float64, shapes: list[tuple[int, ...]] = SHAPES) -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(5)
-    return [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)) for shape in shapes]
-
-
-def give_gradients(parameters: list[nn.Parameter], seed: int) -> None:
-    generator = torch.Generator().manual_seed(100 + seed)
-    for parameter in parameters:
-        gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.grad = gradient.to(parameter.dtype)
-
-
-def flat(x: Tensor) -> list[float]:
-    return [float(value) for value in x.detach().double().reshape(-1)]
 
 
 @BOTH_WAYS
@@ -190,119 +171,6 @@ def test_without_decay_two_zero_norms_make_no_nan(foreach: bool) -> None:
     assert flat(weight) == [0.0] * 4
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_never_writes_to_the_gradient(foreach: bool, momentum: float) -> None:
-    parameters = make_parameters()
-    give_gradients(parameters, 0)
-    gradients = [parameter.grad for parameter in parameters]
-    before = copy.deepcopy(gradients)
-    optimizer = Lars(parameters, lr=1.0, momentum=momentum, weight_decay=0.1, foreach=foreach)
-    for _ in range(2):
-        optimizer.step()
-    for parameter, gradient, old in zip(parameters, gradients, before, strict=True):
-        assert parameter.grad is gradient
-        assert gradient is not None
-        assert old is not None
-        assert torch.equal(gradient, old)
-
-
-@BOTH_WAYS
-def test_skips_a_parameter_without_gradient(foreach: bool) -> None:
-    parameters = make_parameters()
-    optimizer = Lars(parameters, lr=1.0, weight_decay=0.1, foreach=foreach)
-    for step in range(2):
-        before = copy.deepcopy(parameters)
-        give_gradients(parameters, step)
-        parameters[1].grad = None
-        optimizer.step()
-        assert [torch.equal(p, old) for p, old in zip(parameters, before, strict=True)] == [False, True, False, False]
-    assert parameters[1] not in optimizer.state
-    before = copy.deepcopy(parameters)
-    optimizer.zero_grad()
-    optimizer.step()
-    assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
-
-
-@BOTH_WAYS
-def test_dtypes_may_be_mixed_in_a_group(foreach: bool) -> None:
-    mixed = [*make_parameters(torch.float32)[:2], *make_parameters(torch.float64)[:2]]
-    apart = copy.deepcopy(mixed)
-    for parameters in (mixed, apart):
-        give_gradients(parameters, 1)
-    Lars(mixed, lr=1.0, foreach=foreach).step()
-    for parameter in apart:
-        Lars([parameter], lr=1.0, foreach=foreach).step()
-    for together, alone in zip(mixed, apart, strict=True):
-        assert torch.equal(together, alone)
-
-
-@BOTH_WAYS
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_memory_format_of_weights_and_gradients_does_not_matter(
-    foreach: bool, memory_format: torch.memory_format
-) -> None:
-    plain, other = (make_parameters(shapes=[(4, 3, 5, 5)]) for _ in range(2))
-    other[0].data = other[0].data.to(memory_format=torch.channels_last)
-    for parameters in (plain, other):
-        optimizer = Lars(parameters, lr=1.0, weight_decay=0.1, foreach=foreach)
-        for step in range(3):
-            give_gradients(parameters, step)
-            assert parameters[0].grad is not None
-            if parameters is other:
-                parameters[0].grad = parameters[0].grad.to(memory_format=memory_format)
-            optimizer.step()
-    assert other[0].is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(plain[0], other[0], rtol=1e-13, atol=1e-13)
-
-
-def test_together_never_asks_for_a_value() -> None:
-    """On the meta device tensors have no values: whatever would wait for a device raises an error there."""
-    parameters = [nn.Parameter(torch.empty(shape, device="meta")) for shape in SHAPES]
-    optimizer = Lars(parameters, lr=1.0, weight_decay=0.1, foreach=True)
-    for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
-    optimizer.step()
-    with pytest.raises(RuntimeError, match="meta"):
-        Lars(parameters, lr=1.0, foreach=False).step()  # the check checks
-
-
-@BOTH_WAYS
-def test_continues_bitwise_from_its_state(foreach: bool) -> None:
-    parameters = make_parameters(torch.float32)
-    optimizer = Lars(parameters, lr=1.0, weight_decay=0.01, foreach=foreach)
-    for step in range(3):
-        give_gradients(parameters, step)
-        optimizer.step()
-    resumed = copy.deepcopy(parameters)
-    resumed_optimizer = Lars(resumed, lr=9.0, momentum=0.1)
-    resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for step in range(3, 6):
-        for group in (optimizer.param_groups[0], resumed_optimizer.param_groups[0]):
-            group["lr"] = 1 / step
-        give_gradients(parameters, step)
-        give_gradients(resumed, step)
-        optimizer.step()
-        resumed_optimizer.step()
-    for parameter, other in zip(parameters, resumed, strict=True):
-        assert torch.equal(parameter, other)
-
-
-def test_returns_the_loss_of_a_closure_that_needs_gradients() -> None:
-    weight = nn.Parameter(torch.tensor([[3.0, 4.0]]))
-    optimizer = Lars([weight], lr=1.0, trust_coefficient=0.1)
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = weight.square().sum()
-        loss.backward()
-        return loss.item()
-
-    assert optimizer.step(closure) == 25.0
-    assert flat(weight) == pytest.approx([2.7, 3.6])  # a tenth of |w| along the gradient, which is along w
-    assert optimizer.step() is None
-
-
 def test_groups_follow_their_own_rules_in_one_optimizer() -> None:
     model = nn.Linear(2, 2).double()
     references = {name: Reference(flat(parameter)) for name, parameter in model.named_parameters()}
@@ -316,31 +184,3 @@ def test_groups_follow_their_own_rules_in_one_optimizer() -> None:
             gradients = flat(parameter.grad)
             references[name].step(gradients, 0.5, 0.9, 0.1 if weight else 0.0, 0.001, 0.0, weight)
             assert flat(parameter) == pytest.approx(references[name].weights, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"lr": -1.0}, "lr -1.0"),
-        ({"lr": math.nan}, "lr nan"),
-        ({"lr": math.inf}, "lr inf"),
-        ({"lr": "10"}, "lr '10'"),
-        ({"momentum": 1.0}, "momentum 1.0"),
-        ({"momentum": -0.1}, "momentum -0.1"),
-        ({"weight_decay": -1e-4}, "weight_decay -0.0001"),
-        ({"trust_coefficient": 0.0}, "trust_coefficient 0"),
-        ({"eps": -1.0}, "eps -1.0"),
-    ],
-)
-def test_bad_values_are_named_for_all_and_for_a_group(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Lars(make_parameters(), **{"lr": 1.0, **wrong})
-    with pytest.raises(ValueError, match=message):
-        Lars([{"params": make_parameters(), **wrong}], lr=1.0)
-
-
-def test_a_sparse_gradient_is_an_error() -> None:
-    table = nn.Embedding(4, 2, sparse=True)
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match="dense"):
-        Lars(table.parameters(), lr=1.0).step()

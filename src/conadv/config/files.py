@@ -33,6 +33,7 @@ ADDED = (
     "ema", "rho", "twin_share", "attack.name", "attack.grid", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
     "data.mixup", "data.cutmix", "deterministic", "tf32", "compile", "twin_branch",
     "attack.statistics", "data.held_out", "data.copies", "adv_until", "scale_norms", "clip_norm", "shuffle_twins",
+    "optimizer.gsnr",
 )  # fmt: skip
 
 # Before the digest of what follows, in the first line of a config.toml.

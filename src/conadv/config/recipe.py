@@ -68,21 +68,24 @@ class Optimizer:
     """The optimizer."""
 
     name: Annotated[str, OneOf(tuple(OPTIMIZERS))] = "lars"
-    """LARS, SGD with momentum, AdamW, or LAMB."""
+    """LARS, SGD with momentum, AdamW, LAMB, or Muon (which takes AdamW for biases and normalization layers)."""
     lr: NotNegative = 10.0
     """Peak learning rate, reached after the warm-up."""
     momentum: BelowOne = 0.9
-    """lars and sgd only: momentum."""
+    """lars, sgd and muon only: momentum."""
     weight_decay: NotNegative = 5e-4
     """Weight decay; not applied to biases and BatchNorm parameters."""
     trust_coefficient: Positive = 0.001
     """lars only: norm of an update relative to the norm of the weights, at learning rate 1."""
     beta1: BelowOne = 0.9
-    """adamw and lamb only: decay of the mean of the gradients."""
+    """adamw, lamb and muon only: decay of the mean of the gradients."""
     beta2: BelowOne = 0.999
-    """adamw and lamb only: decay of the mean of the squared gradients."""
+    """adamw, lamb and muon only: decay of the mean of the squared gradients."""
     eps: Annotated[float, within(1e-30, 1)] | None = None
-    """adamw and lamb only: added to the denominator. none: 1e-8 for adamw, 1e-6 for lamb."""
+    """adamw, lamb and muon only: added to the denominator. none: 1e-6 for lamb, 1e-8 for the others."""
+    gsnr: Share = 0.0
+    """Multiply each gradient by its signal-to-noise ratio over the chunks, relative to the mean of its tensor and at
+    least this, at most 1 (VR-SGD, VR-LARS). On one rank. Its authors take 0.1. 0: off."""
 
     def __post_init__(self) -> None:
         normalise(self, "optimizer.")

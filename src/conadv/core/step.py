@@ -78,6 +78,8 @@ class Common(TypedDict, total=False):
     """From what the loader yields to a `Batch`; None: it yields (images, labels)."""
     input_name: str | None
     """The model's keyword argument for the images, where a batch has `extra` inputs. None: the first argument."""
+    after_chunk: Callable[[], None] | None
+    """Called after each chunk has added its gradients to `.grad`, such as `conadv.SignalToNoise.add`."""
 
 
 class Losses(NamedTuple):
@@ -142,7 +144,10 @@ class Step:
         self._means: tuple[list[Tensor], list[Tensor]] = [], []  # the losses of this step so far, clean and adversarial
         self._autocast, self._input_name = common.get("autocast"), common.get("input_name")
         self._as_batch = common.get("batch") or as_batch
+        self._after_chunk = common.get("after_chunk")
         self._parallel = data_parallel(model)
+        if self._after_chunk is not None and self._parallel is not None:
+            raise ValueError("after_chunk sees the gradients of one process: not with DistributedDataParallel")
         self._watched = twin_branch is None  # whether no layer was seen to mix the statistics of several branches
         branches = ("main", "adv") if twin_branch == "adv" else ("main",)
         needed = () if twin_branch is None and self.chunk_size is None else branches
@@ -189,6 +194,8 @@ class Step:
             some = list(passes(k, chunk))
             if some and backward:
                 self._learn(some, k)
+                if self._after_chunk is not None:
+                    self._after_chunk()
             elif some:
                 work.append((k, some))
         if backward:

@@ -1,4 +1,4 @@
-"""What LARS and LAMB have in common: the loop over groups and tensors, and checks of their settings."""
+"""What LARS, LAMB and Muon have in common: the loop over groups and tensors, and checks of their settings."""
 
 from __future__ import annotations
 
@@ -54,6 +54,13 @@ def check_numbers(group: dict[str, Any], names: Iterable[str]) -> None:
         value = group[name]
         if not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} {value!r}: take a number from 0 up")
+
+
+def check_momentum(group: dict[str, Any]) -> None:
+    """Raise a ValueError unless the momentum is a number from 0 to below 1."""
+    check_numbers(group, ("momentum",))
+    if group["momentum"] >= 1:
+        raise ValueError(f"momentum {group['momentum']}: take a number from 0 to below 1, such as 0.9")
 
 
 def norms(tensors: list[Tensor]) -> Tensor:

@@ -50,5 +50,6 @@ _ROWS = (
     OptimizerInfo("sgd", "torch.optim:SGD", {"momentum": "momentum"}),
     OptimizerInfo("adamw", "torch.optim:AdamW", _ADAM),
     OptimizerInfo("lamb", "conadv.optim.lamb:Lamb", _ADAM),
+    OptimizerInfo("muon", "conadv.optim.muon:Muon", {"momentum": "momentum", **_ADAM}),
 )
 OPTIMIZERS = {row.name: row for row in _ROWS}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from .base import LayerwiseOptimizer, check_numbers, norm_dtype, norms
+from .base import LayerwiseOptimizer, check_momentum, check_numbers, norm_dtype, norms
 
 
 class Lars(LayerwiseOptimizer):
@@ -54,16 +54,12 @@ class Lars(LayerwiseOptimizer):
             "momentum": momentum,
             "weight_decay": weight_decay,
             "trust_coefficient": trust_coefficient,
-            "eps": eps,
-            "adapt": adapt,
-            "foreach": foreach,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, {**defaults, "eps": eps, "adapt": adapt, "foreach": foreach})
 
     def _check(self, group: dict[str, Any]) -> None:
-        check_numbers(group, ("lr", "momentum", "weight_decay", "trust_coefficient", "eps"))
-        if group["momentum"] >= 1:
-            raise ValueError(f"momentum {group['momentum']}: take a number from 0 to below 1, such as 0.9")
+        check_numbers(group, ("lr", "weight_decay", "trust_coefficient", "eps"))
+        check_momentum(group)
         if group["trust_coefficient"] == 0:
             raise ValueError("trust_coefficient 0 keeps every weight as it is: take 0.001, or adapt=False for SGD")
 

@@ -21,6 +21,7 @@ from conadv.core.step import Method
 from conadv.core.twins import StaleWeights, TwinShare
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
+from conadv.optim.signal import SignalToNoise
 from conadv.ranks.choose import choose_layout
 from conadv.ranks.collectives import World
 from conadv.ranks.layout import Layout
@@ -113,6 +114,11 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
             f"adv_weight 1 has no clean pass, so that the clean ranks of layout {str(layout)!r} would do nothing: "
             f"choose one of {', '.join(map(repr, method.layouts))}"
         )
+    if recipe.optimizer.gsnr and (world_size > 1 or chunks < 2 or recipe.twin_share != 1 or recipe.shuffle_twins != 1):
+        raise ValueError(
+            "optimizer.gsnr compares the chunks of one process, two or more that are alike: start 1 rank, lower "
+            "--chunk-size, and drop --twin-share and --shuffle-twins, or drop --optimizer.gsnr"
+        )
     share = TwinShare.from_number(recipe.twin_share)
     if Role.ADV in layout.duties:
         layout.check_twins(chunks, share.of, share.some, recipe.shuffle_twins)
@@ -168,11 +174,12 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     stop = max(start, min(steps, recipe.max_steps or steps))
     attack = attack_of(recipe)
     check_copies(task.model, 2 + recipe.delay * world.is_main + (recipe.ema > 0))  # gradients, momentum, stale weights
+    signal = SignalToNoise(task.model.parameters(), recipe.optimizer.gsnr) if recipe.optimizer.gsnr else None
     member = build_member(
         world,
         layout,
         task.model,
-        partial(_method, recipe, task, attack),
+        partial(_method, recipe, task, attack, signal),
         chunks=stream.chunks_per_step,
         delay=recipe.delay,
         has_twins=partial(TwinShare.from_number(recipe.twin_share).has, recipe.seed),
@@ -192,6 +199,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
             adv_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
             last=round(steps * recipe.adv_until),
             scales_norms=recipe.scale_norms,
+            signal=signal,
         ),
         stop=stop,
         clip_norm=recipe.clip_norm,
@@ -214,7 +222,7 @@ def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy
     )
 
 
-def _method(recipe: Recipe, task: Task, attack: Attack) -> Method:
+def _method(recipe: Recipe, task: Task, attack: Attack, signal: SignalToNoise | None) -> Method:
     options = {
         "attack": attack,
         "delay": recipe.delay,
@@ -232,6 +240,7 @@ def _method(recipe: Recipe, task: Task, attack: Attack) -> Method:
         seed=recipe.seed,
         autocast=task.autocast,
         batch=lambda chunk: Batch(*chunk),
+        after_chunk=None if signal is None else signal.add,
     )
     return method
 

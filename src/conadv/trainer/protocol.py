@@ -1,4 +1,4 @@
-"""Changes to the plain protocol of a method: twins for a part of the run only, and gradients of BatchNorm rescaled."""
+"""Changes to the plain protocol of a method: twins for a part of the run only, and gradients rescaled."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from conadv.core.branches import split_layers
 from conadv.core.step import Method
+from conadv.optim.signal import SignalToNoise
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,13 @@ class Protocol:
         scales_norms: whether the gradients of BatchNorm's weight and bias are divided by the share of their branch in
             the loss. Each branch sees a part of the loss only, so that its own parameters learn more slowly than in
             plain training, and all others do not.
+        signal: scales gradients by their signal-to-noise ratio; None: they are not.
     """
 
     adv_weight: float
     last: int
     scales_norms: bool = False
+    signal: SignalToNoise | None = None
 
     def weight(self, step: int) -> float:
         """Return the share of the twins in the loss of a step."""
@@ -34,12 +37,16 @@ class Protocol:
 
     def begin_step(self, method: Method, step: int) -> None:
         """Switch the twins off when it is time."""
+        if self.signal is not None:
+            self.signal.begin()
         if self.adv_weight and step >= self.last:
             method.adv_weight = 0.0  # type: ignore[attr-defined]  # methods with twins have it
 
     @torch.no_grad()
     def scale(self, model: nn.Module, step: int) -> None:
         """Rescale the gradients of a step, before the update."""
+        if self.signal is not None:
+            self.signal.scale()
         if not self.scales_norms:
             return
         for layer in split_layers(model):
