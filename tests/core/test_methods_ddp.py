@@ -21,7 +21,6 @@ from support.ddp_ranks import (
     first_twin_as_rank,
     in_group,
     mistakes_as_rank,
-    recompute_in_a_static_graph,
     second_method_as_rank,
     train,
     train_as_rank,
@@ -36,7 +35,7 @@ SCENARIOS = (
     CHUNKS,
     Scenario("frozen", chunks=2, frozen=True),
     OWN_BUFFERS,
-    Scenario("static graph", static_graph=True),
+    Scenario("static graph", kind=Checkpointed, static_graph=True),
     Scenario("own forward pass", chunks=2, norm=Activated),
     Scenario("checkpointing", chunks=2, kind=Checkpointed),
     Scenario("reentrant", chunks=2, kind=Reentrant, norm=Activated),
@@ -105,11 +104,6 @@ def test_mistakes_are_refused(pool: Pool) -> None:
     assert "never trained" in untrained
     assert "split the model, then wrap it" in early
     assert "find_unused_parameters=False" in unused
-
-
-def test_checkpointing_in_a_static_graph_is_refused(pool: Pool) -> None:
-    said = pool.run(RANKS, in_group, recompute_in_a_static_graph)[0]
-    assert "needs DistributedDataParallel without static_graph" in said
 
 
 def test_a_second_method_takes_statistics_that_are_broadcast_for_the_models_own(pool: Pool) -> None:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from conadv import plain_state_dict, route, split_batchnorm
-from conadv.core import branches as layers
-from conadv.core.branches import SplitBatchNorm
+from conadv.core.branches import SplitLayer
 from conadv.core.splitbn import update_running_stats
 from support.settings import small_batches, small_cnn
 
@@ -107,7 +106,7 @@ def test_it_is_still_a_layer_of_its_kind(kind: type[_BatchNorm]) -> None:
     """Code that freezes, initializes or leaves out `nn.BatchNorm2d` layers goes on finding them."""
     model = split_batchnorm(nn.Sequential(kind(3)))
     found = [module for module in model.modules() if isinstance(module, kind)]
-    assert found == [model[0], model[0].adv] and isinstance(model[0], SplitBatchNorm)
+    assert found == [model[0], model[0].adv] and isinstance(model[0], SplitLayer)
 
 
 def test_hooks_and_references_to_a_layer_survive() -> None:
@@ -204,8 +203,8 @@ def test_nested_and_shared_layers() -> None:
     plain = Shared().double()
     split = split_batchnorm(copy.deepcopy(plain))
     assert split.first[0]["deep"][0] is split.second
-    for step in range(2):
-        images = images_for(nn.BatchNorm2d, seed=step)
+    for number in range(2):
+        images = images_for(nn.BatchNorm2d, seed=number)
         torch.testing.assert_close(through(split, images), through(plain, images), rtol=1e-12, atol=1e-12)
     assert_same_model(plain, split)
     plain.load_state_dict(plain_state_dict(split), strict=True)
@@ -215,7 +214,7 @@ def test_nested_and_shared_layers() -> None:
 def test_a_root_batchnorm_is_converted() -> None:
     plain = make_layer(nn.BatchNorm2d)
     split = split_batchnorm(copy.deepcopy(plain))
-    assert isinstance(split, SplitBatchNorm)
+    assert isinstance(split, SplitLayer)
     assert sorted(plain_state_dict(split)) == sorted(plain.state_dict())
     plain.load_state_dict(plain_state_dict(split), strict=True)
 
@@ -375,36 +374,6 @@ def test_a_synchronized_layer_alone_is_a_batchnorm() -> None:
         torch.testing.assert_close(split.train(training)(images), expected(images), rtol=0, atol=1e-12)
         split.load_state_dict(plain.state_dict(), strict=True)
     plain.load_state_dict(plain_state_dict(split), strict=True)
-
-
-def test_a_synchronized_layer_asks_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel has no CPU version: a stub stands for it, and says what it was asked."""
-    group, asked = object(), []
-
-    class Kernel:
-        @staticmethod
-        def apply(x: Tensor, *arguments: object) -> Tensor:
-            asked.append(arguments)
-            return x
-
-    monkeypatch.setattr(layers, "synchronized_batch_norm", Kernel)
-    monkeypatch.setattr(layers, "group_size", lambda given: (given, {group: 3}[given]))
-    layer = nn.SyncBatchNorm(3, eps=0.5)
-    layer.process_group = group
-    split = split_batchnorm(nn.Sequential(layer))
-    with pytest.raises(ValueError, match="no CPU kernel"):
-        split(torch.zeros(2, 3))
-    split.to("meta")
-    adv = split[0].adv
-    with route(split, "adv", tracking="step"):
-        split(torch.zeros(2, 3, device="meta"))
-    with route(split, "adv", tracking="off"):
-        split(torch.zeros(2, 3, device="meta"))
-    (weight, bias, mean, var, *rest), (*_, no_mean, no_var, _, _, _, _) = asked
-    assert weight is adv.weight and bias is adv.bias
-    assert mean is not adv.running_mean and var is not adv.running_var, "buffers of its own: the layer's move later"
-    assert rest == [0.5, 1.0, group, 3]
-    assert no_mean is None and no_var is None
 
 
 # --- errors ------------------------------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ def test_the_branch_of_a_marked_loss_is_forgotten_after_its_backward_pass() -> N
         with routed(model, "adv", tracking="step"):
             loss = marked(F.cross_entropy(model(images), labels), model, "adv")
         loss.backward()
-        assert model.net[1].walked is None
+        assert model.net[1].walk is None
         model.zero_grad()
         F.cross_entropy(model(images), labels).backward()
     for one, other in zip(*(model.parameters() for model in models), strict=True):
@@ -221,10 +221,12 @@ def test_nor_is_it_remembered_after_a_backward_pass_that_raised() -> None:
             outputs = model(images)
             outputs.register_hook(_out_of_memory)
             loss = marked(F.cross_entropy(outputs, labels), model, "adv")
+        plain = F.cross_entropy(model(images), labels)  # not after it: a forward pass would forget it, too
         with pytest.raises(RuntimeError, match="out of memory"):
             loss.backward()
         model.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
+        plain.backward()
+        assert copy.deepcopy(model.net[1]).walk is None
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert one.grad is None or torch.equal(one.grad, other.grad)
 

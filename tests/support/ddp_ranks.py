@@ -163,16 +163,6 @@ def mistakes_as_rank() -> list[str]:
     return messages
 
 
-def recompute_in_a_static_graph() -> str:
-    """All parts are learnt from in one backward pass there, which cannot tell which branch to compute again."""
-    scenario = Scenario("", kind=Checkpointed, static_graph=True)
-    try:
-        train(scenario.wrap(scenario.model(SETTINGS[1]))[1], SETTINGS[1], 4, Place(), slice(None))
-    except RuntimeError as error:
-        return str(error)
-    return "trained"
-
-
 def second_method_as_rank() -> int:
     """The ranks have statistics of their own by then, as after loading a checkpoint of each rank."""
     rank = dist.get_rank()

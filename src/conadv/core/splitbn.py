@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from conadv.wrappers import innermost, is_exchanged, whole
 
-from .branches import SplitBatchNorm, SplitLayer, Tally, Tracked, Tracking, Way, move, split_class, split_layers
+from .branches import SplitLayer, Tally, Tracking, Way, averages, has_kernel, move, split_class, split_layers
 
 Statistics = Literal["batch", "running"]
 
@@ -132,7 +132,9 @@ def routed(
     """`route` for code that runs the backward pass in the same context, or in one with tracking "again"."""
     model = innermost(model)
     layers = split_layers(model)
-    tally = Tally(_pending_of(layers, branch)) if tracking == "step" else None
+    tally = None
+    if tracking == "step":
+        tally = Tally([layer.owner(branch) for layer in layers if has_kernel(layer) and branch in layer.branches])
     before = []
     try:
         for layer in layers:
@@ -150,39 +152,20 @@ def routed(
         tally.add()
 
 
-@contextmanager
-def closed(model: nn.Module) -> Iterator[None]:
-    """Let split layers refuse images, within this context: a backward pass of several branches cannot recompute."""
-    layers = split_layers(model)
-    before = [layer.way for layer in layers]
-    try:
-        for layer in layers:
-            layer.way = None
-        yield
-    finally:
-        for layer, way in zip(layers, before, strict=True):
-            layer.way = way
-
-
 def update_running_stats(model: nn.Module) -> None:
     """End a step: update running statistics once, with the mean over its forward passes with tracking "step"."""
-    together: list[Tracked] = []
+    found = []
     for layer in split_layers(model):
         for owner in map(layer.owner, layer.branches):
-            if owner._buffers.get("pending") is None:
-                continue
-            if isinstance(layer, SplitBatchNorm):
-                together.append(layer.tracked(owner))
-            else:
-                layer.update(owner)
-    move(together)
+            if "pending" in owner._buffers:
+                found.append((layer, owner))
+    move(found)
 
 
 def pending_statistics(model: nn.Module) -> list[Tensor]:
     """The sums over forward passes that `update_running_stats` will use; they can be added up over processes."""
     owners = [owner for layer in split_layers(model) for owner in layer.owners().values()]
-    pending = [owner._buffers.get("pending") for owner in owners]
-    return [tensor for tensor in pending if tensor is not None]
+    return [owner.get_buffer("pending") for owner in owners if "pending" in owner._buffers]
 
 
 def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -232,20 +215,11 @@ def _why_not(layer: nn.Module, branches: Sequence[str]) -> str | None:
         return "it is parametrized; remove the parametrization first"
     if not isinstance(layer, _BatchNorm) and not [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
         return "it has no parameters or buffers of its own; name the classes of its children"
+    counters = [name for name, buffer in averages(layer).items() if not buffer.is_floating_point()]
+    if counters:
+        return f"its buffer {counters[0]!r} is no running statistic, which branches could average; keep it in a child"
     taken = [name for name in (*branches[1:], "pending") if hasattr(layer, name)]
     return f"it has an attribute {taken[0]!r} already, which names a branch; rename it" if taken else None
-
-
-def _pending_of(layers: Sequence[SplitLayer], branch: str) -> dict[nn.Module, Tensor]:
-    """The pending statistics of a branch of each layer that can be updated together."""
-    found: dict[nn.Module, Tensor] = {}
-    for layer in layers:
-        if isinstance(layer, SplitBatchNorm) and branch in layer.branches:
-            owner = layer.owner(branch)
-            pending = owner._buffers.get("pending")
-            if pending is not None:
-                found[owner] = pending
-    return found
 
 
 def _check_branch(layer: SplitLayer, branch: str, batch_statistics: bool | None, in_training: bool) -> None:
