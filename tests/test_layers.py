@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "machine",
     },
     "study": {
+        "atomic",
         "catalog",
         "core",
         "optim",

@@ -1,4 +1,4 @@
-"""Atomic writes: a file has its old content or the new one, complete, at any moment."""
+"""Files that a run writes and reads: atomic writes, errors that say what to do, and reads of limited size."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to write to, which is flushed to disk and replaces `path` at the end, but not after an error."""
     with replacing_path(path) as temporary, temporary.open("wb") as file:
         yield file
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextmanager
@@ -26,6 +24,63 @@ def replacing_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         yield temporary
+        _flush(temporary)
         temporary.replace(path)
+        _flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace the content of a file: readers see the old content or the new one, never a part of it."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Like `replace_file`, with errors that give advice."""
+    with writing(path):
+        replace_file(path, text.encode())
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Add the path and advice to the OSError of a disk that is full or read-only."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"cannot write {path} ({error.strerror or error}): free some space, then resume") from None
+
+
+def read_text(path: Path) -> str:
+    """Read the text of a regular file; a missing one is a FileNotFoundError, a pipe or a device an OSError."""
+    _check_regular(path)
+    return path.read_text(encoding="utf-8")
+
+
+def read_bounded(path: Path, largest: int) -> bytes:
+    """Read a file of at most `largest` bytes; an OSError names the file and says what is wrong with it."""
+    _check_regular(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(largest + 1)
+    except OSError as error:
+        raise OSError(f"{path} cannot be read ({error.strerror or error})") from None
+    if len(data) > largest:
+        raise OSError(f"{path} has more than {largest} bytes, so it was not written by this run")
+    return data
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse a pipe or a device: it would keep us waiting, or never end."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is not a regular file")
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk, so that they survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -75,14 +75,9 @@ class Trace(NamedTuple):
 
 
 def trace(folder: Path) -> Trace:
-    states = {
-        int(path.name[5:]): safetensors.torch.load_file(path / "state.safetensors")
-        for path in (folder / "checkpoints").glob("step-*")
-    }
+    states = {int(path.stem[5:]): safetensors.torch.load_file(path) for path in (folder / "checkpoints").glob("step-*")}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return Trace(
-        states, [{key: value for key, value in line.items() if key not in ("seconds", "crc")} for line in lines]
-    )
+    return Trace(states, [{key: value for key, value in line.items() if key != "seconds"} for line in lines])
 
 
 @pytest.fixture(scope="module")

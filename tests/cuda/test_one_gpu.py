@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 
@@ -18,15 +17,12 @@ from conadv import PGD, split_batchnorm
 from conadv.catalog import METHODS
 from conadv.core.roles import Place
 from conadv.core.seeds import centered
-from conadv.core.twins import StaleWeights
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
 from conadv.ranks.collectives import World
 from conadv.ranks.gradients import Exchange
 from conadv.task.models import build_model
 from conadv.trainer.ema import Ema
-from conadv.trainer.snapshot import Snapshot
-from conadv.trainer.state import gather, live_state
 from conadv.trainer.undo import Undo
 from support import tiny
 
@@ -112,18 +108,3 @@ def test_losses_are_those_of_the_cpu_to_a_few_digits(tmp_path):
     files = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("gpu", "cpu")]
     one, other = ([json.loads(line)["loss"] for line in lines] for lines in files)
     assert one == pytest.approx(other, rel=1e-2)
-
-
-def test_a_checkpoint_does_not_wait_for_the_device(tmp_path):
-    model = torch.nn.Linear(1000, 1000).to(CUDA)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    state = model, optimizer, StaleWeights(model, 1), Ema(model, 0)
-    expected = gather(*state)
-    buffer = Snapshot(live_state(*state)).buffer
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        snapshot = Snapshot(live_state(*state), buffer)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert tiny.equal(safetensors.torch.load(bytes(snapshot.copy())), expected)

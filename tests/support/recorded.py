@@ -22,8 +22,9 @@ from conadv.trainer.build import build_job, build_policy, build_stream, check_fi
 from conadv.trainer.build_task import build_task
 from conadv.trainer.ledger import Progress
 from conadv.trainer.loop import run
+from conadv.trainer.metrics import Sinks
 from conadv.trainer.profiling import Profile
-from conadv.trainer.record import NullSaver, Sinks
+from conadv.trainer.saver import NullSaver
 from conadv.trainer.signals import StopRequest
 from support import tiny
 

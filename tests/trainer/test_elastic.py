@@ -73,7 +73,7 @@ def _resumed_alone(run: Path, step: int, copy: Path) -> Path:
     shutil.copytree(run, copy)
     (copy / "summary.json").unlink()
     for path in (copy / "checkpoints").glob("step-*"):
-        if int(path.name[5:]) > step:
-            shutil.rmtree(path)
+        if int(path.stem[5:]) > step:
+            path.unlink()
     assert cli.main(["train", "--resume", str(copy), "--model", "support.tiny:Slow", "--quiet"]) == 0
     return copy

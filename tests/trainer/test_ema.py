@@ -114,7 +114,7 @@ def test_a_step_that_is_left_out_leaves_the_average_alone(tmp_path, monkeypatch)
     summary = train(tiny.recipe(**changes), tmp_path / "run", None, quiet=True)
     assert summary["skipped"] == 1
     folder = tmp_path / "run" / "checkpoints"
-    one, two = (safetensors.torch.load_file(folder / f"step-0000000{step}" / "state.safetensors") for step in (1, 2))
+    one, two = (safetensors.torch.load_file(folder / f"step-0000000{step}.safetensors") for step in (1, 2))
     assert all(torch.equal(one[name], two[name]) for name in one if name.startswith("ema."))
 
 

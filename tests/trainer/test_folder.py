@@ -11,14 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from conadv.trainer import lock
-from conadv.trainer.folder import RunFolder, default_folder, holds, reopen, write_summary
-from conadv.trainer.lock import FolderLock
+from conadv.trainer.folder import RunFolder, default_folder, holds, write_summary
 
 
 def claim(path: Path, config: str) -> None:
     """A run that came to its end."""
     folder = RunFolder(path, config, is_new=True)
+    folder.prepare()
+    folder.open(0)
+    folder.close()
+
+
+def reopen(path: Path, config: str) -> None:
+    """The run is resumed, and comes to its end."""
+    folder = RunFolder(path, config, is_new=False)
     folder.prepare()
     folder.open(0)
     folder.close()
@@ -30,7 +36,7 @@ def names(path: Path) -> list[str]:
 
 def test_a_new_folder_holds_the_recipe_alone(tmp_path):
     claim(tmp_path / "a" / "b", "config")
-    assert names(tmp_path / "a" / "b") == ["config.toml"]
+    assert names(tmp_path / "a" / "b") == ["config.toml", "run.lock"]
     assert (tmp_path / "a" / "b" / "config.toml").read_text() == "config"
 
 
@@ -57,7 +63,7 @@ def test_a_run_that_was_killed_before_it_had_its_folder_can_be_started_again(tmp
     folder.prepare()
     folder.open(0)
     folder.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+    assert names(tmp_path) == ["config.toml", "run.lock"]
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
@@ -91,11 +97,11 @@ def test_when_torchrun_starts_again_the_folder_of_another_run_is_left_alone(tmp_
 def test_a_run_that_goes_on_keeps_its_file_unless_the_recipe_changed(tmp_path):
     claim(tmp_path, "config")
     before = (tmp_path / "config.toml").stat().st_ino
-    reopen(tmp_path, "config", 0)
+    reopen(tmp_path, "config")
     assert (tmp_path / "config.toml").stat().st_ino == before
-    reopen(tmp_path, "config with more ranks", 0)
+    reopen(tmp_path, "config with more ranks")
     assert (tmp_path / "config.toml").read_text() == "config with more ranks"
-    assert names(tmp_path) == ["config.toml"]
+    assert names(tmp_path) == ["config.toml", "run.lock"]
 
 
 def test_a_summary_is_json_though_the_run_diverged(tmp_path):
@@ -129,69 +135,46 @@ def test_a_run_of_which_something_came_stays(case, tmp_path):
     folder = RunFolder(tmp_path, "config", is_new=case != "is resumed")
     folder.open(0)
     if case == "has a checkpoint":
-        (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / "step-00000001.safetensors").touch()
     folder.close(status=1 if case == "failed" else 2)
     assert (tmp_path / "config.toml").exists()
 
 
+def lock(path: Path) -> RunFolder:
+    """A process that resumes the run of a folder."""
+    folder = RunFolder(path, "config", is_new=False)
+    folder.prepare()
+    return folder
+
+
 def test_a_folder_in_use_is_refused_and_free_after_its_end(tmp_path):
-    one = FolderLock(tmp_path)
-    one.acquire()
-    other = FolderLock(tmp_path)
+    one = lock(tmp_path)
     place = f"process {os.getpid()} on {socket.gethostname()}"
-    with pytest.raises(ValueError, match=f"is in use by {place}: stop that run or wait"):
-        other.acquire()
-    one.release()
-    assert names(tmp_path) == []
-    other.acquire()
-    other.release()
+    for _ in range(2):  # the holder is named each time
+        with pytest.raises(ValueError, match=f"is in use by {place}: stop that run or wait"):
+            lock(tmp_path)
+    one.close()
+    lock(tmp_path).close()
 
 
-def test_a_claim_of_a_folder_that_another_process_just_claims_is_refused(tmp_path):
-    one = FolderLock(tmp_path)
-    one.acquire()
+def test_a_new_run_in_a_folder_that_another_process_just_took_is_refused(tmp_path):
+    one = lock(tmp_path)
     folder = RunFolder(tmp_path, "config", is_new=True)
     with pytest.raises(ValueError, match="is in use by"):
         folder.open(0)
     folder.close(status=2)
     assert names(tmp_path) == ["run.lock"]
-    one.release()
+    one.close()
 
 
-def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_path):
-    code = f"import os; from pathlib import Path; from conadv.trainer.lock import FolderLock; \
-FolderLock(Path({str(tmp_path)!r})).acquire(); os._exit(9)"
+def test_the_lock_of_a_dead_process_is_taken_over_at_once(tmp_path):
+    code = f"import os; from pathlib import Path; from conadv.trainer.folder import RunFolder; \
+folder = RunFolder(Path({str(tmp_path)!r}), '', False); folder.prepare(); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
-    assert names(tmp_path) == ["run.lock"]
-    mine = FolderLock(tmp_path)
-    mine.acquire()
-    assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
-    mine.release()
-
-
-def elsewhere(path: Path) -> None:
-    (path / "run.lock").write_text(json.dumps({"pid": 1, "host": "another-machine", "beats": 3}))
-
-
-def test_a_lock_of_another_machine_without_a_heartbeat_is_taken_over_after_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "_BEAT", 0.1)
-    monkeypatch.setattr(lock, "_WATCH", 0.3)
-    elsewhere(tmp_path)
-    mine = FolderLock(tmp_path)
-    mine.acquire()
-    mine.release()
-
-
-def test_a_lock_of_another_machine_with_a_heartbeat_is_refused(tmp_path, monkeypatch):
-    """As on a network file system that does not pass on the kernel's lock."""
-
-    def beat(seconds: float) -> None:
-        (tmp_path / "run.lock").write_text(json.dumps({"pid": 1, "host": "another-machine", "beats": 4}))
-
-    elsewhere(tmp_path)
-    monkeypatch.setattr(lock.time, "sleep", beat)
-    with pytest.raises(ValueError, match="in use by process 1 on another-machine"):
-        FolderLock(tmp_path).acquire()
+    mine = lock(tmp_path)
+    assert (tmp_path / "run.lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+    mine.close()
 
 
 def test_a_lock_that_points_elsewhere_is_refused_and_left_alone(tmp_path):
@@ -200,19 +183,5 @@ def test_a_lock_that_points_elsewhere_is_refused_and_left_alone(tmp_path):
     (tmp_path / "notes").write_text("mine")
     (tmp_path / "run" / "run.lock").symlink_to(tmp_path / "notes")
     with pytest.raises(ValueError, match="is a symbolic link: remove it"):
-        FolderLock(tmp_path / "run").acquire()
+        lock(tmp_path / "run")
     assert (tmp_path / "notes").read_text() == "mine"
-
-
-def test_without_the_kernels_lock_the_heartbeat_decides(tmp_path, monkeypatch):
-    def unsupported(*_: object) -> None:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(lock.fcntl, "flock", unsupported)
-    monkeypatch.setattr(lock, "_BEAT", 0.05)
-    monkeypatch.setattr(lock, "_WATCH", 0.5)
-    one = FolderLock(tmp_path)
-    one.acquire()
-    with pytest.raises(ValueError, match="is in use by"):
-        FolderLock(tmp_path).acquire()
-    one.release()

@@ -40,7 +40,7 @@ def train(folder: Path, **changes: Any) -> int:
 
 
 def state(folder: Path, step: int) -> dict[str, Tensor]:
-    return safetensors.torch.load_file(folder / "checkpoints" / f"step-{step:08d}" / "state.safetensors")
+    return safetensors.torch.load_file(folder / "checkpoints" / f"step-{step:08d}.safetensors")
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ def test_a_gradient_of_the_attack_that_is_not_finite_never_reaches_the_weights(d
 def test_checkpoints_are_written_by_the_clock_too(minutes, expected, tmp_path):
     run = tmp_path / "run"
     assert train(run, model="support.tiny:net", checkpoint__every=1000, checkpoint__minutes=minutes) == 0
-    assert sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")) == expected
+    assert sorted(int(path.stem[5:]) for path in (run / "checkpoints").glob("step-*")) == expected
 
 
 @pytest.mark.parametrize(("name", "weight"), [("vanilla", 0.0), ("conadv", 0.25)])

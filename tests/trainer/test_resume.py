@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from conadv import cli
 from conadv.config.files import ADDED
 from support import tiny
+from support.forged import description, forge
 
 STEPS = 6
 
@@ -45,7 +45,7 @@ def run(whole: Path, tmp_path: Path) -> Path:
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in ("seconds", "crc")} for line in found]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in found]
 
 
 def flip(path: Path) -> None:
@@ -54,24 +54,15 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def about(path: Path) -> dict[str, Any]:
-    return json.loads((path / "checkpoint.json").read_bytes().partition(b"\n")[2])
-
-
-def forge(path: Path, **changes: Any) -> None:
-    """Another description with the right digest."""
-    body = json.dumps({**about(path), **changes}).encode()
-    (path / "checkpoint.json").write_bytes(sha256(body).hexdigest().encode() + b"\n" + body + b"\n")
+def step(run: Path, number: int) -> Path:
+    return run / "checkpoints" / f"step-{number:08d}.safetensors"
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
-    "flipped tensors": lambda path: flip(path / "state.safetensors"),
-    "flipped description": lambda path: flip(path / "checkpoint.json"),
-    "cut": lambda path: (path / "state.safetensors").write_bytes((path / "state.safetensors").read_bytes()[:-1]),
-    "no tensors": lambda path: (path / "state.safetensors").unlink(),
-    "no description": lambda path: (path / "checkpoint.json").unlink(),
-    "empty": lambda path: [file.unlink() for file in path.iterdir()] and None,
-    "of another seed": lambda path: forge(path, recipe={**about(path)["recipe"], "seed": 1}),
+    "flipped": flip,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]) and None,
+    "empty": lambda path: path.write_bytes(b"") and None,
+    "of another seed": lambda path: forge(path, recipe={**description(path)["recipe"], "seed": 1}),
     "of no recipe": lambda path: forge(path, recipe={}),
     "of another position": lambda path: forge(path, position={"seconds": "soon", "skipped": 0}),
     "of a step that is no number": lambda path: forge(path, step="4"),
@@ -80,29 +71,29 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, run, whole, capsys):
-    newest = run / "checkpoints" / "step-00000004"
+    newest = step(run, 4)
     damage(newest)
     assert resume(run, "--max-steps", "none") == 0
     told = capsys.readouterr().err
     assert str(newest) in told
-    assert f"falling back to the previous checkpoint: {run / 'checkpoints' / 'step-00000002'}" in told
+    assert f"falling back to the previous checkpoint: {step(run, 2)}" in told
     assert "Traceback" not in told
     assert tiny.equal(tiny.state(run), tiny.state(whole))
     assert lines(run) == lines(whole)
-    assert (run / "checkpoints" / "damaged-00000004").exists()
+    assert (run / "checkpoints" / "damaged-00000004.safetensors").exists()
 
 
 def test_a_damaged_checkpoint_is_not_counted_among_those_that_are_kept(run, whole):
-    flip(run / "checkpoints" / "step-00000004" / "state.safetensors")
+    flip(step(run, 4))
     assert resume(run, "--max-steps", "3", "--checkpoint.keep", "1") == 0
-    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-00000003"]
+    assert list((run / "checkpoints").glob("step-*")) == [step(run, 3)]
     assert resume(run, "--max-steps", "none") == 0
     assert tiny.equal(tiny.state(run), tiny.state(whole))
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "export"])
 def test_without_a_whole_checkpoint_nothing_is_begun(command, run, tmp_path, capsys):
-    for file in run.glob("checkpoints/*/state.safetensors"):
+    for file in run.glob("checkpoints/step-*"):
         flip(file)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     words = {"train": ["--resume"], "eval": [], "export": []}[command]
@@ -128,16 +119,16 @@ def test_without_a_whole_checkpoint_nothing_is_begun(command, run, tmp_path, cap
 )
 def test_a_checkpoint_of_another_run_is_passed_over(changes, named, run, whole, tmp_path, capsys):
     train(tmp_path / "other", **changes, max_steps=5)
-    shutil.copytree(tmp_path / "other" / "checkpoints" / "step-00000005", run / "checkpoints" / "step-00000005")
+    shutil.copy(step(tmp_path / "other", 5), step(run, 5))
     assert resume(run, "--max-steps", "none") == 0
-    assert f"{run / 'checkpoints' / 'step-00000005'} is of another run: {named}" in capsys.readouterr().err
+    assert f"{step(run, 5)} is of another run: {named}" in capsys.readouterr().err
     assert tiny.equal(tiny.state(run), tiny.state(whole))
 
 
 def make_older(run: Path) -> None:
     """Take the fields that did not always exist out of a run, as if a version without them had written it."""
     for path in (run / "checkpoints").iterdir():
-        forge(path, recipe={key: value for key, value in about(path)["recipe"].items() if key not in ADDED})
+        forge(path, recipe={key: value for key, value in description(path)["recipe"].items() if key not in ADDED})
     text, table = "", ""
     for line in (run / "config.toml").read_text().splitlines(keepends=True)[1:]:  # they had no digest either
         table = line.strip("[]\n") + "." if line.startswith("[") else table
@@ -181,8 +172,8 @@ def test_a_checkpoint_of_another_model_is_passed_over(run, whole, monkeypatch, c
 
 @pytest.mark.parametrize("command", ["eval", "export"])
 def test_other_commands_use_the_checkpoint_before_too(command, run, tmp_path, capsys):
-    newest = run / "checkpoints" / "step-00000004"
-    flip(newest / "state.safetensors")
+    newest = step(run, 4)
+    flip(newest)
     words = ["--model", "support.tiny:net"] if command == "eval" else [str(tmp_path / "out.safetensors")]
     assert cli.main([command, str(run), *words, "--json"]) == 0
     said = capsys.readouterr()
@@ -200,10 +191,16 @@ def test_a_run_without_a_checkpoint_yet_starts_from_its_first_step_and_says_so(r
     assert lines(run) == lines(whole)
 
 
+def test_a_run_of_version_0_2_is_not_begun_again(run, capsys):
+    """Its checkpoints were folders."""
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints" / "step-00000004").mkdir(parents=True)
+    assert resume(run, "--max-steps", "none") == 2
+    assert "has checkpoints of conadv 0.2: resume it with that version" in capsys.readouterr().err
+
+
 def test_what_a_killed_run_left_half_written_is_swept(run, whole):
-    partial = run / "checkpoints" / ".step-00000006.new.partial"
-    partial.mkdir()
-    (partial / "state.safetensors").write_bytes(b"half")
+    (run / "checkpoints" / ".step-00000006.safetensors.1-2.partial").write_bytes(b"half")
     (run / ".metrics.jsonl.partial").write_text("half")
     (run / ".config.toml.partial").write_text("half")
     with (run / "metrics.jsonl").open("a") as file:
@@ -214,7 +211,7 @@ def test_what_a_killed_run_left_half_written_is_swept(run, whole):
 
 
 def test_other_versions_are_told(run, capsys):
-    newest = run / "checkpoints" / "step-00000004"
+    newest = step(run, 4)
     forge(newest, versions={"conadv": "0.0.1"})
     assert resume(run) == 0
     assert "numbers may differ in their last digits" in capsys.readouterr().err

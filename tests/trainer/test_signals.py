@@ -163,7 +163,7 @@ def test_a_run_saves_its_state_and_says_how_to_go_on(number, start, tmp_path):
     assert run.statuses() == [128 + number]
     steps, command = steps_and_command(run.said())
     assert steps >= 3
-    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [f"step-{steps:08d}"]
+    assert [path.stem for path in (run.folder / "checkpoints").iterdir()] == [f"step-{steps:08d}"]
     assert len((run.folder / "metrics.jsonl").read_text().splitlines()) == steps
     assert "Traceback" not in run.said()
     program, *words = shlex.split(command)
@@ -183,7 +183,7 @@ def test_whichever_ranks_are_asked_all_stop_in_the_same_step(number, asked, star
     assert run.statuses() == [128 + number] * 3
     steps, command = steps_and_command(run.said())
     assert command.startswith("torchrun --nproc-per-node 3 -m conadv train --resume ")
-    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [f"step-{steps:08d}"]
+    assert [path.stem for path in (run.folder / "checkpoints").iterdir()] == [f"step-{steps:08d}"]
     assert run.complaints() == []
 
 

@@ -239,7 +239,7 @@ def test_ranks_whose_torchrun_was_killed_save_and_end(launch, run):
     assert f"torchrun (process {launcher.pid}) is gone: stopping" in said
     (line,) = [line for line in said.splitlines() if line.startswith("stopped after step")]
     steps = int(line.split(";")[0].split()[-1])
-    assert (run / "checkpoints" / f"step-{steps:08d}").exists()
+    assert (run / "checkpoints" / f"step-{steps:08d}.safetensors").exists()
 
 
 @pytest.fixture

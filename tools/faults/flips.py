@@ -1,7 +1,8 @@
 """A flipped bit or a truncation in any file of a run, as a function of a seed; then the run is resumed.
 
 `exercise` returns "same bits" where the resumed run ends as the undisturbed one, and "refused" where one line says why
-it does not go on. A line of metrics may be missing where a line says so. Everything else is an error.
+it does not go on. A line of metrics may be missing where a line says so. If metrics.jsonl was the damaged file, a
+number in it may be another one, since it has no checksum. Everything else is an error.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def build(seed: int, root: Path) -> tuple[str, Path]:
 
 def exercise(seed: int, run: Path) -> str:
     """Resume a damaged run, and compare it with the undisturbed one."""
-    _, whole = template(seed % len(RECIPES))
+    half, whole = template(seed % len(RECIPES))
+    may_differ = (run / "metrics.jsonl").read_bytes() != (half / "metrics.jsonl").read_bytes()
     status, said = _resume(run)
     assert "Traceback" not in said, said
     complaints = [line for line in said.splitlines() if line.startswith("error: ")]
@@ -76,9 +78,10 @@ def exercise(seed: int, run: Path) -> str:
         return "refused"
     assert not complaints, said
     assert tiny.equal(tiny.state(run), tiny.state(whole)), f"other weights: {said}"
-    if _metrics(run) != _metrics(whole):
+    if [line["step"] for line in _metrics(run)] != [line["step"] for line in _metrics(whole)]:
         assert "metrics.jsonl was damaged" in said, f"other metrics: {said}"
-        assert all(line in _metrics(whole) for line in _metrics(run)), f"wrong metrics: {said}"
+    wrong = [line for line in _metrics(run) if line not in _metrics(whole)]
+    assert len(wrong) <= may_differ, f"wrong metrics: {said}"
     return "same bits"
 
 

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import resource
-import shutil
 import signal
 import socket
 import sys
@@ -17,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from conadv.trainer import checkpoint, files
 from faults.scenario import Fault
 from support import ranks
 
@@ -86,17 +85,16 @@ def _after_joining(reached: Callable[[], None]) -> None:
 
 
 def _half_written(reached: Callable[[], None]) -> None:
-    """The point is in the middle of a file."""
-    whole = files.write_flushed
+    """The point is in the middle of a checkpoint."""
+    whole = safetensors.torch.save_file
 
-    def write(path: Path, data: bytes) -> None:
-        with path.open("wb") as file:
-            file.write(data[: len(data) // 2])
-            file.flush()
-            reached()
-        whole(path, data)
+    def write(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        data = safetensors.torch.save(tensors, metadata)
+        path.write_bytes(data[: len(data) // 2])
+        reached()
+        whole(tensors, path, metadata)
 
-    files.write_flushed = checkpoint.write_flushed = write
+    safetensors.torch.save_file = write
 
 
 def _each_pass(reached: Callable[[], None]) -> None:
@@ -122,7 +120,7 @@ _POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
     "write": _half_written,
     "fsync": lambda reached: _before(os, "fsync", reached),
     "rename": _renames,
-    "remove": lambda reached: _before(shutil, "rmtree", reached),
+    "remove": lambda reached: _before(os, "unlink", reached),
 }
 
 

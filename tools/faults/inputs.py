@@ -11,7 +11,6 @@ import io
 import json
 import string
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -114,23 +113,24 @@ def _layout(random: Random, root: Path) -> Path:
 
 
 def _checkpoint(random: Random, root: Path) -> Path:
-    """A checkpoint of one step; where its digests are right, its content is not."""
-    tensors = safetensors.torch.save({"model.weight": torch.ones(3), "stale.0.weight": torch.zeros(2, 2)})
-    data = bytearray(tensors)
-    if random.random() < 0.7:
+    """A checkpoint of one step; where its digest is right, its content is not."""
+    tensors = {"model.weight": torch.ones(3), "stale.0.weight": torch.zeros(2, 2)}
+    about: Any = {"format": 2, "step": 1, "recipe": {}, "versions": {}, "plain": ["weight"]}
+    about |= {"position": {"seconds": 1.0, "skipped": 0}}
+    body = json.dumps(about)
+    if random.random() < 0.6:
+        body = _spoiled_json(random, about).decode("utf-8", "replace")
+    data = safetensors.torch.save(tensors, {"about": body, "digest": checkpoint._digest(tensors, body)})
+    if random.random() < 0.4:
         length = random.choice((0, 1, 8, len(data), 2**40, 2**63, 2**64 - 1))
-        header = _spoiled_json(random, json.loads(tensors[8 : 8 + int.from_bytes(tensors[:8], "little")]))
-        data = bytearray((length if random.random() < 0.4 else len(header)).to_bytes(8, "little") + header + bytes(40))
-    about: Any = {"format": 1, "step": 1, "bytes": len(data), "tensors": sha256(data).hexdigest(), "recipe": {}}
-    about |= {"versions": {}, "plain": ["weight"], "position": {"seconds": 1.0, "skipped": 0}}
-    body = _spoiled_json(random, about) if random.random() < 0.6 else json.dumps(about).encode()
-    folder = root / "checkpoints" / "step-00000001"
-    folder.mkdir(parents=True)
-    (folder / "state.safetensors").write_bytes(data)
-    (folder / "checkpoint.json").write_bytes(sha256(body).hexdigest().encode() + b"\n" + body + b"\n")
+        header = _spoiled_json(random, json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]))
+        data = (length if random.random() < 0.4 else len(header)).to_bytes(8, "little") + header + bytes(40)
+    folder = root / "checkpoints"
+    folder.mkdir()
+    (folder / "step-00000001.safetensors").write_bytes(data)
     if random.random() < 0.5:
-        random.choice(DAMAGES)(random, random.choice(sorted(folder.iterdir())))
-    return root / "checkpoints"
+        random.choice(DAMAGES)(random, folder / "step-00000001.safetensors")
+    return folder
 
 
 def _metrics(random: Random, root: Path) -> Path:

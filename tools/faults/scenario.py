@@ -34,7 +34,7 @@ REAL_SHARE = 0.05  # of the runs: each rank of the first attempt is an interpret
 # Points of the program, and about how often a run passes them.
 OF_ANY_RANK = {"start": 1, "join": 1, "broadcast": 6, "pass": 4 * STEPS, "sum": 3 * STEPS, "timer": 60}
 OF_SEVERAL = {"send": 16, "receive": 16}
-OF_RANK_0 = {"write": 2 * STEPS, "fsync": 5 * STEPS, "rename": 2 * STEPS, "remove": 3 * STEPS}
+OF_RANK_0 = {"write": STEPS, "fsync": 3 * STEPS, "rename": STEPS, "remove": 2 * STEPS}
 
 # What the run survives without a restart, what ends it, and what needs more than one process.
 HARMLESS = ("pause", "slow disk", "delayed message", "clock jump")
@@ -80,7 +80,7 @@ class Scenario:
 
 _OF_SEVERAL_RANKS = ("SIGSTOP", "delayed message", "lost messages", "reset", "flag mismatch", "agent", "restart")
 _EARLY = {"start": 1, "join": 1, "broadcast": 6, "pass": 6, "sum": 3, "timer": 30}
-_LATER = {"write": 2, "fsync": 6, "rename": 3, "remove": 6}
+_LATER = {"write": 1, "fsync": 4, "rename": 2, "remove": 4}
 
 
 def _attempts(random: Random, kind: str, size: int) -> list[tuple[Fault, ...]]:

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from conadv.atomic import read_text, replace_file
 from conadv.toml_file import read_toml
-from conadv.trainer.files import read_text, replace_file
 
 from . import figures
 from .compare import LEVEL, ROBUST, TOP1, cells, conditions, main_cells

@@ -17,9 +17,9 @@ from types import NoneType
 from typing import Any, NoReturn
 
 from conadv import __version__
+from conadv.atomic import read_text, write_atomically
 from conadv.machine import processor
 from conadv.readable import for_json
-from conadv.trainer.files import read_text, write_atomically
 
 from .study_file import Cell, flags
 

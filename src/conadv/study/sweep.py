@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from conadv.atomic import write_atomically
 from conadv.machine import usable_cores
 from conadv.readable import duration
-from conadv.trainer.files import write_atomically
 from conadv.trainer.signals import Interrupted
 
 from .results import FILE, Result, last_error, read_results, read_summary, record_origin, result_of, write_results

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from conadv.trainer.files import read_bounded, replace_file
+from conadv.atomic import read_bounded, replace_file
 
 # As core/step.py names them, which needs torch.
 PREFIX, STEP = "conadv: ", "step"

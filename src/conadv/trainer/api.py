@@ -9,7 +9,7 @@ from typing import Any
 
 from conadv.config import Recipe, load_recipe, recipe_of_run
 
-from .record import Callbacks, OnMetrics
+from .metrics import Callbacks, OnMetrics
 from .signals import Interrupted
 from .training import train as train_command
 

@@ -11,10 +11,10 @@ import safetensors
 import safetensors.torch
 from torch import Tensor, nn
 
+from conadv.atomic import replace_file, writing
 from conadv.core.splitbn import plain_state_dict
 
 from .ema import Ema
-from .files import replace_file, writing
 
 FILE = "best.safetensors"
 METRIC = "held_out_robust_top1"

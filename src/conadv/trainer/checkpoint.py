@@ -1,7 +1,7 @@
-"""The format of checkpoints: one folder per checkpoint, which is either complete or absent.
+"""Checkpoints: one safetensors file each, which is either complete or absent.
 
-step-00000120/   state.safetensors   weights, optimizer state, and the stale weights of the twins in flight
-                 checkpoint.json     progress, recipe, versions, and SHA-256 digests of the tensors and of itself
+checkpoints/step-00000120.safetensors   tensors:   weights, optimizer state, stale weights of the twins in flight
+                                        metadata:  progress, recipe and versions as JSON; a SHA-256 digest of all of it
 """
 
 from __future__ import annotations
@@ -9,22 +9,19 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors.torch
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .files import flush_folder, read_bounded, write_flushed, writing
+from conadv.atomic import replacing_path, writing
 
-_TENSORS, _ABOUT = "state.safetensors", "checkpoint.json"
-_FORMAT = 1
-# Ours have a few thousand bytes, and the names of up to 100,000 classes.
-_LARGEST_ABOUT = 2**25
+_FORMAT = 2
 
 
 class Checkpoint(NamedTuple):
@@ -46,66 +43,65 @@ class Checkpoint(NamedTuple):
 
 
 class DamagedError(ValueError):
-    """A checkpoint whose files were damaged or changed."""
+    """A checkpoint whose file was damaged or changed."""
 
 
-def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, data: memoryview | None = None) -> None:
-    """Write a checkpoint to a temporary folder, flush it, then rename: readers see all of it or nothing.
+def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint to a temporary file, flush it, then rename: readers see all of it or nothing.
 
     Args:
         folder: The folder of all checkpoints.
         step: How many steps were taken.
-        checkpoint: What to write.
-        data: The tensors as the bytes of a safetensors file, if the caller has them already.
+        checkpoint: What to write; its tensors are contiguous and in host memory.
     """
-    final = folder / f"step-{step:08d}"
-    aside = folder / f".{final.name}.new.partial"
-    data = memoryview(safetensors.torch.save(checkpoint.tensors)) if data is None else data
-    digest = sha256(data).hexdigest()
-    about = {**checkpoint.about, "format": _FORMAT, "step": step, "tensors": digest, "bytes": len(data)}
+    final = folder / f"step-{step:08d}.safetensors"
+    about = json.dumps({**checkpoint.about, "format": _FORMAT, "step": step})
+    metadata = {"about": about, "digest": _digest(checkpoint.tensors, about)}
     with writing(final):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            write_flushed(aside / _TENSORS, data)
-            write_flushed(aside / _ABOUT, _sealed(about))
-            flush_folder(aside)
-            if final.exists():
-                _remove(final)
-            aside.rename(final)
-            flush_folder(folder)
-        except OSError:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing_path(final) as temporary:
+            try:
+                safetensors.torch.save_file(checkpoint.tensors, temporary, metadata)
+            except SafetensorError as error:  # it has no errno; after ": I/O error: " comes what the system said
+                raise OSError(re.sub(r" \(os error \d+\)|.*: ", "", str(error))) from None
 
 
 def read_checkpoint(path: Path, largest: int | None = None) -> Checkpoint:
-    """Read a checkpoint and verify its digests; a DamagedError names the file that is damaged.
+    """Read a checkpoint and verify its digest; a DamagedError names a file that is damaged.
 
     Args:
-        path: The folder of the checkpoint.
-        largest: Refuse more bytes of tensors than this, without reading them.
+        path: The file.
+        largest: Refuse a file of more bytes than this, without reading it.
     """
-    about = _unsealed(path / _ABOUT)
-    if not _is_sound(about) or f"step-{about['step']:08d}" != path.name:
-        raise DamagedError(f"{path / _ABOUT} belongs to another checkpoint or version")
-    size = about["bytes"]
-    if largest is not None and size > largest:
-        raise DamagedError(f"{path / _TENSORS} has {size} bytes, more than the model needs")
-    data = _read(path / _TENSORS, size)
-    if sha256(data).hexdigest() != about["tensors"]:
-        raise DamagedError(f"{path / _TENSORS} is damaged: its digest is not the one that was written")
     try:
-        return Checkpoint(safetensors.torch.load(data), about)
-    except (SafetensorError, ValueError, RuntimeError, LookupError, MemoryError) as error:
-        raise DamagedError(f"{path / _TENSORS} is damaged: {error}") from None
+        if largest is not None and path.stat().st_size > largest:
+            raise DamagedError(f"{path} has more than {largest} bytes, which is more than the model needs")
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+        about = json.loads(metadata["about"])
+        is_whole = metadata["digest"] == _digest(tensors, metadata["about"])
+    except DamagedError:
+        raise
+    except (OSError, SafetensorError, ValueError, RuntimeError, LookupError, TypeError, MemoryError) as error:
+        raise DamagedError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+    if not is_whole:
+        raise DamagedError(f"{path} is damaged: its digest is not the one that was written")
+    if not _is_sound(about) or f"step-{about['step']:08d}" != path.stem:
+        raise DamagedError(f"{path} belongs to another checkpoint or version")
+    return Checkpoint(tensors, about)
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """List the checkpoints in a folder, newest first."""
-    named = [path for path in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{8,18}", path.name)]
-    return sorted(named, key=lambda path: int(path.name[5:]), reverse=True)
+    found = folder.glob("step-*.safetensors")
+    named = [path for path in found if re.fullmatch(r"step-[0-9]{8,18}", path.stem) and path.is_file()]
+    return sorted(named, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """Return the step in the name of a checkpoint."""
+    return int(path.stem[5:])
 
 
 def newest_whole(
@@ -133,70 +129,37 @@ def newest_whole(
 def set_aside_newer(folder: Path, step: int) -> None:
     """Rename checkpoints newer than `step`, which were skipped, so that `prune` does not count them."""
     for path in checkpoints(folder):
-        if int(path.name[5:]) > step:
-            aside = path.with_name(path.name.replace("step-", "damaged-"))
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
+        if step_of(path) > step:
+            path.replace(path.with_name(path.name.replace("step-", "damaged-")))
 
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest checkpoints."""
     for old in checkpoints(folder)[keep:]:
-        _remove(old)
+        old.unlink()
 
 
-def sweep_partial(folder: Path) -> None:
-    """Remove partial checkpoints that a killed run left behind."""
-    for partial in folder.glob(".step-*.partial"):
-        shutil.rmtree(partial, ignore_errors=True)
+def _digest(tensors: dict[str, Tensor], about: str) -> str:
+    digest = sha256(about.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _is_sound(about: Any) -> bool:
-    """Check that checkpoint.json has every field that is read later, with the right type."""
+    """Check that the metadata has every field that is read later, with the right type."""
     match about:
         case {
-            "format": 1,
+            "format": 2,
             "step": int(step),
-            "bytes": int(size),
-            "tensors": str(),
             "recipe": dict(),
             "versions": dict(),
             "plain": list(plain),
             "position": {"seconds": int() | float() as seconds, "skipped": int(skipped), **others},
         }:
-            counts = all(type(number) is int and 0 <= number < 2**63 for number in (step, size, skipped))
+            counts = all(type(number) is int and 0 <= number < 2**63 for number in (step, skipped))
             texts = all(isinstance(name, str) for name in plain)
             flat = not any(isinstance(value, dict | list) for value in others.values())
             return counts and texts and flat and 0 <= seconds < math.inf
     return False
-
-
-def _sealed(about: dict[str, Any]) -> bytes:
-    """Serialize to JSON, after a line with its SHA-256."""
-    body = json.dumps(about, indent=1, sort_keys=True).encode()
-    return sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
-
-
-def _unsealed(path: Path) -> Any:
-    digest, _, body = _read(path, _LARGEST_ABOUT).partition(b"\n")
-    if sha256(body[:-1]).hexdigest().encode() != digest or body[-1:] != b"\n":
-        raise DamagedError(f"{path} is damaged: its digest is not the one that was written")
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise DamagedError(f"{path} is damaged: it is not JSON, or nested too deeply") from None
-
-
-def _read(path: Path, largest: int) -> bytes:
-    try:
-        return read_bounded(path, largest)
-    except OSError as error:
-        raise DamagedError(str(error)) from None
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint; it is renamed first, so that a partly removed one is never found."""
-    aside = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)

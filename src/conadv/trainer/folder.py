@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import shutil
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from conadv import __version__
+from conadv.atomic import read_text, write_atomically, writing
 from conadv.catalog import is_callable, names_dataset
 from conadv.ranks.launch import launcher_command
 from conadv.readable import for_json
 
-from .checkpoint import checkpoints, set_aside_newer, sweep_partial
-from .files import read_text, write_atomically, writing
-from .lock import FolderLock
+from .checkpoint import checkpoints, set_aside_newer
 
+_LOCK = "run.lock"
 _PARTIAL_CONFIG = ".config.toml.*partial"
 
 
@@ -59,22 +62,28 @@ class RunFolder:
         self.path = path
         self.is_new = is_new
         self._config = config
-        self._lock = FolderLock(path)
+        self._lock = FileLock(path / _LOCK, timeout=0, thread_local=False)
         self._created: list[Path] | None = None  # folders that we created, outermost first; None: not opened yet
 
     def prepare(self) -> None:
         """Check that the folder of a new run is free, or lock that of a run to resume; writes nothing else."""
         if self.is_new:
             _check_free(self.path)
-        else:
-            self._lock.acquire()
+            return
+        self._acquire()
+        if not checkpoints(self.path / "checkpoints") and any(self.path.glob("checkpoints/step-*/")):
+            raise ValueError(f"{self.path} has checkpoints of conadv 0.2: resume it with that version")
 
     def open(self, step: int) -> None:
         """Create the folder of a new run, or reopen it at the checkpoint of `step`."""
         if self.is_new:
             self._claim()
-        else:
-            reopen(self.path, self._config, step)
+            write_atomically(self.path / "config.toml", self._config)
+            return
+        _sweep(self.path)
+        set_aside_newer(self.path / "checkpoints", step)
+        if not holds(self.path, self._config):  # the recipe was changed by flags
+            write_atomically(self.path / "config.toml", self._config)
 
     def close(self, status: int = 0) -> None:
         """Unlock the folder; remove it if it is new, has no checkpoint, and the run failed.
@@ -87,6 +96,7 @@ class RunFolder:
         self._lock.release()
 
     def _claim(self) -> None:
+        """Create the folder, unless another process was faster."""
         _check_free(self.path)
         missing = [folder for folder in (*reversed(self.path.parents), self.path) if not folder.exists()]
         try:
@@ -95,51 +105,37 @@ class RunFolder:
             raise ValueError(
                 f"cannot make {self.path} ({error.strerror}): choose another folder with --run-dir"
             ) from None
-        self._lock.acquire()
+        self._acquire()
+        _check_free(self.path)
         self._created = missing
-        if (self.path / "config.toml").exists():  # another process was faster, and has ended since
-            self._created = None
-            _check_free(self.path)
-        for left in self.path.glob(_PARTIAL_CONFIG):
-            left.unlink(missing_ok=True)
-        write_atomically(self.path / "config.toml", self._config)
+        _sweep(self.path)
+
+    def _acquire(self) -> None:
+        """Lock the folder until this process ends; a ValueError names the process that has it."""
+        path = self.path / _LOCK
+        if path.is_symlink():  # what it points to would be written over
+            raise ValueError(f"{path} is a symbolic link: remove it")
+        with writing(path):
+            try:
+                self._lock.acquire()
+            except Timeout:
+                holder = read_text(path) or "another process"
+                raise ValueError(
+                    f"{self.path} is in use by {holder}: stop that run or wait for its end, then resume"
+                ) from None
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
 
     def _remove(self, created: list[Path]) -> None:
         """Remove our files, then the folders that we created, unless they contain something else."""
         with suppress(OSError):
-            for path in (*self.path.glob(".*.partial"), self.path / "metrics.jsonl", self.path / "config.toml"):
-                path.unlink(missing_ok=True)
+            _sweep(self.path)
+            for name in ("metrics.jsonl", "config.toml"):
+                (self.path / name).unlink(missing_ok=True)
             shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+            (self.path / _LOCK).unlink()
             self._lock.release()
             for folder in reversed(created):
                 folder.rmdir()
-
-
-def _is_leftover(path: Path) -> bool:
-    """Whether a file may be from a run that was killed before it had written config.toml."""
-    return path.name == "run.lock" or path.match(_PARTIAL_CONFIG)
-
-
-def _check_free(folder: Path) -> None:
-    """Refuse a folder that contains another run, or anything else."""
-    if (folder / "config.toml").exists():
-        raise ValueError(
-            f"{folder} already holds a run: choose another folder (--run-dir, in Python folder=), or resume it "
-            f"(--resume {folder}, in Python resume=)"
-        )
-    if folder.exists() and (not folder.is_dir() or any(not _is_leftover(path) for path in folder.iterdir())):
-        raise ValueError(f"{folder} is not an empty folder: choose another one with --run-dir")
-
-
-def reopen(folder: Path, config: str, step: int) -> None:
-    """Reopen a run folder at its checkpoint of `step`, and write config.toml again if the recipe has changed."""
-    for partial in folder.glob(".*.partial"):
-        with writing(folder):
-            partial.unlink(missing_ok=True)
-    sweep_partial(folder / "checkpoints")
-    set_aside_newer(folder / "checkpoints", step)
-    if not holds(folder, config):
-        write_atomically(folder / "config.toml", config)
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
@@ -152,3 +148,23 @@ def holds(folder: Path, config: str) -> bool:
         return read_text(folder / "config.toml") == config
     except (OSError, ValueError):
         return False
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse a folder that contains another run, or anything but what a run leaves that is killed at its start."""
+    if (folder / "config.toml").exists():
+        raise ValueError(
+            f"{folder} already holds a run: choose another folder (--run-dir, in Python folder=), or resume it "
+            f"(--resume {folder}, in Python resume=)"
+        )
+    if not folder.exists():
+        return
+    if not folder.is_dir() or any(path.name != _LOCK and not path.match(_PARTIAL_CONFIG) for path in folder.iterdir()):
+        raise ValueError(f"{folder} is not an empty folder: choose another one with --run-dir")
+
+
+def _sweep(folder: Path) -> None:
+    """Remove files that a killed run was writing."""
+    for partial in (*folder.glob(".*.partial"), *folder.glob("checkpoints/.*.partial")):
+        with writing(folder):
+            partial.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import Any
 from conadv.ranks.outcome import NotFiniteError, Outcome, Unread
 
 from .build import Job, Policy
-from .record import Sinks
+from .metrics import Sinks
 from .undo import Undo
 
 

@@ -19,10 +19,11 @@ from conadv.core.step import span
 from .build import Job, Policy
 from .evaluation import evaluate_task
 from .ledger import Ledger, Progress, TakenStep
+from .metrics import Sinks
 from .profiling import Profile
-from .record import Sinks, StateSaver
+from .saver import StateSaver
 from .signals import StopRequest
-from .state import live_state
+from .state import gather
 from .undo import Undo
 
 
@@ -47,7 +48,6 @@ def run(
             unread = job.member.step(now, ahead, request.signal or 0, saver.requests_save(policy.save_seconds))
             step = TakenStep(progress.step, job.rate(progress.step), unread)
             ledger.add(step)
-            saver.before_update()
             job.stale.keep()
             with span("update"):
                 _update(job, policy, step, undo)
@@ -104,7 +104,7 @@ def _apply(job: Job, step: TakenStep) -> None:
 
 
 def _save(job: Job, progress: Progress, saver: StateSaver) -> None:
-    state = partial(live_state, job.task.model, job.optimizer, job.stale, job.ema)
+    state = partial(gather, job.task.model, job.optimizer, job.stale, job.ema)
     saver.save(progress.step, state, position=position(job, progress))
 
 

@@ -1,28 +1,44 @@
-"""metrics.jsonl: one line per step, written so that a resumed run has no gap and no duplicate.
-
-Each line ends with its own checksum, `"crc": "1c291ca3"`, so that a flipped bit is noticed even if the line is JSON.
-"""
+"""Metrics of a run, passed to sinks on rank 0; metrics.jsonl is the sink that every run has: one line per step."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
-from .files import write_atomically, writing
+from conadv.atomic import replace_file, writing
+from conadv.sinks import Sink
 
-# Ours have a few hundred bytes.
-_LONGEST_LINE = 2**16
-_CHECKSUM = re.compile(rb', "crc": "([0-9a-f]{8})"}\n$')
+OnMetrics = Callable[[dict[str, Any]], None]
+
+
+class Sinks:
+    """A sink that passes everything on to several others.
+
+    Args:
+        sinks: In the order in which they are called. Empty on ranks other than 0.
+    """
+
+    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+        self._sinks = list(sinks)
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.log(step, metrics)
+
+    def close(self) -> None:
+        """Close every sink, even if one of them fails."""
+        with ExitStack() as stack:
+            for sink in self._sinks:
+                stack.callback(sink.close)
 
 
 class Metrics:
-    """The sink that writes metrics.jsonl.
+    """The sink that writes metrics.jsonl; a resumed run has no gap and no duplicate in it.
 
     Args:
         path: The file. Lines of earlier steps stay.
@@ -31,14 +47,20 @@ class Metrics:
 
     def __init__(self, path: Path, start: int) -> None:
         self._path = path
-        kept = list(_kept_lines(path, start))
+        kept, last = [], -1
+        for line in _lines(path):
+            fields = _parsed(line)
+            if fields is not None and last < fields["step"] < start:
+                last = fields["step"]
+                kept.append(line)
         self.missing = start - len(kept)
         """How many steps before `start` have no line, because the file was damaged."""
-        write_atomically(path, "".join(kept))
+        with writing(path):
+            replace_file(path, b"".join(kept))
         self._file = path.open("ab", buffering=0)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        data = _sealed({key: _or_null(value) for key, value in {"step": step, **metrics}.items()})
+        data = json.dumps({key: _or_null(value) for key, value in {"step": step, **metrics}.items()}).encode() + b"\n"
         before = self._file.tell()
         with writing(self._path):
             try:
@@ -57,67 +79,63 @@ class Metrics:
         self._file.close()
 
 
+class Callbacks:
+    """A sink that calls Python functions with a dictionary of the step and its metrics.
+
+    Args:
+        on_step: Called after each step.
+        on_evaluation: Called after each evaluation, with the metrics of the evaluation only.
+    """
+
+    def __init__(self, on_step: OnMetrics | None, on_evaluation: OnMetrics | None) -> None:
+        self._on_step = on_step
+        self._on_evaluation = on_evaluation
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        for callback, evaluated in ((self._on_step, False), (self._on_evaluation, True)):
+            chosen = {name: value for name, value in metrics.items() if is_of_evaluation(name) == evaluated}
+            if callback and chosen:
+                callback({"step": step, **chosen})
+
+    def close(self) -> None:
+        pass
+
+
+def is_of_evaluation(name: str) -> bool:
+    """Whether a metric comes from an evaluation rather than from a training step."""
+    return name in ("gap", "adv_top1", "held_out_top1") or any(part in name for part in ("test_", "train_", "robust_"))
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a metrics file, up to the first one that is damaged or incomplete.
+    """Read the lines of a metrics file, one dictionary each, up to the first one that is damaged or incomplete.
 
     Args:
         path: The file; if it does not exist, there are no lines.
-
-    Returns:
-        One dictionary per line, without the checksum. Lines of older versions, which have none, are read too.
     """
     lines: list[dict[str, Any]] = []
-    if _is_there(path):
-        for data in path.read_bytes().splitlines(keepends=True):
-            line = _unsealed(data)
-            if line is None:
-                break
-            lines.append(line)
+    for data in _lines(path):
+        line = _parsed(data)
+        if line is None:
+            break
+        lines.append(line)
     return lines
+
+
+def _lines(path: Path) -> list[bytes]:
+    if path.exists() and not path.is_file():  # a pipe or a device would keep us waiting, or never end
+        raise ValueError(f"{path} is not a regular file: remove it")
+    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
+def _parsed(data: bytes) -> dict[str, Any] | None:
+    """Parse a line; None if it is damaged."""
+    try:
+        line = json.loads(data) if data.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and type(line.get("step")) is int else None
 
 
 def _or_null(value: Any) -> Any:
     """Replace NaN and infinity, which JSON does not have, by None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _kept_lines(path: Path, start: int) -> Iterator[str]:
-    """Yield the lines of the steps before `start`, each once and in order."""
-    if not _is_there(path):
-        return
-    last = -1
-    with path.open("rb") as file:
-        while line := file.readline(_LONGEST_LINE):
-            fields = _unsealed(line)
-            if fields is not None and last < fields["step"] < start:
-                last = fields["step"]
-                yield line.decode()
-
-
-def _is_there(path: Path) -> bool:
-    """Whether the file exists; a ValueError for a pipe or a device, which would keep us waiting, or never end."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a regular file: remove it")
-    return path.exists()
-
-
-def _sealed(line: dict[str, Any]) -> bytes:
-    """Serialize to one line of JSON whose last field is the CRC-32 of the line without it."""
-    body = json.dumps(line).encode()
-    return body[:-1] + b', "crc": "%08x"}\n' % crc32(body)
-
-
-def _unsealed(data: bytes) -> dict[str, Any] | None:
-    """Parse a line and remove its checksum; None if it is damaged."""
-    checksum = _CHECKSUM.search(data)
-    body = data[: checksum.start()] + b"}" if checksum else data
-    if not data.endswith(b"\n") or (checksum and int(checksum[1], 16) != crc32(body)):
-        return None
-    try:
-        line = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    # Lines of older versions have no checksum and only numbers: a string is the rest of a damaged checksum.
-    if not isinstance(line, dict) or (not checksum and any(isinstance(value, str) for value in line.values())):
-        return None
-    return line if isinstance(line.get("step"), int) else None

@@ -23,24 +23,13 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema) -> dict[str, Tensor]:
     """Copy the whole state to the host."""
-    tensors = live_state(model, optimizer, stale, ema)
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-
-
-def live_state(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema) -> dict[str, Tensor]:
-    """Return the tensors of the whole state without copying, except buffers; they do not change until the next update.
-
-    Forward passes may change buffers. An attack with stale weights swaps the storage of parameters, not its content.
-    """
-    buffers = {name for name, _ in model.named_buffers()}
-    own = model.state_dict().items()
-    tensors = {f"model.{name}": tensor.clone() if name in buffers else tensor for name, tensor in own}
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for state in _optimizer_state(model, optimizer):
         tensors.update(state)
     for number, version in enumerate(stale.versions()):
         tensors.update({f"stale.{number}.{name}": tensor for name, tensor in version.items()})
     tensors.update({f"ema.{name}": tensor for name, tensor in ema.tensors().items()})
-    return {name: tensor.detach() for name, tensor in tensors.items()}
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
 def fill_state(optimizer: Optimizer) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conadv import bf16
+from conadv.atomic import replace_file
 from conadv.catalog import METHODS
 from conadv.config import RESUMABLE, Recipe, added_values, check_run_folder, flatten
 from conadv.ranks.collectives import World, own_device
@@ -24,7 +25,6 @@ from .build_task import Task, build_task, resolved
 from .checkpoint import Checkpoint, newest_whole
 from .ema import Ema
 from .evaluation import evaluate_task
-from .files import replace_file
 from .folder import resume_command
 from .kernels import kernels
 from .predict import NETWORK, Predictions, as_program, find_images, predict_files, read_export, rebuild

@@ -34,12 +34,12 @@ from .folder import RunFolder, default_folder, holds, resume_command, versions, 
 from .kernels import kernels
 from .ledger import Progress
 from .loop import position, run
-from .metrics import Metrics
+from .metrics import Callbacks, Metrics, Sinks
 from .preview import preview
 from .profiling import Profile
 from .progress import ProgressBar, tell
-from .record import Callbacks, CheckpointSaver, NullSaver, Sinks, StateSaver
 from .resume import find_checkpoint, restore_job
+from .saver import CheckpointSaver, NullSaver, StateSaver
 from .signals import Interrupted, following_launcher, listening, stopped_early
 from .trained import expected, facts
 
