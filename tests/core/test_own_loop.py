@@ -105,17 +105,6 @@ def test_master_weights_in_an_optimizer_stay_silent() -> None:
                 own.copy_(master)
 
 
-@returns_a_loss
-def test_weights_that_never_change_are_heard_once(setting: Setting) -> None:
-    """A loss that is not backpropagated, or an optimizer that is not called."""
-    method = setting.make(prepared())
-    with pytest.warns(UserWarning, match="did not change in 64 calls") as heard:  # noqa: PT031
-        for batch in small_batches(70):
-            method.loss(batch)
-    assert len(heard) == 1
-    assert heard[0].filename == __file__
-
-
 def test_no_hook_of_optimizers_is_left_after_the_first_update() -> None:
     for updates in list(validate._unknown):  # of other tests
         validate._forget(updates)

@@ -178,16 +178,6 @@ def _copy_is_trained() -> None:
         optimizer.step()
 
 
-def _loss_dropped() -> None:
-    method = _conadv(model := split_batchnorm(small_cnn()))
-    optimizer = sgd(model)
-    for batch in small_batches(65):
-        optimizer.zero_grad()
-        loss = method.loss(batch)
-        optimizer.step()
-    del loss
-
-
 def _not_finite() -> None:
     images, labels = small_batches(1)[0]
     images[:, :, 0] = 0
@@ -298,13 +288,6 @@ REFUSALS = (
         _copy_is_trained,
         "the optimizer has the weights of a copy of the method's model, which never learns: make the method and the "
         "optimizer with the same model (a deepcopy has other weights)",
-    ),
-    Refusal(
-        "`method.loss(batch)` without `backward()`",
-        _loss_dropped,
-        "the weights of the method's model did not change in 64 calls: backpropagate method.loss(batch), call "
-        "optimizer.step(), and give the optimizer the parameters of the very model that the method was made with",
-        warns=True,
     ),
     Refusal(
         "a BatchNorm layer put into the model after the method was made",

@@ -17,7 +17,7 @@ from conadv.catalog import METHODS
 from conadv.core import step as core_step
 from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
-from conadv.core.validate import Checks, Updates
+from conadv.core.validate import Checks
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.ranks.reading import Reading
 from conadv.ranks.team_method import TeamMethod
@@ -69,7 +69,6 @@ def _without_first_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("look_at_images", "look_at_loss"):
         monkeypatch.setattr(Checks, name, lambda *_: None)
     monkeypatch.setattr(core_step, "no_mixed_statistics", nullcontext)
-    monkeypatch.setattr(Updates, "_fingerprint", lambda _: None)
 
 
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)

@@ -8,7 +8,6 @@ first updates the optimizer has the weights of this model, and of all of its bra
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,11 +32,11 @@ from .branches import split_layers
 from .pgd import PGD
 from .splitbn import SHARED, plain_layers
 
-# Chunks are compared in the first steps, then in steps 16, 32, 64 and so on: labels that a loss ignores may come
+# Chunks are compared in the first calls, then in calls 16, 32, 64 and so on: labels that a loss ignores may come
 # late, and each comparison waits for the device.
-_COMPARED_STEPS = 8
-# Calls after which weights that never changed are not those of an optimizer, nor of gradient accumulation.
-_IDLE = 64
+_COMPARED_CALLS = 8
+# Calls in which an optimizer should have taken its first step, also with gradient accumulation.
+_WATCHED_CALLS = 64
 
 
 def check_arguments(model: Any, loss: Any, chunk_size: int | None, twin_branch: str | None) -> None:
@@ -126,13 +125,13 @@ class Checks:
             )
         if self._calls == 0 and self._branches:
             check_branches(self._model, self._branches)  # layers may have been replaced since the method was created
-        if self._updates is not None and not self._updates.check(self._calls, delayed, warn=self.alone):
+        if self._updates is not None and not self._updates.check(self._calls, delayed):
             _forget(self._updates)
             self._updates = None
         if self.alone and self._calls in COMPARED:
             self.alone = check_ranks(self._model, self._calls, settings, self._chunk_size)
         self._calls += 1
-        self._mean.begin_step()
+        self._mean.begin()
 
     def look_at_images(self, attack: Attack, images: Tensor) -> None:
         """Check that the first images are in the range of the attack."""
@@ -147,10 +146,7 @@ class Checks:
         if self._seen_labels and labels.device.type != "cpu":  # looking again would wait for the device
             return
         self._seen_labels = True
-        ignored = labels < 0
-        if getattr(self._loss, "ignore_index", -1) >= 0:
-            ignored |= labels == self._loss.ignore_index  # type: ignore[attr-defined]
-        if bool(ignored.any()):
+        if bool(((labels < 0) | (labels == getattr(self._loss, "ignore_index", -1))).any()):
             raise ValueError(
                 "labels that the loss ignores (below 0, or ignore_index) with chunks: each chunk would be averaged "
                 "over another number of images; pass chunk_size=None, or drop these images"
@@ -203,10 +199,6 @@ class Updates:
     """Check, at the first updates, that an optimizer has the weights of this model and of all of its branches.
 
     A hook notes whose parameters each `optimizer.step()` updates, until the first one that is right.
-
-    Args:
-        model: the network.
-        has_adv: the method trains the adv branch.
     """
 
     def __init__(self, model: nn.Module, has_adv: bool) -> None:
@@ -214,28 +206,32 @@ class Updates:
         self._updated: set[int] = set()  # ids of the parameters of all optimizers that took a step
         self._copies = 0  # steps of optimizers with parameters like those of the model, but others and no gradients
         self._uses_lbfgs = False
-        self._start: tuple[int, float] | None = None  # a fingerprint of the weights at the first call
+        self._start = 0  # PyTorch's counters of changes to the weights, at the first call
         _watch(self)
 
-    def check(self, calls: int, delayed: bool, warn: bool) -> bool:
+    def check(self, calls: int, delayed: bool) -> bool:
         """Check what happened before call number `calls`; return whether there is more to look at."""
         if delayed and self._uses_lbfgs:
             raise ValueError(
                 "LBFGS evaluates its closure several times per step, and each would count as a step of this method: "
                 "use ConAdv(delay=0), or another optimizer"
             )
-        if calls == 0:
-            self._start = self._fingerprint()
         self._check_cleared()
-        own = [id(weight) for weight in self._model.parameters() if weight.requires_grad]
-        if self._updated.intersection(own) and self._has_changed():
+        own = [weight for weight in self._model.parameters() if weight.requires_grad]
+        changes = sum(weight._version for weight in own)
+        if calls == 0:
+            self._start = changes
+        if self._updated.intersection(map(id, own)):
             missing = self._has_adv and self._lacks_adv()
             if missing and calls > 1:
                 raise ValueError("the adv branch is never updated: make the optimizer after split_batchnorm")
             return missing
-        if calls == _IDLE or self._copies > 1:
-            self._check_idle(warn)
-        return calls < _IDLE
+        if self._copies > 1 and changes == self._start:
+            raise ValueError(
+                "the optimizer has the weights of a copy of the method's model, which never learns: make the method "
+                "and the optimizer with the same model (a deepcopy has other weights)"
+            )
+        return calls < _WATCHED_CALLS
 
     def note(self, optimizer: Optimizer) -> None:
         """Note whose parameters an optimizer is about to update."""
@@ -261,93 +257,51 @@ class Updates:
             weights = {name: next(owner.parameters(recurse=False), None) for name, owner in layer.owners().items()}
             main = weights["main"]
             if main is not None and main.requires_grad and main.grad is None:
-                kept = [name for name, weight in weights.items() if weight is not None and weight.grad is not None]
-                if kept:
-                    raise ValueError(
-                        f"the {kept[0]} branch kept the gradients of the last step: "
-                        "make the optimizer after split_batchnorm, and clear all gradients"
-                    )
-
-    def _check_idle(self, warn: bool) -> None:
-        """Refuse, or warn of, weights that are those of the first call."""
-        if self._start is None or self._start != self._fingerprint():
-            return
-        if self._copies:
-            raise ValueError(
-                "the optimizer has the weights of a copy of the method's model, which never learns: make the method "
-                "and the optimizer with the same model (a deepcopy has other weights)"
-            )
-        if warn:
-            warnings.warn(
-                f"the weights of the method's model did not change in {_IDLE} calls: backpropagate "
-                "method.loss(batch), call optimizer.step(), and give the optimizer the parameters of the very model "
-                "that the method was made with",
-                stacklevel=7,
-            )
-
-    def _has_changed(self) -> bool:
-        """Whether a weight was changed since the first call, by PyTorch's counters: nothing waits for the device."""
-        versions = sum(weight._version for weight in self._model.parameters() if weight.requires_grad)
-        return self._start is None or self._start[0] != versions
-
-    def _fingerprint(self) -> tuple[int, float] | None:
-        """PyTorch's counters of changes, and a sum, since an optimizer that writes to `.data` does not move them."""
-        weights = [weight for weight in self._model.parameters() if weight.requires_grad]
-        if not weights or type(weights[-1].data) is not Tensor:  # a shard
-            return None
-        return sum(weight._version for weight in weights), float(weights[-1].detach().double().sum())
+                for name, weight in weights.items():
+                    if weight is not None and weight.grad is not None:
+                        raise ValueError(
+                            f"the {name} branch kept the gradients of the last step: "
+                            "make the optimizer after split_batchnorm, and clear all gradients"
+                        )
 
 
 class MeanLoss:
-    """Compare the loss of images with that of the same images given twice, and of two chunks with both together.
+    """Compare the loss of two chunks together with the mean of their losses, and that of images given twice.
 
     Outputs and labels may be tensors, or structures and objects that hold tensors; what cannot be joined is not
     checked.
-
-    Args:
-        loss: from outputs and labels to the mean loss.
-        chunked: batches are cut into chunks.
     """
 
     def __init__(self, loss: Loss, chunked: bool) -> None:
-        self._loss = loss
-        self._seen_twice = False
-        self._chunked = chunked
-        self._compares = False
-        self.is_due = True  # whether the loss of this step is looked at
-        self._first: tuple[Tensor, Any, Any] | None = None  # of the first chunk of a step
-        self._steps = 0
+        self._loss, self._chunked = loss, chunked
+        self._calls = 0
+        self._first: tuple[Tensor, Any, Any] | None = None  # of the first chunk of a call
+        self.is_due = True  # whether the loss of this call is looked at
 
-    def begin_step(self) -> None:
-        """Forget the chunks of the last step."""
-        self._steps += 1
-        self._compares = self._chunked and (self._steps <= _COMPARED_STEPS or self._steps & (self._steps - 1) == 0)
-        self.is_due = self._compares or not self._seen_twice
+    def begin(self) -> None:
+        """Begin a call of the method."""
+        self._calls += 1
+        compares = self._calls <= _COMPARED_CALLS or self._calls & (self._calls - 1) == 0
+        self.is_due = self._calls == 1 or (self._chunked and compares)
         self._first = None
 
     @torch.no_grad()
     def look(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
         """Check the loss of `count` images."""
-        if not self._seen_twice:
-            twice = self._together(outputs, outputs, labels, labels, count)
+        if self._first is None:
+            self._first = loss.detach(), tree_map_only(Tensor, Tensor.detach, outputs), labels
+            twice = self._together(outputs, outputs, labels, labels, count) if self._calls == 1 else None
             if twice is not None and not close(twice, loss, outputs):
                 raise ValueError(
                     f"the loss of images given twice is {float(twice):.4g}, not {float(loss):.4g} as once: "
                     'a method needs the mean over the images, reduction="mean"'
                 )
-            self._seen_twice = True
-        if self._compares:
-            self._compare_chunks(loss.detach(), outputs, labels, count)
-
-    def _compare_chunks(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
-        if self._first is None:
-            self._first = loss, _detached(outputs), labels
             return
         first, first_outputs, first_labels = self._first
-        if _same(first_labels, labels):  # the twins of this chunk, which would hide class weights
+        if not self._chunked or _same(first_labels, labels):  # the twins of this chunk, which would hide class weights
             return
         both = self._together(first_outputs, outputs, first_labels, labels, count)
-        if both is not None and not close(both, (first + loss) / 2, outputs):
+        if both is not None and not close(both, (first + loss.detach()) / 2, outputs):
             raise ValueError(
                 "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): "
                 "pass chunk_size=None"
@@ -379,10 +333,6 @@ def _joined_leaf(one: Any, other: Any, count: int) -> Any:
     return both
 
 
-def _detached(values: Any) -> Any:
-    return tree_map_only(Tensor, Tensor.detach, values)
-
-
 def _same(one: Any, other: Any) -> bool:
     """Whether two structures have equal tensors."""
     pairs = zip(tree_leaves(one), tree_leaves(other), strict=False)
@@ -405,20 +355,18 @@ def no_mixed_statistics(model: nn.Module) -> Iterator[None]:
     Constant buffers (masks, position tables, frozen statistics), counters and the vectors of spectral norm, which
     follow from the weights alone, are not statistics of images.
     """
-    watched = [(name, module) for name, module in model.named_modules() if not _is_exempt(module)]
-    before = [{key: buffer.clone() for key, buffer in _buffers(module)} for _, module in watched]
-    yield
     owners = {owner for layer in split_layers(model) for owner in layer.owners().values()}
-    for (name, module), buffers in zip(watched, before, strict=True):
-        for key, buffer in _buffers(module):
-            pending = module in owners and key == "pending"
-            if not pending and key in buffers and _differs(buffer, buffers[key]):
-                raise ValueError(_message(name, module, key, module in owners))
-
-
-def _differs(new: Tensor, old: Tensor) -> bool:
-    """Whether a buffer changed. One of another shape is a table that was built again, not a moving average."""
-    return new.shape == old.shape and not torch.allclose(new, old, rtol=0, atol=0, equal_nan=True)
+    before = []
+    for name, module in model.named_modules():
+        for key, buffer in () if _is_exempt(module) else module._buffers.items():
+            if buffer is not None and buffer.is_floating_point() and not (module in owners and key == "pending"):
+                before.append((name, module, key, buffer.clone()))
+    yield
+    for name, module, key, old in before:
+        new = module._buffers.get(key)
+        # One of another shape is a table that was built again, not a moving average.
+        if new is not None and new.shape == old.shape and not torch.allclose(new, old, rtol=0, atol=0, equal_nan=True):
+            raise ValueError(_message(name, module, key, module in owners))
 
 
 def _message(name: str, module: nn.Module, key: str, is_split: bool) -> str:
@@ -439,9 +387,3 @@ def _is_exempt(module: nn.Module) -> bool:
     hooks = module._forward_pre_hooks.values()
     spectral = isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks)
     return spectral or SHARED in vars(module)
-
-
-def _buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for key, buffer in module._buffers.items():
-        if buffer is not None and buffer.is_floating_point():
-            yield key, buffer
