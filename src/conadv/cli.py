@@ -160,31 +160,26 @@ def evaluate(
 
 def export(
     run: Run,
-    out: Annotated[
-        Path, Parameter(help="The file to write, NAME.safetensors, or NAME.pt2 with --format torch-export.")
-    ],
+    out: Annotated[Path, Parameter(help="The file to write: NAME.safetensors, NAME.pt2 (torch-export) or NAME.onnx.")],
     /,
     *,
     raw: Annotated[bool, option("Export the weights themselves, not their moving average.")] = False,
     format: Annotated[
-        Literal["safetensors", "torch-export"],
-        option("Weights for the original model, or the network with its weights, traced by torch.export.", "NAME"),
+        Literal["safetensors", "torch-export", "onnx"],
+        option("Weights for the original model, or the network with its weights, by PyTorch's exporters.", "NAME"),
     ] = "safetensors",
     model: Annotated[
-        str | None, option("With torch-export: the model, if it is your own package.module:callable.")
+        str | None, option("With torch-export and onnx: the model, if it is your own package.module:callable.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Export the weights of a run for the original model; their moving average if the run keeps one."""
-    suffix = {"safetensors": ".safetensors", "torch-export": ".pt2"}[format]
+    suffix = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}[format]
     if out.suffix != suffix:
         raise ValueError(f"--format {format} does not write {str(out)!r}: choose a name that ends in {suffix}")
     from conadv.trainer import trained
 
-    if format == "torch-export":
-        report_result(lambda: trained.export_program(run, out, raw, model), json)
-    else:
-        report_result(lambda: trained.export(run, out, raw), json)
+    report_result(lambda: trained.export(run, out, raw, format, model), json)
 
 
 def predict(

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from conadv import cli, split_batchnorm
-from conadv.trainer.best import FILE, METRIC, BestWeights, read_about
+from conadv.trainer.best import FILE, METRICS, BestWeights, read_best
 from conadv.trainer.build_task import build_task
 from conadv.trainer.ema import Ema
 from support import tiny
 from support.settings import small_cnn
 
 CPU = torch.device("cpu")
+METRIC = METRICS[0]
 
 
 def weight_of(folder: Path) -> float:
@@ -39,7 +40,7 @@ def test_it_keeps_the_weights_of_the_best_evaluation_and_warns_once_of_a_collaps
         best.log(10 * number + 1, {"loss": 1.0})
         assert len(said) == (number >= 4), "below half of the best"
     assert weight_of(tmp_path) == 1
-    assert read_about(tmp_path / FILE) == {"step": 10, METRIC: 40.0}
+    assert read_best(tmp_path / FILE)[0] == {"step": 10, METRIC: 40.0}
     assert "fell from 40.0 % (step 10) to 19.0 %" in said[0]
     small_cnn().load_state_dict(safetensors.torch.load_file(tmp_path / FILE))  # of the plain model
 
@@ -105,9 +106,24 @@ def test_a_robust_run_has_its_metrics_and_its_best_weights_can_be_evaluated(
     assert {name: again[name] for name in names} == {name: summary[name] for name in names}
 
 
-def test_without_held_out_images_there_are_no_best_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_held_out_images_test_accuracy_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    words = "train digits --quiet --epochs 3 --eval-every 1 --data.train-size 200 --batch-size 100"
+    assert cli.main([*words.split(), "--run", run]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    watched = [line["test_top1"] for line in lines if "test_top1" in line]
+    assert len(watched) == 2
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    capsys.readouterr()
+    assert cli.main(["eval", run, "--best", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["test_top1"] == max(*watched, summary["test_top1"])
+
+
+def test_a_run_that_is_only_evaluated_at_its_end_has_no_best_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = str(tmp_path / "run")
     assert cli.main(f"train digits --quiet --epochs 1 --run {run}".split()) == 0
     assert not (tmp_path / "run" / FILE).exists()
     assert cli.main(["eval", run, "--best"]) == 2
-    assert "--data.held-out" in capsys.readouterr().err
+    assert "--eval-every" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import safetensors
 import safetensors.torch
@@ -14,6 +15,7 @@ from PIL import Image
 
 from conadv import cli
 from conadv.task.data.embedded import digits
+from conadv.trainer import predict
 from conadv.trainer.training import train
 from support import tiny
 
@@ -139,13 +141,35 @@ def test_an_exported_program_needs_no_library_and_takes_any_number_of_images(run
     assert json.loads(extra["network.json"])["classes"][3] == "3"
 
 
+def test_an_exported_onnx_model_gives_the_same_numbers_in_another_runtime(run, tmp_path, capfd):
+    out = tmp_path / "model.onnx"
+    assert cli.main(["export", str(run), str(out), "--format", "onnx", *MODEL]) == 0
+    assert capfd.readouterr().err == ""
+    session = onnxruntime.InferenceSession(out.read_bytes())
+    model = tiny.net(10, 1).eval()
+    model.load_state_dict(safetensors.torch.load_file(run.parent / "model.safetensors"))
+    for count in (1, 2, 7):
+        images = torch.rand(count, 1, 8, 8)
+        (logits,) = session.run(["logits"], {"images": images.numpy()})
+        torch.testing.assert_close(torch.from_numpy(logits), model(images), rtol=0, atol=1e-6)
+    assert json.loads(session.get_modelmeta().custom_metadata_map["network"])["classes"][3] == "3"
+
+
+def test_onnx_without_its_packages_is_one_line_that_names_the_extra(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(predict, "find_spec", lambda name: None)
+    assert cli.main(["export", str(run), str(tmp_path / "model.onnx"), "--format", "onnx", *MODEL]) == 2
+    assert capsys.readouterr().err.endswith("onnxscript: pip install 'conadv[onnx]'\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         ("run model.pt2", "--format safetensors does not write 'model.pt2': choose a name that ends in .safetensors"),
         ("run a.safetensors --format torch-export", "choose a name that ends in .pt2"),
         ("run a.pt2 --format torch-export", "names code to import"),
-        ("run a.pt2 --format onnx", "--format"),
+        ("run a.pt2 --format onnx", "choose a name that ends in .onnx"),
+        ("run a.pt2 --format tflite", "--format"),
         ("run nowhere/a.pt2 --format torch-export --model support.tiny:net", "cannot write nowhere/a.pt2"),
     ],
 )

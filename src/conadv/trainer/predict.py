@@ -1,11 +1,15 @@
-"""Predict the classes of image files with a trained network, or export it as a program."""
+"""A trained network on its own, rebuilt from a run or an export: predict the classes of image files, or export it."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -64,6 +68,12 @@ class Network:
             logits: Tensor = self.model(pixels)
             return logits.softmax(dim=1).cpu()
 
+    def likeliest(self, probabilities: Tensor, top: int) -> list[dict[str, Any]]:
+        """Return the `top` classes with the largest probabilities."""
+        values, numbers = probabilities.topk(min(top, len(self.classes)))
+        pairs = zip(numbers.tolist(), values.tolist(), strict=True)
+        return [{"class": self.classes[number], "probability": value} for number, value in pairs]
+
 
 def read_export(path: Path) -> tuple[Any, dict[str, Tensor]]:
     """Read the facts about the network (None: there are none) and the weights from an export."""
@@ -113,54 +123,62 @@ def rebuild(source: Path, facts: Any, tensors: dict[str, Tensor], model: str | N
     return Network(built, classes, (channels, height, side), float(zoom))
 
 
-def as_program(network: Network, facts: Any) -> bytes:
-    """Trace the network with torch.export, for any number of images, and return the bytes of a .pt2 file.
-
-    Args:
-        network: The network.
-        facts: What `network_facts` of the run returned; the file has it as `network.json`.
-    """
-    like = next(network.model.parameters())
-    images = torch.zeros(2, *network.shape, dtype=like.dtype, device=like.device)
-    try:
-        with evaluating(network.model), torch.no_grad():
-            count = torch.export.Dim("images")
-            program = torch.export.export(network.model, (images,), dynamic_shapes=({0: count},))
-    except Exception as error:  # the model may be the user's, and the tracer fails in many ways
-        raise ValueError(f"torch.export cannot trace the model: {first_line(error)}") from error
-    file = BytesIO()
-    torch.export.save(program, file, extra_files={f"{NETWORK}.json": json.dumps(facts)})
-    return file.getvalue()
-
-
-def find_images(paths: Sequence[Path]) -> list[Path]:
-    """List the image files at some paths; those of a folder and its subfolders are sorted by name."""
+def predict_files(network: Network, paths: Sequence[Path], top: int) -> Predictions:
+    """Return the `top` most likely classes of image files, and of those in folders and their subfolders."""
     found = [image for path in paths for image in (_images_below(path) if path.is_dir() else [path])]
     if not found:
         where = ", ".join(map(str, paths))
         raise ValueError(f"no images in {where}: name image files, or folders of them" if where else "no images given")
-    return found
-
-
-def predict_files(network: Network, paths: Sequence[Path], top: int) -> Predictions:
-    """Return the `top` most likely classes of each image file."""
-    return {str(path): _likeliest(network, row, top) for path, row in _rows(network, paths)}
-
-
-def _rows(network: Network, paths: Sequence[Path]) -> Iterator[tuple[Path, Tensor]]:
-    for start in range(0, len(paths), _BATCH):
-        part = paths[start : start + _BATCH]
-        yield from zip(part, network.probabilities(np.stack([network.read(path) for path in part])), strict=True)
-
-
-def _likeliest(network: Network, probabilities: Tensor, top: int) -> list[dict[str, Any]]:
-    values, numbers = probabilities.topk(min(top, len(network.classes)))
-    return [
-        {"class": network.classes[number], "probability": value}
-        for number, value in zip(numbers.tolist(), values.tolist(), strict=True)
-    ]
+    predictions: Predictions = {}
+    for start in range(0, len(found), _BATCH):
+        part = found[start : start + _BATCH]
+        rows = network.probabilities(np.stack([network.read(path) for path in part]))
+        predictions |= {str(path): network.likeliest(row, top) for path, row in zip(part, rows, strict=True)}
+    return predictions
 
 
 def _images_below(folder: Path) -> list[Path]:
     files = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
     return sorted(file for file in files if file.suffix[1:].lower() in EXTENSIONS and not file.name.startswith("."))
+
+
+def as_program(network: Network, facts: Any, onnx: bool) -> bytes:
+    """Trace the network with torch.export, for any number of images, and return the bytes of a .pt2 or .onnx file.
+
+    Args:
+        network: The network; its images are in [0, 1].
+        facts: What `network_facts` of the run returned; a .pt2 file has it as `network.json`, ONNX in its metadata.
+        onnx: Write ONNX, in float32: runtimes have few kernels for float64.
+    """
+    if onnx and not (find_spec("onnx") and find_spec("onnxscript")):
+        raise ValueError("--format onnx needs the packages onnx and onnxscript: pip install 'conadv[onnx]'")
+    model = network.model.float() if onnx else network.model
+    like = next(model.parameters())
+    images = torch.zeros(2, *network.shape, dtype=like.dtype, device=like.device)
+    try:
+        with evaluating(model), torch.no_grad(), _quietly():
+            program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("images")},))
+            if onnx:
+                made = torch.onnx.export(program, dynamo=True, input_names=["images"], output_names=["logits"])
+    except Exception as error:  # the model may be the user's, and the tracer fails in many ways
+        raise ValueError(f"torch.export cannot trace the model: {first_line(error)}") from error
+    if onnx:
+        assert made is not None
+        made.model.metadata_props[NETWORK] = json.dumps(facts)
+        data: bytes = made.model_proto.SerializeToString()
+        return data
+    file = BytesIO()
+    torch.export.save(program, file, extra_files={f"{NETWORK}.json": json.dumps(facts)})
+    return file.getvalue()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Hide the notes and warnings of PyTorch's exporters, which are about their own code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)

@@ -19,7 +19,7 @@ from conadv.ranks.collectives import World, own_device
 
 from .adversary import RobustTest
 from .best import FILE as BEST
-from .best import read_about, read_weights
+from .best import read_best
 from .build import build_optimizer
 from .build_task import Task, build_task, resolved
 from .checkpoint import Checkpoint, newest_whole
@@ -27,7 +27,7 @@ from .ema import Ema
 from .evaluation import evaluate_task
 from .folder import resume_command
 from .kernels import kernels
-from .predict import NETWORK, Predictions, as_program, find_images, predict_files, read_export, rebuild
+from .predict import NETWORK, Predictions, as_program, predict_files, read_export, rebuild
 from .progress import tell
 from .resume import Expected, find_checkpoint
 from .state import average_weights, fill_state, load_model
@@ -43,45 +43,43 @@ def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool
         recipe: The recipe of the run.
         folder: The folder of the run.
         robust: How to measure robust accuracy; None: not at all.
-        best: Evaluate the weights with the best robust accuracy on held-out images, not the newest checkpoint.
+        best: Evaluate the weights of the best evaluation during the run, not the newest checkpoint.
     """
     task, checkpoint, ema = _trained(recipe, folder)
     about = {key: checkpoint.about["position"][key] for key in _POSITION if key in checkpoint.about["position"]}
     if best:
-        task.model.load_state_dict(read_weights(folder / BEST))
+        of_best, weights = read_best(folder / BEST)
+        task.model.load_state_dict(weights)
         ema = Ema(task.model, 0)  # the file has the average already
-        about["best_step"] = read_about(folder / BEST)["step"]
+        about["best_step"] = of_best["step"]
     with kernels(task.device, recipe.deterministic, recipe.tf32):
         metrics = evaluate_task(task, World(0, 1, task.device), ema, robust)
     return {**facts(resolved(recipe, task.data)), **about, **metrics}
 
 
-def export(folder: Path, out: Path, raw: bool = False) -> dict[str, Any]:
-    """Write the weights of the newest checkpoint for the ordinary model, without adversarial branches.
+def export(
+    folder: Path, out: Path, raw: bool = False, form: str = "safetensors", model: str | None = None
+) -> dict[str, Any]:
+    """Export the newest checkpoint of a run for the ordinary model, without adversarial branches.
 
     Args:
         folder: The folder of the run.
-        out: The safetensors file to write.
-        raw: Write the weights themselves, even if the run has a moving average of them.
-    """
-    checkpoint, kind, tensors = _plain_weights(folder, raw)
-    network = checkpoint.about.get("network")
-    _write_export(out, safetensors.torch.save(tensors, {NETWORK: json.dumps(network)} if network else None))
-    return {"file": str(out), "weights": kind, "tensors": len(tensors), "step": checkpoint.about["step"]}
-
-
-def export_program(folder: Path, out: Path, raw: bool = False, model: str | None = None) -> dict[str, Any]:
-    """Write the network of the newest checkpoint with its weights, as torch.export saves it.
-
-    Args:
-        folder: The folder of the run.
-        out: The .pt2 file to write.
-        raw: Write the weights themselves, even if the run has a moving average of them.
+        out: The file to write.
+        raw: Export the weights themselves, even if the run has a moving average of them.
+        form: Weights as "safetensors", or the network with its weights as "torch-export" or "onnx".
         model: The model, if it is a callable: code is never imported because a file names it.
     """
     checkpoint, kind, tensors = _plain_weights(folder, raw)
     facts = checkpoint.about.get("network")
-    _write_export(out, as_program(rebuild(folder, facts, tensors, model, torch.device("cpu")), facts))
+    if form == "safetensors":
+        data = safetensors.torch.save(tensors, {NETWORK: json.dumps(facts)})
+    else:
+        network = rebuild(folder, facts, tensors, model, torch.device("cpu"))
+        data = as_program(network, facts, onnx=form == "onnx")
+    try:
+        replace_file(out, data)
+    except OSError as error:
+        raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
     return {"file": str(out), "weights": kind, "tensors": len(tensors), "step": checkpoint.about["step"]}
 
 
@@ -102,8 +100,7 @@ def predict(source: Path, images: Sequence[Path], top: int, model: str | None = 
         facts = checkpoint.about.get("network")
     else:
         facts, tensors = read_export(source)
-    network = rebuild(source, facts, tensors, model, own_device())
-    return predict_files(network, find_images(images), top)
+    return predict_files(rebuild(source, facts, tensors, model, own_device()), images, top)
 
 
 def expected(recipe: Recipe, task: Task) -> Expected:
@@ -145,13 +142,6 @@ def _plain_weights(folder: Path, raw: bool = False) -> tuple[Checkpoint, str, di
     source = "model" if raw or not average_weights(checkpoint.tensors) else "ema"
     tensors = {name: checkpoint.tensors[f"{source}.{name}"] for name in checkpoint.about["plain"]}
     return checkpoint, "moving average" if source == "ema" else "raw", tensors
-
-
-def _write_export(out: Path, data: bytes) -> None:
-    try:
-        replace_file(out, data)
-    except OSError as error:
-        raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
 
 
 def _check_plain(checkpoint: Checkpoint) -> None:

@@ -191,7 +191,7 @@ def _optional_sinks(recipe: Recipe, job: Job, folder: Path, progress: Progress, 
     if not job.world.is_main:
         return Sinks()
     made = [SINKS[name].make(folder, progress.step, flatten(recipe)) for name in dict.fromkeys(recipe.log or ())]
-    best = [BestWeights(folder, job.task.model, job.ema, tell)] if job.task.held_out is not None else []
+    best = [BestWeights(folder, job.task.model, job.ema, tell)] if recipe.eval_every else []
     return Sinks([*made, *best, *([callbacks] if callbacks else [])])
 
 
