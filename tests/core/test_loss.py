@@ -282,14 +282,6 @@ def test_a_method_follows_its_model(setting: Setting) -> None:
         assert torch.equal(late.state_dict()[name], value), name
 
 
-def test_a_last_batch_that_the_chunks_do_not_divide_is_refused_before_the_first_epoch() -> None:
-    data = torch.utils.data.TensorDataset(torch.rand(22, 2, 6, 6).double(), torch.zeros(22, dtype=torch.long))
-    method = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK, chunk_size=4)
-    with pytest.raises(ValueError, match=r"last batch of each epoch: a batch of 6 images .*drop_last=True"):
-        method.feed(torch.utils.data.DataLoader(data, batch_size=8))
-    assert len(method.feed(torch.utils.data.DataLoader(data, batch_size=8, drop_last=True))) == 2
-
-
 def test_lbfgs_is_refused_where_a_call_counts_as_a_step() -> None:
     batch = small_batches(1)[0]
     for method_class, options in ((Recycled, {}), (ConAdv, {"delay": 1})):

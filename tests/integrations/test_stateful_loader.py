@@ -23,7 +23,7 @@ class Training:
         self.model = prepared(name)
         self.optimizer = sgd(self.model)
         self.method = make(name, self.model, ATTACK, seed=3)
-        self.feed = self.method.feed(torchdata.StatefulDataLoader(loader(BATCHES).dataset, batch_size=8))
+        self.loader = torchdata.StatefulDataLoader(loader(BATCHES).dataset, batch_size=8)
         self.epoch = 0
 
     @property
@@ -45,9 +45,9 @@ class Training:
     def run(self, stop: int | None = None) -> io.BytesIO | None:
         for epoch in range(self.epoch, EPOCHS):
             self.epoch = epoch
-            for now, ahead in self.feed:
+            for batch in self.loader:
                 self.optimizer.zero_grad()
-                self.method.loss(now, ahead).backward()
+                self.method.loss(batch).backward()
                 self.optimizer.step()
                 if self.method.step == stop:
                     return self.save()

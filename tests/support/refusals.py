@@ -101,6 +101,10 @@ def _smaller_last_batch() -> None:
         _step(method, (images[:4], labels[:4]))
 
 
+def _unequal_batches() -> DataLoader[Any]:
+    return DataLoader(loader(2).dataset, batch_size=12)
+
+
 def _normalized() -> None:
     attack = PGD(4 / 255, mean=(0.5, 0.5), std=(0.2, 0.2))
     images = torch.linspace(0, 1, 8 * 72, dtype=torch.float64).view(8, 2, 6, 6)
@@ -390,9 +394,9 @@ REFUSALS = (
     ),
     Refusal(
         "a last batch that the chunks do not divide",
-        lambda: _conadv(chunk_size=3).feed(DataLoader(loader(2).dataset, batch_size=12)),
-        "the last batch of each epoch: a batch of 4 images is not a whole number of chunks of 3: choose a chunk size "
-        "that divides it, and drop the last, smaller batch of an epoch (drop_last=True)",
+        lambda: [_step(method, batch) for method in [_conadv(chunk_size=3)] for batch in _unequal_batches()],
+        "a batch of 4 images is not a whole number of chunks of 3: choose a chunk size that divides it, and drop the "
+        "last, smaller batch of an epoch (drop_last=True)",
     ),
     Refusal(
         "`method(images, labels)`",

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
-from torch.utils.data import DataLoader
 
 # Tensors as a data layer makes them: images and labels, and an augmented view if there is one.
 Chunk = tuple[Tensor, ...]
@@ -129,16 +128,11 @@ def count_chunks(batch: Batch | Chunked, chunk_size: int | None) -> int:
     if chunk_size is None:
         return 1
     if size % chunk_size:
-        raise ValueError(not_divided(size, chunk_size))
+        raise ValueError(
+            f"a batch of {size} images is not a whole number of chunks of {chunk_size}: "
+            "choose a chunk size that divides it, and drop the last, smaller batch of an epoch (drop_last=True)"
+        )
     return size // chunk_size
-
-
-def not_divided(size: int, chunk_size: int) -> str:
-    """The error message for a batch that is not a whole number of chunks."""
-    return (
-        f"a batch of {size} images is not a whole number of chunks of {chunk_size}: "
-        "choose a chunk size that divides it, and drop the last, smaller batch of an epoch (drop_last=True)"
-    )
 
 
 def cut(batch: Batch | Chunked, chunk_size: int | None) -> Iterator[Any]:
@@ -181,119 +175,35 @@ def _counted(batch: Chunked) -> Iterator[Any]:
 class Feed:
     """A loader that yields (now, ahead): a batch, and the one that comes `reads_ahead` steps later, or None.
 
-    It behaves like the loader: sized, iterated again in each epoch, with a state.
+    To resume in the middle of an epoch, leave out the batches that were learnt from: the position of a loader that can
+    save it is that of the batches that were read.
 
     Args:
         loader: any iterable of batches; one that can be iterated again serves several epochs.
-        chunk_size: images per chunk, to refuse a last batch that it does not divide before training starts.
         reads_ahead: how many batches are read before they are learnt from.
         begin: called at the start of an epoch.
     """
 
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        chunk_size: int | None = None,
-        reads_ahead: int = 0,
-        begin: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._loader = loader
-        self.reads_ahead = reads_ahead
-        self._begin = begin
-        self._window: deque[Any] = deque()  # batches that were read and not yielded yet
-        self._resumed = False
-        self._ended = False  # the loader has no more batches in this epoch, but some of the window are left
-        _check_last_batch(loader, chunk_size)
+    def __init__(self, loader: Iterable[Any], reads_ahead: int = 0, begin: Callable[[], None] = lambda: None) -> None:
+        self._loader, self.reads_ahead, self._begin = loader, reads_ahead, begin
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # a TypeError, as for any iterable without a length
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        if not self._resumed:
-            self._window.clear()
-            self._ended = False
-            self._begin()
-        is_empty = isinstance(self._loader, Iterator) and not self._resumed
-        self._resumed = False
-        end = _End(self._loader)
-        for batch in () if self._ended else self._loader:
+        self._begin()
+        window: deque[Any] = deque()  # batches that were read and not yielded yet
+        is_empty = isinstance(self._loader, Iterator)
+        for batch in self._loader:
             is_empty = False
-            self._window.append(batch)
-            if len(self._window) > self.reads_ahead:
-                end.tell(last=end.reached and self.reads_ahead == 0)
-                yield self._window.popleft(), batch if self.reads_ahead else None
-            if end.reached:  # its last batch: what is left is yielded before the loader stops
-                yield from self._rest(end)
-        self._ended = True
-        yield from self._rest(end)
-        self._ended = False
+            window.append(batch)
+            if len(window) > self.reads_ahead:
+                yield window.popleft(), batch if self.reads_ahead else None
+        while window:
+            yield window.popleft(), None
         if is_empty:
             warnings.warn(
                 "the loader has no batch: an iterator (a generator, say) can be read only once; pass a DataLoader or a "
                 "list, for every epoch",
                 stacklevel=2,
             )
-
-    def _rest(self, end: _End) -> Iterator[tuple[Any, Any]]:
-        while self._window:
-            end.tell(last=len(self._window) == 1)
-            yield self._window.popleft(), None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position of the loader, if it has a state, and the batches that were pulled ahead."""
-        inner = _stateful(self._loader)
-        position = None if inner is None else inner.state_dict()
-        return {"loader": position, "window": list(self._window), "ended": self._ended}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; the next iteration continues there."""
-        inner = _stateful(self._loader)
-        if inner is not None and state["loader"] is not None:
-            inner.load_state_dict(state["loader"])
-        self._window = deque(state["window"])
-        self._ended = state["ended"]
-        self._resumed = True
-
-
-class _End:
-    """The end-of-epoch flag of Accelerate's loaders, which decides when gradients are synchronized.
-
-    The flag is raised with the loader's last batch, which here is learnt from some steps later. So it is lowered
-    again until then. Other loaders have no such flag.
-    """
-
-    _NAME = "end_of_dataloader"
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self._has_flag = isinstance(getattr(loader, self._NAME, None), bool)
-        self._reached = False
-
-    @property
-    def reached(self) -> bool:
-        if self._has_flag and getattr(self._loader, self._NAME):
-            self._reached = True
-        return self._reached
-
-    def tell(self, last: bool) -> None:
-        if self._has_flag:
-            self._reached = self.reached
-            setattr(self._loader, self._NAME, last)
-
-
-def _stateful(loader: Any) -> Any:
-    """The loader, if it can save and restore its position."""
-    methods = (getattr(loader, name, None) for name in ("state_dict", "load_state_dict"))
-    return loader if all(map(callable, methods)) else None
-
-
-def _check_last_batch(loader: Any, chunk_size: int | None) -> None:
-    """Refuse a loader whose last batch will not be a whole number of chunks, before the first epoch."""
-    if chunk_size is None or not isinstance(loader, DataLoader) or loader.drop_last or loader.batch_size is None:
-        return
-    try:
-        rest = len(loader.dataset) % loader.batch_size  # type: ignore[arg-type]
-    except TypeError:  # an iterable data set, whose length is not known
-        return
-    if rest % chunk_size:
-        raise ValueError(f"the last batch of each epoch: {not_divided(rest, chunk_size)}")

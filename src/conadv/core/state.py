@@ -15,8 +15,6 @@ from torch import Tensor
 from conadv.wrappers import gathered, rank_and_size
 
 _ABOUT = "about"
-# Settings added later, with what states from before were trained with.
-_ADDED = {"twin_branch": "adv", "shuffle_twins": 1}
 _RANKS = "ranks."
 
 State = dict[str, Tensor]
@@ -73,7 +71,7 @@ def unpack(state: Mapping[str, Any], about: Mapping[str, Any], own: bool) -> tup
         own: the tensors belong to this rank alone.
     """
     try:
-        found = {**_ADDED, **json.loads(bytes(state[_ABOUT].tolist()))}
+        found = json.loads(bytes(state[_ABOUT].tolist()))
         names = ["method"] if found["method"] != about["method"] else list(about)
         other = [name for name in names if found[name] != about[name]]
     except (KeyError, AttributeError, ValueError, TypeError):

@@ -512,7 +512,7 @@ class Method(ABC):
     def feed(self, loader: Iterable[Any]) -> Feed:
         """A loader of the pairs that the method is called with; see `Feed`."""
         reads_ahead = 0 if self.twins is None else self.twins.reads_ahead
-        return Feed(loader, self._step.chunk_size, reads_ahead, self._begin_epoch)
+        return Feed(loader, reads_ahead, self._begin_epoch)
 
     def state_dict(self, all_ranks: bool = False) -> State:
         """The state besides the weights that the next step needs, as tensors for torch.save or safetensors.

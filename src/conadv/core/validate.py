@@ -276,13 +276,14 @@ class MeanLoss:
         self._loss, self._chunked = loss, chunked
         self._calls = 0
         self._first: tuple[Tensor, Any, Any] | None = None  # of the first chunk of a call
+        self._passed = False  # the loss of images given twice was as once
         self.is_due = True  # whether the loss of this call is looked at
 
     def begin(self) -> None:
         """Begin a call of the method."""
         self._calls += 1
         compares = self._calls <= _COMPARED_CALLS or self._calls & (self._calls - 1) == 0
-        self.is_due = self._calls == 1 or (self._chunked and compares)
+        self.is_due = not self._passed or (self._chunked and compares)
         self._first = None
 
     @torch.no_grad()
@@ -290,12 +291,13 @@ class MeanLoss:
         """Check the loss of `count` images."""
         if self._first is None:
             self._first = loss.detach(), tree_map_only(Tensor, Tensor.detach, outputs), labels
-            twice = self._together(outputs, outputs, labels, labels, count) if self._calls == 1 else None
+            twice = None if self._passed else self._together(outputs, outputs, labels, labels, count)
             if twice is not None and not close(twice, loss, outputs):
                 raise ValueError(
                     f"the loss of images given twice is {float(twice):.4g}, not {float(loss):.4g} as once: "
                     'a method needs the mean over the images, reduction="mean"'
                 )
+            self._passed = True
             return
         first, first_outputs, first_labels = self._first
         if not self._chunked or _same(first_labels, labels):  # the twins of this chunk, which would hide class weights
