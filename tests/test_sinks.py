@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from conadv import cli
 from conadv.sinks import SINKS, Csv, TensorBoard, Wandb, check_sinks
 from conadv.trainer.metrics import read_metrics
+from conadv.trainer.showcase import NAME
 from conadv.trainer.training import train
 from support import tiny
 
@@ -21,10 +25,10 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """The scalars in the event files of a folder, by name, read record by record with TensorBoard's own messages."""
+def summaries(folder: Path) -> dict[str, list[tuple[int, Any]]]:
+    """The values in the event files of a folder, by name, read record by record with TensorBoard's own messages."""
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
-    found: dict[str, list[tuple[int, float]]] = {}
+    found: dict[str, list[tuple[int, Any]]] = {}
     for path in sorted(folder.glob("events.*")):
         data = path.read_bytes()
         while data:
@@ -32,8 +36,15 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
             event = event_pb2.Event.FromString(data[12 : 12 + size])
             data = data[16 + size :]
             for value in event.summary.value:
-                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+                found.setdefault(value.tag, []).append((event.step, value))
     return found
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Its scalars alone."""
+    found = summaries(folder)
+    kept = {name: own for name, own in found.items() if own[0][1].WhichOneof("value") == "simple_value"}
+    return {name: [(step, value.simple_value) for step, value in own] for name, own in kept.items()}
 
 
 def test_csv_has_the_numbers_of_metrics_jsonl_and_the_final_evaluation(tmp_path):
@@ -93,24 +104,74 @@ def test_tensorboard_leaves_out_what_cannot_be_plotted(tmp_path):
     assert scalars(tmp_path / "tensorboard") == {"lr": [(0, 0.5)]}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_has_hyper_parameters_twins_and_the_accuracy_by_branch(tmp_path, monkeypatch):
+    from PIL import Image
+
+    plugin_pb2 = pytest.importorskip("tensorboardX.proto.plugin_hparams_pb2")
+    monkeypatch.setattr("conadv.trainer.showcase._IMAGES", 10_000)  # all, as for test_top1
+    summary = train(tiny.recipe(log="tensorboard", eval_every=1, seed=7), tmp_path / "run", None, quiet=True)
+    found = summaries(tmp_path / "run" / "tensorboard")
+    ((_, start),) = found["_hparams_/session_start_info"]
+    content = plugin_pb2.HParamsPluginData.FromString(start.metadata.plugin_data.content)
+    known = content.session_start_info.hparams
+    assert (known["seed"].number_value, known["method"].string_value) == (7, "conadv")
+    steps = [step for step, _ in scalars(tmp_path / "run" / "tensorboard")["test_top1"]]
+    assert [step for step, _ in found[NAME]] == steps and len(steps) == 3
+    picture = np.asarray(Image.open(io.BytesIO(found[NAME][-1][1].image.encoded_image_string)), dtype=int)
+    images, twins, _ = np.split(picture, 3)
+    changed = np.abs(twins - images)
+    assert 0 < changed.max() <= round(255 * tiny.recipe().attack.epsilon) + 1
+    branches = scalars(tmp_path / "run" / "tensorboard")
+    assert branches["main_branch_top1"][-1] == (summary["steps"], pytest.approx(summary["test_top1"], rel=1e-6))
+    assert 0 <= branches["adv_branch_top1"][-1][1] <= 100
+
+
+class FakeWandb:
+    """A stand-in that records what it is called with: the package is not among our tests' dependencies."""
+
+    Image = staticmethod(lambda array: ("image", array.shape))
+    __spec__ = "present"
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def init(self, **options: Any) -> SimpleNamespace:
+        self.calls.append(options)
+        return SimpleNamespace(
+            log=lambda metrics, step: self.calls.append((step, metrics)), finish=lambda: self.calls.append("end")
+        )
+
+
 @pytest.mark.parametrize(("variable", "mode"), [(None, "offline"), ("online", "online")])
-def test_wandb_is_offline_unless_told(variable, mode, tmp_path, monkeypatch):
-    """Against a stand-in that records what it is called with: the package is not among our tests' dependencies."""
-    calls: list[object] = []
-    run = SimpleNamespace(log=lambda metrics, step: calls.append((step, metrics)), finish=lambda: calls.append("end"))
-
-    def init(**options):
-        calls.append(options["mode"])
-        return run
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+def test_wandb_is_offline_unless_told_and_a_resumed_run_is_the_same_one(variable, mode, tmp_path, monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     if variable:
         monkeypatch.setenv("WANDB_MODE", variable)
-    sink = Wandb(tmp_path, 0, {"seed": 1})
-    sink.log(3, {"loss": 0.5})
-    sink.close()
-    assert calls == [mode, (3, {"loss": 0.5}), "end"]
+    for start in (0, 3):
+        sink = Wandb(tmp_path, start, {"seed": 1})
+        sink.log(start, {"loss": 0.5, "other": float("nan")})
+        sink.show(start, "twins", np.zeros((6, 8, 3), np.uint8))
+        sink.close()
+    first, *logged, last = fake.calls[:4]
+    assert (first["mode"], first["config"], first["resume"]) == (mode, {"seed": 1}, "allow")
+    assert logged == [(0, {"loss": 0.5}), (0, {"twins": ("image", (6, 8, 3))})] and last == "end"
+    assert fake.calls[4] == first and len(first["id"]) > 8
+    other = tmp_path / "other"
+    other.mkdir()
+    Wandb(other, 0, {})
+    assert fake.calls[-1]["id"] != first["id"]
+
+
+def test_showing_twins_does_not_change_a_run(tmp_path, monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    runs = [train(tiny.recipe(log=log, eval_every=1), tmp_path / log, None, quiet=True) for log in ("csv", "wandb")]
+    first, second = ({name: run[name] for name in run if "second" not in name and name != "run"} for run in runs)
+    assert first == second
+    assert sum(NAME in call[1] for call in fake.calls if isinstance(call, tuple)) == 3
 
 
 @pytest.mark.parametrize("name", [name for name, sink in SINKS.items() if sink.package])

@@ -13,11 +13,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+from uuid import uuid4
 
-from conadv.atomic import replacing_path
+from conadv.atomic import replacing_path, write_atomically
 
 Metrics = Mapping[str, Any]
+Picture = Any  # an array of bytes, (height, width, 3): NumPy is not loaded here
+
+# What TensorBoard compares runs by, in its table of hyper-parameters.
+_COMPARED = ("test_top1", "train_top1", "gap", "test_loss", "robust_top1")
 
 
 class Sink(Protocol):
@@ -33,6 +38,14 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Write everything that is still buffered. Called once, at the end."""
+
+
+@runtime_checkable
+class Gallery(Sink, Protocol):
+    """A sink that also shows pictures."""
+
+    def show(self, step: int, name: str, picture: Picture) -> None:
+        """Show a picture of one step."""
 
 
 class Csv:
@@ -91,16 +104,23 @@ class TensorBoard:
     Args:
         folder: The folder of the run.
         start: The step at which the run starts or resumes; TensorBoard hides what was logged from this step on.
-        config: Unused.
+        config: The values of the recipe, by dotted key: the hyper-parameters.
     """
 
     def __init__(self, folder: Path, start: int, config: Metrics) -> None:
         writer = import_module("tensorboardX").SummaryWriter
         self._writer = writer(str(folder / "tensorboard"), purge_step=start or None)
+        plain = {key: value if isinstance(value, str | int | float) else str(value) for key, value in config.items()}
+        # Not add_hparams, which would make a further run, in a folder of its own.
+        for record in import_module("tensorboardX.summary").hparams(plain, dict.fromkeys(_COMPARED, 0.0)):
+            self._writer.file_writer.add_summary(record)
 
     def log(self, step: int, metrics: Metrics) -> None:
         for name, value in _finite(metrics).items():
             self._writer.add_scalar(name, value, step)
+
+    def show(self, step: int, name: str, picture: Picture) -> None:
+        self._writer.add_image(name, picture, step, dataformats="HWC")
 
     def close(self) -> None:
         self._writer.close()
@@ -109,19 +129,33 @@ class TensorBoard:
 class Wandb:
     """A run of Weights & Biases, offline unless WANDB_MODE says otherwise: `wandb sync RUN/wandb/offline-run-*`.
 
+    A resumed run continues the same one, whose id is in RUN/wandb-id.
+
     Args:
         folder: The folder of the run.
-        start: Unused: a resumed run is a further one in the same group.
+        start: Unused: Weights & Biases ignores steps that it has already.
         config: The values of the recipe, by dotted key.
     """
 
     def __init__(self, folder: Path, start: int, config: Metrics) -> None:
-        wandb = import_module("wandb")
-        mode = os.environ.get("WANDB_MODE", "offline")
-        self._run = wandb.init(dir=str(folder), mode=mode, name=folder.name, group=folder.name, config=dict(config))
+        self._wandb = import_module("wandb")
+        path = folder / "wandb-id"
+        if not path.is_file():
+            write_atomically(path, uuid4().hex)
+        self._run = self._wandb.init(
+            dir=str(folder),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            id=path.read_text(encoding="utf-8", errors="replace").strip(),
+            resume="allow",
+            name=folder.name,
+            config=dict(config),
+        )
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._run.log(_finite(metrics), step=step)
+
+    def show(self, step: int, name: str, picture: Picture) -> None:
+        self._run.log({name: self._wandb.Image(picture)}, step=step)
 
     def close(self) -> None:
         self._run.finish()

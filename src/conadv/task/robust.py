@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -86,9 +86,8 @@ def count_twin_hits(
     like = next(model.parameters())
     precision = nullcontext() if autocast is None else torch.autocast(like.device.type, autocast)
     hits = count = 0
-    modes, shuffle = [(module, module.training) for module in model.modules()], Shuffle(shuffled)
-    try:
-        model.train()
+    shuffle = Shuffle(shuffled)
+    with in_training(model):
         for number, (raw_images, raw_labels, *_) in enumerate(batches):
             images = to_pixels(raw_images, like.device, like.dtype).to(like.dtype)
             labels = raw_labels.long().to(like.device)
@@ -98,10 +97,19 @@ def count_twin_hits(
                     with torch.no_grad(), without_trace(model, branch, "batch", place):
                         hits += int((model(own.images).argmax(1) == own.labels).sum())
                     count += len(own.labels)
+    return hits, count
+
+
+@contextmanager
+def in_training(model: nn.Module) -> Iterator[None]:
+    """Put every module in training mode, and restore the mode of each afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.train()
+        yield
     finally:
         for module, training in modes:
             module.training = training
-    return hits, count
 
 
 def _survivors(model: nn.Module, changed: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

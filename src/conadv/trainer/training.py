@@ -20,7 +20,7 @@ from conadv.ranks.launch import local_rank, world_size
 from conadv.ranks.layout import Layout
 from conadv.ranks.outcome import DriftError, NotFiniteError
 from conadv.ranks.watch import watched
-from conadv.sinks import SINKS, check_sinks
+from conadv.sinks import SINKS, Gallery, Sink, check_sinks
 from conadv.task.data import Stream
 
 from .best import BestWeights
@@ -40,6 +40,7 @@ from .profiling import Profile
 from .progress import ProgressBar, tell
 from .resume import find_checkpoint, restore_job
 from .saver import CheckpointSaver, NullSaver, StateSaver
+from .showcase import Showcase
 from .signals import Interrupted, following_launcher, listening, stopped_early
 from .trained import expected, facts
 
@@ -190,7 +191,11 @@ def _optional_sinks(recipe: Recipe, job: Job, folder: Path, progress: Progress, 
     """The sinks of --log, the best weights and the callbacks, which also get the final evaluation."""
     if not job.world.is_main:
         return Sinks()
-    made = [SINKS[name].make(folder, progress.step, flatten(recipe)) for name in dict.fromkeys(recipe.log or ())]
+    names, values = dict.fromkeys(recipe.log or ()), flatten(recipe)
+    made: list[Sink] = [SINKS[name].make(folder, progress.step, values) for name in names]
+    galleries = [sink for sink in made if isinstance(sink, Gallery)]
+    if galleries and job.task.twins is not None:
+        made.append(Showcase(job.task, job.task.twins, job.ema, galleries))
     best = [BestWeights(folder, job.task.model, job.ema, tell)] if recipe.eval_every else []
     return Sinks([*made, *best, *([callbacks] if callbacks else [])])
 
