@@ -22,7 +22,7 @@ import conadv.trainer
 from conadv import cli, config
 from conadv.config import Data, Recipe, dump_recipe, load_recipe, override
 from conadv.trainer.adversary import RobustTest
-from conadv.trainer.signals import Interrupted
+from conadv.trainer.stop import Interrupted
 from support.examples_of_help import examples
 
 SUMMARY = {"method": "conadv", "steps": 120, "test_top1": 93.4375, "layout": None, "test_loss": 0.25}
@@ -496,7 +496,7 @@ def test_cli_and_config_do_without_torch():
         "conadv.study_commands",
         "conadv.toml_file",
         "conadv.trainer",
-        "conadv.trainer.signals",
+        "conadv.trainer.stop",
     ]
     assert done.stdout.splitlines()[-1] == str(sorted(ours))
 

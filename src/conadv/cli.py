@@ -27,7 +27,7 @@ from conadv.printing import report as report_result
 from conadv.ranks.agreement import AgreedError
 from conadv.ranks.launch import adopt_slurm, local_rank, own_rank, world_size
 from conadv.recipe_flags import Field, dotted, with_fields
-from conadv.trainer.signals import Interrupted
+from conadv.trainer.stop import Interrupted
 
 # What `eval` may change of a run: paths on this machine, and code to import, which only a flag may name.
 _EVAL_FIELDS = ("model", "threads", "data.path", "data.workers", "data.memory")

@@ -25,7 +25,7 @@ from conadv.trainer.loop import run
 from conadv.trainer.metrics import Sinks
 from conadv.trainer.profiling import Profile
 from conadv.trainer.saver import NullSaver
-from conadv.trainer.signals import StopRequest
+from conadv.trainer.stop import StopRequest
 from support import tiny
 
 

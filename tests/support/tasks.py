@@ -51,8 +51,8 @@ from conadv.trainer.loop import run
 from conadv.trainer.metrics import Sinks
 from conadv.trainer.profiling import Profile
 from conadv.trainer.saver import NullSaver
-from conadv.trainer.signals import Interrupted, StopRequest
 from conadv.trainer.state import gather
+from conadv.trainer.stop import Interrupted, StopRequest
 from support import tiny
 
 

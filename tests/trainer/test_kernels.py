@@ -9,10 +9,19 @@ import torch
 from torch.backends import cudnn
 
 from conadv import cli
-from conadv.trainer.kernels import _switches, kernels
+from conadv.trainer.kernels import kernels
 from support import tiny
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def _switches() -> tuple[object, ...]:
+    return (
+        torch.get_deterministic_debug_mode(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32),
+        torch.get_float32_matmul_precision(),
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from conadv import cli
-from conadv.trainer import signals
-from conadv.trainer.signals import Interrupted, StopRequest, following_launcher, listening
+from conadv.trainer import stop
+from conadv.trainer.stop import Interrupted, StopRequest, listening
 from support import tiny
 
 ENDLESS = {"epochs": 100_000, "checkpoint.every": 1000, "checkpoint.keep": 10}
@@ -47,14 +47,14 @@ def test_a_signal_behind_another_that_is_not_for_us_is_noted():
         writer.send(bytes([signal.SIGCHLD, TERM]))
         writer.shutdown(socket.SHUT_WR)
         request = StopRequest()
-        signals._listen(reader, request)
+        stop._listen(reader, request)
     assert request.signal == TERM
 
 
 def test_before_the_ranks_have_met_a_signal_ends_the_process_with_its_own_status(monkeypatch, capfd):
     ended = []
-    monkeypatch.setattr(signals, "end_process", ended.append)
-    StopRequest(signals._leave).take(TERM)
+    monkeypatch.setattr(stop, "end_process", ended.append)
+    StopRequest(stop._leave).take(TERM)
     assert ended == [143]
     assert "before the first step" in capfd.readouterr().err
 
@@ -74,36 +74,24 @@ def test_afterwards_signals_do_what_they_did_before():
         signal.set_wakeup_fd(wakeup)
 
 
-def test_when_torchrun_is_gone_the_run_is_asked_to_stop(monkeypatch, capsys):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setattr(signals, "_LOOK", 0.01)
-    request = StopRequest()
-    with following_launcher(request):
-        time.sleep(0.1)
-        assert request.signal is None
-        parent = os.getppid()
-        monkeypatch.setattr(os, "getppid", lambda: 1)
-        until(lambda: request.signal == TERM)
-    assert f"torchrun (process {parent}) is gone" in capsys.readouterr().err
-
-
-def test_without_torchrun_a_process_may_outlive_the_one_that_started_it(monkeypatch):
-    """As under nohup."""
-    monkeypatch.setattr(signals, "_LOOK", 0.01)
-    request = StopRequest()
-    with following_launcher(request):
-        monkeypatch.setattr(os, "getppid", lambda: 1)
-        time.sleep(0.1)
-    assert request.signal is None
-
-
-def test_a_signal_that_follows_the_end_of_torchrun_does_not_interrupt_the_stop():
+@pytest.mark.parametrize("by_torchrun", [True, False])
+def test_when_torchrun_is_gone_the_run_is_asked_to_stop(by_torchrun, monkeypatch, capsys):
+    """Without torchrun, as under nohup, a process may outlive the one that started it."""
+    if by_torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setattr(stop, "_LOOK", 0.01)
+    parent = os.getppid()
     with listening() as request:
         request.obey_by(None)
-        request.take(TERM)  # as `following_launcher` does
-        os.kill(os.getpid(), INT)
-        time.sleep(0.1)  # a second request would have ended this process
-        assert request.signal == TERM
+        time.sleep(0.1)
+        assert request.signal is None
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        if by_torchrun:
+            until(lambda: request.signal == TERM)
+            assert f"torchrun (process {parent}) is gone" in capsys.readouterr().err
+            os.kill(os.getpid(), INT)  # does not interrupt the stop
+        time.sleep(0.1)
+        assert request.signal == (TERM if by_torchrun else None)
 
 
 @pytest.mark.parametrize(("number", "status"), [(TERM, 143), (INT, 130)])

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from conadv.atomic import write_atomically
 from conadv.machine import usable_cores
 from conadv.readable import duration
-from conadv.trainer.signals import Interrupted
+from conadv.trainer.stop import Interrupted
 
 from .results import FILE, Result, last_error, read_results, read_summary, record_origin, result_of, write_results
 from .study_file import NUMBERLESS, Cell, Resolve, Study, flags, identity_of

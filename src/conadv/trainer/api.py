@@ -10,7 +10,7 @@ from typing import Any
 from conadv.config import Recipe, load_recipe, recipe_of_run
 
 from .metrics import Callbacks, OnMetrics
-from .signals import Interrupted
+from .stop import Interrupted
 from .training import train as train_command
 
 

@@ -26,27 +26,18 @@ def data_facts(data: DataSet, path: str | None) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {"classes": list(data.train.classes)}
     for part, source in (("training", data.train), ("test", data.test)):
+        names = [source.name(index).removeprefix(path or "").lstrip("/") for index in _spread(len(source), _NAMES)]
         facts[f"{part} images"] = len(source)
         facts[f"{part} labels"] = _digest(np.ascontiguousarray(source.labels).tobytes())
-        facts[f"{part} names"] = _digest("\n".join(_names(source, path)).encode())
+        facts[f"{part} names"] = _digest("\n".join(names).encode())
         facts[f"{part} pixels"] = _digest(*(_pixels(source, index) for index in _spread(len(source), _SAMPLES)))
     return facts
 
 
 def software_facts(versions: dict[str, str], model: nn.Module) -> dict[str, Any]:
-    """Return versions, a digest of our source code, and one of the names, shapes and dtypes of the model's tensors.
-
-    Args:
-        versions: Versions by name of the package.
-        model: The model.
-    """
+    """Return versions, a digest of our source code, and one of the names, shapes and dtypes of the model's tensors."""
     tensors = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in model.state_dict().items()]
     return {**versions, "source": _source(), "model": _digest("\n".join(tensors).encode())}
-
-
-def _names(source: Source, path: str | None) -> list[str]:
-    names = [source.name(index) for index in _spread(len(source), _NAMES)]
-    return [name.removeprefix(path or "").lstrip("/") for name in names]
 
 
 def _pixels(source: Source, index: int) -> bytes:
@@ -68,8 +59,4 @@ def _source() -> str:
 
 
 def _digest(*parts: bytes) -> str:
-    digest = sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8))
-        digest.update(part)
-    return digest.hexdigest()[:12]
+    return sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).hexdigest()[:12]

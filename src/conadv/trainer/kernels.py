@@ -24,14 +24,16 @@ def kernels(device: torch.device, deterministic: bool, tf32: bool) -> Iterator[N
             tries its kernels once for each shape and takes the fastest (benchmark mode).
         tf32: Multiply float32 numbers on tensor cores, with 10 bits of their mantissa.
     """
-    before = _switches()
+    on_cuda = device.type == "cuda"
+    before = torch.get_deterministic_debug_mode(), _FILL.fill_uninitialized_memory
+    of_cuda = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, torch.get_float32_matmul_precision()
     try:
         if deterministic:
             # cuBLAS reads this when it starts: a program that used it before must set it itself.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
+            torch.set_deterministic_debug_mode("error")
             _FILL.fill_uninitialized_memory = False  # only needed by programs that read uninitialized memory
-        if device.type == "cuda":
+        if on_cuda:
             cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = deterministic, not deterministic, tf32
             torch.set_float32_matmul_precision("high" if tf32 else "highest")
         yield
@@ -40,25 +42,9 @@ def kernels(device: torch.device, deterministic: bool, tf32: bool) -> Iterator[N
             raise
         raise ValueError(f"--deterministic: {str(error).partition('.')[0]}: replace that layer, or drop it") from error
     finally:
-        _restore(before, device)
-
-
-def _switches() -> tuple[bool, bool, bool, bool, bool, bool, str]:
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        _FILL.fill_uninitialized_memory,
-        cudnn.deterministic,
-        cudnn.benchmark,
-        cudnn.allow_tf32,
-        torch.get_float32_matmul_precision(),
-    )
-
-
-def _restore(switches: tuple[bool, bool, bool, bool, bool, bool, str], device: torch.device) -> None:
-    deterministic, warn_only, fill, *of_cudnn, precision = switches
-    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    _FILL.fill_uninitialized_memory = fill
-    if device.type == "cuda":
-        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = of_cudnn
-        torch.set_float32_matmul_precision(precision)
+        torch.set_deterministic_debug_mode(before[0])
+        _FILL.fill_uninitialized_memory = before[1]
+        if on_cuda:
+            *of_cudnn, precision = of_cuda
+            cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = of_cudnn
+            torch.set_float32_matmul_precision(precision)

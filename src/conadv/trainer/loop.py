@@ -22,8 +22,8 @@ from .ledger import Ledger, Progress, TakenStep
 from .metrics import Sinks
 from .profiling import Profile
 from .saver import StateSaver
-from .signals import StopRequest
 from .state import gather
+from .stop import StopRequest
 from .undo import Undo
 
 

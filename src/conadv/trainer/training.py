@@ -41,7 +41,7 @@ from .progress import ProgressBar, tell
 from .resume import find_checkpoint, restore_job
 from .saver import CheckpointSaver, NullSaver, StateSaver
 from .showcase import Showcase
-from .signals import Interrupted, following_launcher, listening, stopped_early
+from .stop import Interrupted, listening, stopped_early
 from .trained import expected, facts
 
 # Flags that may differ between machines. The content of the data is compared separately.
@@ -73,7 +73,6 @@ def train(
     layout = check_fit(recipe, world_size())
     with (
         listening(owns_process) as request,
-        following_launcher(request),
         joined(recipe.timeout) as world,
         _run_folder(recipe, folder, resume, world) as place,
         watched(world, layout, _AGREED, place.close) as end_all,
@@ -221,7 +220,7 @@ def _recording(
     ):
         if not quiet and progress.step < job.stop:
             values = flatten(resolved(recipe, job.task.data))
-            for line in preview(values, method_of(recipe).passes, job, progress.step):
+            for line in preview(values, job, progress.step):
                 bar.say(line)
         for note in _notes(recipe, job):
             bar.say(note)

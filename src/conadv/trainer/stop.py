@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 
 from conadv import last_words
@@ -23,7 +22,7 @@ from conadv.ranks.launch import local_rank, own_rank, started_by_torchrun
 _HEARD = (signal.SIGTERM, signal.SIGINT)
 # Seconds in which a second signal is ignored: `timeout` and some schedulers send each one twice.
 _ONE_REQUEST = 1.0
-# Seconds between two checks that the parent process is alive.
+# Seconds between two checks that torchrun is alive.
 _LOOK = 1.0
 
 
@@ -64,8 +63,9 @@ class StopRequest:
 def listening(ends_process: bool = True) -> Iterator[StopRequest]:
     """Handle SIGTERM and SIGINT within the context: immediately, or after `obey_by(None)` at the end of the step.
 
-    A second signal then ends the process immediately, if it comes more than a second after the first. Outside the main
-    thread, where Python allows no signal handlers, nothing changes.
+    A second signal then ends the process immediately, if it comes more than a second after the first. The end of
+    torchrun is like SIGTERM: otherwise its ranks would continue, and write into the folder of the run that replaces
+    them. Outside the main thread, where Python allows no signal handlers, nothing changes.
 
     Args:
         ends_process: Whether signals may end the process. If not, as in a notebook, the first raises Interrupted.
@@ -95,10 +95,7 @@ def _leave(signal_number: int) -> None:
 
 
 def _interrupt(signal_number: int) -> None:
-    """Raise Interrupted in the main thread."""
-    if threading.current_thread() is threading.main_thread():
-        raise Interrupted(signal_number)
-    os.kill(os.getpid(), signal_number)
+    raise Interrupted(signal_number)
 
 
 @contextmanager
@@ -127,37 +124,23 @@ def _read_by_thread(request: StopRequest) -> Iterator[None]:
         reader.close()
 
 
-@contextmanager
-def following_launcher(request: StopRequest) -> Iterator[None]:
-    """Treat the end of torchrun, which started this process, like SIGTERM within the context.
-
-    Otherwise ranks whose torchrun was killed would continue, and write into the folder of the run that replaces them.
-    """
-    over = threading.Event()
-    parent = os.getppid()
-
-    def look() -> None:
-        while not over.wait(_LOOK):
-            if os.getppid() != parent:
-                if local_rank() == 0:
-                    with suppress(OSError):
-                        print(f"torchrun (process {parent}) is gone: stopping", file=sys.stderr)
-                request.take(signal.SIGTERM)
-                return
-
-    thread = threading.Thread(target=look, name="launcher", daemon=True)
-    if started_by_torchrun():
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-
-
 def _listen(reader: socket.socket, request: StopRequest) -> None:
     """Record the first signal, and end the process at a later one; return when the socket is closed."""
+    parent = os.getppid() if started_by_torchrun() else None
     first: float | None = None
-    while numbers := reader.recv(1):
+    reader.settimeout(_LOOK)
+    while True:
+        try:
+            numbers = reader.recv(1)
+        except TimeoutError:
+            if parent is not None and os.getppid() != parent:
+                if local_rank() == 0:
+                    say_line(f"torchrun (process {parent}) is gone: stopping")
+                parent = None
+                request.take(signal.SIGTERM)
+            continue
+        if not numbers:
+            return
         if numbers[0] not in _HEARD:
             continue
         if first is None:
