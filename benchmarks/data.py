@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from alternate import alternate, arguments, compare, report
 from conadv.task.augment import augmentation
-from conadv.task.data import Stream, open_data
+from conadv.task.data import open_data
+from conadv.task.stream import Stream
 
 # Height and width of the images that are made: ImageNet's usual formats, and the larger ones in their share.
 FORMATS = [(375, 500)] * 5 + [(500, 375)] * 2 + [(333, 500), (400, 400), (768, 1024)]

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv import cli, config
+from conadv import cli, config, memory
 from conadv.setting import Setting
-from conadv.task.data import bounds
 from support import tiny
 from support.ranks import Run
 
@@ -99,7 +98,7 @@ def test_the_largest_number_that_a_field_takes_trains_or_ends_in_one_line(settin
     ],
 )
 def test_giants_are_refused_in_one_line_that_names_what_to_lower(words, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(bounds, "free_memory", lambda: 8 * 2**30)
+    monkeypatch.setattr(memory, "free_memory", lambda: 8 * 2**30)
     monkeypatch.chdir(tmp_path)
     assert (
         cli.main(

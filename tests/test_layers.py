@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trainer": {
         "bf16",
         "catalog",
+        "memory",
         "last_words",
         "core",
         "optim",

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from conadv.config import load_recipe
-from conadv.task.data import evaluation_batches
-from conadv.task.robust import count_robust
+from conadv.task.evaluate import count_robust
+from conadv.task.stream import evaluation_batches
 from conadv.trainer.adversary import AutoAttack, robust_attack
 from conadv.trainer.build_task import Task, build_task
 from conadv.trainer.evaluation import sampled

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from conadv.task.augment import augmentation
-from conadv.task.data import Stream, keep, open_data
+from conadv.task.data import keep, open_data
 from conadv.task.models import build_model, fastest_memory
+from conadv.task.stream import Stream
 
 BATCH = 250
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from conadv.task.augment import AUGMENTATIONS, augmentation
-from conadv.task.data import Arrays, Source, Stream
-from conadv.task.data.draws import mix_all
+from conadv.task.data import Arrays, Source
 from conadv.task.data.fit import fitted
+from conadv.task.draws import mix_all
+from conadv.task.stream import Stream
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 32, 40, 3), dtype=np.uint8)
 SOURCE = Source(Arrays(IMAGES), np.arange(6), tuple("abcdef"))

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from conadv.task.augment import autoaugment
 from conadv.task.augment.autoaugment import AutoAugment, operate
 from conadv.task.augment.policies import CIFAR10, IMAGENET
-from conadv.task.data.draws import mix_all
+from conadv.task.draws import mix_all
 
 FILL = 128
 

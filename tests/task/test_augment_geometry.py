@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from conadv.task.augment.geometry import DRAWS, ResizedCrop, Shift, random_box
-from conadv.task.data.draws import mix_all, uniforms
 from conadv.task.data.source import Picture
+from conadv.task.draws import mix_all, uniforms
 
 SEEDS = mix_all(7, np.arange(4000))
 

@@ -14,9 +14,9 @@ from conadv.config import load_recipe
 from conadv.core.batch import Chunked
 from conadv.task.augment import augmentation
 from conadv.task.augment.mixup import Mix, beta, cut_box, cutmix, mixup, soft_labels
-from conadv.task.data import Stream
-from conadv.task.data.draws import mix_all
-from conadv.task.data.embedded import digits
+from conadv.task.data.arrays import digits
+from conadv.task.draws import mix_all
+from conadv.task.stream import Stream
 from conadv.trainer.build import build_stream
 from conadv.trainer.build_task import build_task
 
@@ -66,7 +66,7 @@ def test_a_box_of_the_image_before_is_pasted() -> None:
                 assert (ours[place, :, y, x] == IMAGES[source, :, y, x]).all()
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.2, 0.5, 1.0, 2.0, 30.0])
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 30.0])
 def test_shares_follow_the_beta_distribution(alpha: float) -> None:
     drawn = [beta(alpha, mix_all(5, index)) for index in range(3000)]
     assert stats.kstest(drawn, stats.beta(alpha, alpha).cdf).pvalue > 1e-3
@@ -93,13 +93,13 @@ def test_the_labels_of_cutmix_count_the_pixels(seed: int) -> None:
 
 def test_with_both_each_chunk_has_one_of_them() -> None:
     outcomes = []
-    for seed in range(400):
+    for seed in range(200):
         images, _ = mixed(Mix(mixup=1.0, cutmix=1.0), seed)
         candidates = [mixed(alone, seed)[0] for alone in (Mix(mixup=1.0), Mix(cutmix=1.0))]
         outcomes.append([np.array_equal(images, one) for one in candidates])
     chosen = np.array(outcomes)
     assert chosen.any(axis=1).all()
-    assert abs(chosen[:, 0].mean() - 0.5) < 0.13
+    assert abs(chosen[:, 0].mean() - 0.5) < 0.18
 
 
 def test_views_are_mixed_alike() -> None:

@@ -10,8 +10,8 @@ from PIL import Image
 
 from conadv.task.augment import augmentation, autoaugment
 from conadv.task.augment.autoaugment import OPERATIONS, RandAugment, operate, strength
-from conadv.task.data.draws import mix_all, uniforms
 from conadv.task.data.source import Arrays, Source
+from conadv.task.draws import mix_all, uniforms
 from task import test_augment_autoaugment as written_apart
 from task.test_augment_autoaugment import FILL, autocontrast, equalize, moved, random_image
 

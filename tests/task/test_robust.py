@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, split_batchnorm
-from conadv.task.robust import count_robust, count_twin_hits
+from conadv.task.evaluate import count_robust, count_twin_hits
 from support.settings import small_batches, small_cnn
 
 EPSILON = 0.03

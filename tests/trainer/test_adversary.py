@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conadv.task.robust import count_robust
+from conadv.task.evaluate import count_robust
 from conadv.trainer.adversary import AutoAttack, RobustTest
 
 with warnings.catch_warnings():  # its blurring attack imports from where scipy has moved away

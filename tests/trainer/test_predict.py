@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from conadv import cli
-from conadv.task.data.embedded import digits
+from conadv.task.data.arrays import digits
 from conadv.trainer import predict
 from conadv.trainer.training import train
 from support import tiny

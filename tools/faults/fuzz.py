@@ -2,7 +2,7 @@
 
     python tools/faults/fuzz.py data|inputs|runs --seed 0 --cases 10000 [--minutes 4] [--state FILE]
 
-data      data sets of every format (task/data/hostile.py)
+data      data sets of every format (faults/hostile.py)
 inputs    recipes, study files, flags, layouts, plans, checkpoints, metrics, reports, traces (faults/inputs.py)
 runs      a flipped bit or a truncation in any file of a run, which is then resumed (faults/flips.py)
 
@@ -32,7 +32,7 @@ from queue import Empty, Queue
 
 MEMORY = 3_900_000_000  # bytes of address space, the libraries included
 PROCESSOR_SECONDS, WALL_SECONDS = 60.0, 600.0  # of one case; a busy machine is no failure, waiting for ever is
-CASES = {"data": "task.data.hostile", "inputs": "faults.inputs", "runs": "faults.flips"}
+CASES = {"data": "faults.hostile", "inputs": "faults.inputs", "runs": "faults.flips"}
 GOOD = ("read", "refused", "same bits")
 
 

@@ -24,9 +24,9 @@ from conadv.ranks.layout import Layout
 from conadv.study.study_file import read_study
 from conadv.study.timeline import read_timeline
 from conadv.trainer import checkpoint, metrics, trained, training
+from faults.hostile import DAMAGES
 from study.studies import SMALL as STUDY
 from study.studies import damaged, prepare
-from task.data.hostile import DAMAGES
 
 NUMBERS = (
     "0",

@@ -1,18 +1,25 @@
-"""Evaluation: accuracy and loss over all batches. For accuracy under attack see `robust.py`."""
+"""Evaluation over all batches: accuracy and loss; accuracy under attack; accuracy on twins, as training sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv.core.attack import Loss
-from conadv.core.batch import to_pixels
-from conadv.task.models import evaluating
+from conadv.core.attack import Attack, Loss, without_trace
+from conadv.core.batch import Batch, to_pixels
+from conadv.core.seeds import mix
+from conadv.core.twins import Shuffle
+from conadv.task.models import in_mode
+
+Batches = Iterable[Sequence[Tensor]]
+"""Of (images, labels, ...), images as bytes or floats in [0, 1]."""
+Adversary = Callable[[nn.Module, Loss, Tensor, Tensor, int], Tensor]
+"""(model, loss, images, labels, seed) -> changed images; the model is in eval mode."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Evaluation:
 
 def evaluate(
     model: nn.Module,
-    batches: Iterable[Sequence[Tensor]],
+    batches: Batches,
     *,
     device: torch.device | str | None = None,
     loss: Loss = F.cross_entropy,
@@ -44,29 +51,113 @@ def evaluate(
         loss: (logits, labels) to the mean over the images.
         autocast: 16-bit type to compute in, as in training; None: the dtype of the weights.
     """
-    like = next(model.parameters(), torch.empty(0))
-    device = like.device if device is None else torch.device(device)
+    device = _like(model).device if device is None else torch.device(device)
     # Sums stay on the device and are read once. Counts are exact in float64.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     count = 0
-    precision = nullcontext() if autocast is None else torch.autocast(device.type, autocast)
-    with evaluating(model), torch.no_grad(), precision:
-        for raw_images, raw_labels, *_ in batches:
-            if len(raw_images) == 0:
-                continue
-            images = to_pixels(raw_images, device, like.dtype).to(like.dtype)
-            logits = _logits(model, images)
+    with in_mode(model, training=False), torch.no_grad(), _precision(device, autocast):
+        for images, raw_labels in _pixels(model, batches, device):
+            outputs: Tensor = model(images)
+            logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32))  # 16 bits are too few for a loss
             labels = _checked(raw_labels, logits.shape[1]).to(device, non_blocking=True)
             count += len(labels)
             sums = [_hits(logits, labels, 1), _hits(logits, labels, 5), loss(logits, labels).double() * len(labels)]
             totals += torch.stack([part.to(totals) for part in sums])
-    return _evaluation(count, totals.tolist())
+    if count == 0:
+        raise ValueError("no images to evaluate on: check the data, or pass a new iterator each time")
+    top1, top5, total = totals.tolist()
+    return Evaluation(100 * top1 / count, 100 * top5 / count, total / count, count)
 
 
-def _logits(model: nn.Module, images: Tensor) -> Tensor:
-    """The model's outputs, in float32 or better: 16 bits are too few for a loss."""
-    outputs: Tensor = model(images)
-    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+def count_robust(
+    model: nn.Module,
+    batches: Batches,
+    attack: Adversary,
+    *,
+    restarts: int = 1,
+    loss: Loss = F.cross_entropy,
+    first: int = 0,
+    autocast: torch.dtype | None = None,
+) -> tuple[int, int]:
+    """Count the images that are classified correctly as they are and under an attack from each of its random starts.
+
+    An image that was misclassified once is not attacked again.
+
+    Args:
+        model: the network, evaluated and attacked in eval mode.
+        batches: of (images, labels, ...), images as bytes or floats in [0, 1].
+        attack: changes images so that they are misclassified.
+        restarts: how often it is tried, with other random numbers.
+        loss: (logits, labels) to the mean over the images, which the attack increases.
+        first: number of the first batch; the random numbers of the attack depend on the number of its batch.
+        autocast: 16-bit type to compute in; None: the dtype of the weights.
+
+    Returns:
+        How many images are robust, and how many there are.
+    """
+    device = _like(model).device
+    robust = count = 0
+    with in_mode(model, training=False), torch.no_grad(), _precision(device, autocast):
+        for number, (images, raw_labels) in enumerate(_pixels(model, batches, device)):
+            labels = raw_labels.long().to(device)
+            count += len(labels)
+            images, labels = _survivors(model, images, images, labels)
+            for restart in range(restarts):
+                if len(labels):
+                    with torch.enable_grad():
+                        changed = attack(model, loss, images, labels, mix(0, first + number, 0, restart))
+                    images, labels = _survivors(model, changed.detach(), images, labels)
+            robust += len(labels)
+    return robust, count
+
+
+def count_twin_hits(
+    model: nn.Module,
+    batches: Batches,
+    attack: Attack,
+    branch: str,
+    *,
+    loss: Loss = F.cross_entropy,
+    first: int = 0,
+    autocast: torch.dtype | None = None,
+    shuffled: int = 1,
+) -> tuple[int, int]:
+    """Count the twins that the model classifies correctly as it learns from them, without changing it.
+
+    Each batch is attacked and classified as a chunk in training: with its own BatchNorm statistics, through `branch`.
+    In between, the twins of every `shuffled` batches are shuffled.
+
+    Returns:
+        How many twins are classified correctly, and how many there are.
+    """
+    device, shuffle = _like(model).device, Shuffle(shuffled)
+    hits = count = 0
+    with in_mode(model, training=True):
+        for number, (images, raw_labels) in enumerate(_pixels(model, batches, device), first):
+            labels = raw_labels.long().to(device)
+            with _precision(device, autocast):
+                twins = attack(model, loss, images, labels, mix(0, number)).detach()
+                for place, own in shuffle.add(number, Batch(twins, labels), number):
+                    with torch.no_grad(), without_trace(model, branch, "batch", place):
+                        hits += int((model(own.images).argmax(1) == own.labels).sum())
+                    count += len(own.labels)
+    return hits, count
+
+
+def _like(model: nn.Module) -> Tensor:
+    return next(model.parameters(), torch.empty(0))
+
+
+def _precision(device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[object]:
+    return nullcontext() if autocast is None else torch.autocast(device.type, autocast)
+
+
+def _pixels(model: nn.Module, batches: Batches, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """The images of each batch as the model takes them, and their labels as they are."""
+    dtype = _like(model).dtype
+    for images, labels, *_ in batches:
+        if len(images):
+            yield to_pixels(images, device, dtype).to(dtype), labels
 
 
 def _checked(labels: Tensor, classes: int) -> Tensor:
@@ -85,8 +176,7 @@ def _hits(logits: Tensor, labels: Tensor, count: int) -> Tensor:
     return (likeliest == labels[:, None]).sum()
 
 
-def _evaluation(images: int, totals: Sequence[float]) -> Evaluation:
-    if images == 0:
-        raise ValueError("no images to evaluate on: check the data, or pass a new iterator each time")
-    top1, top5, loss = totals
-    return Evaluation(100 * top1 / images, 100 * top5 / images, loss / images, images)
+def _survivors(model: nn.Module, changed: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The images, with their labels, that are classified correctly after they were changed."""
+    right = model(changed).argmax(1) == labels
+    return images[right], labels[right]

@@ -35,10 +35,6 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        if len(mean) != len(std):
-            raise ValueError(f"mean has {len(mean)} channels and std {len(std)}: give one number per channel")
-        if not all(number > 0 for number in std):
-            raise ValueError(f"std {tuple(std)}: choose numbers above 0")
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -167,7 +163,7 @@ def check_output(model: nn.Module, shape: Sequence[int], classes: int) -> None:
     images = torch.zeros(2, *shape, dtype=like.dtype, device=like.device)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
-        with evaluating(model), torch.no_grad(), untouched_randomness(like.device):
+        with in_mode(model, training=False), torch.no_grad(), untouched_randomness(like.device):
             outputs = torch.func.functional_call(model, buffers, (images,))
     except Exception as error:  # the model is the user's, and may raise anything
         if is_out_of_memory(error):
@@ -204,11 +200,11 @@ def _contiguous(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module in eval mode, and restore the mode of each afterwards."""
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Put every module in training or eval mode, and restore the mode of each afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     try:
-        model.eval()
+        model.train(training)
         yield
     finally:
         for module, training in modes:
@@ -238,10 +234,10 @@ def _resnet(
 def _normalization(in_channels: int, mean: Sequence[float] | None, std: Sequence[float] | None) -> nn.Module:
     if mean is None and std is None:
         return nn.Identity()
-    if mean is None or std is None:
-        raise ValueError("mean and std go together: give both or neither")
-    if len(mean) != in_channels:
-        raise ValueError(f"mean and std have {len(mean)} channels, the images {in_channels}: give one for each")
+    if not (mean and std and len(mean) == len(std) == in_channels and all(number > 0 for number in std)):
+        raise ValueError(
+            f"mean {mean} and std {std}: give {in_channels} numbers each, those of std above 0, or neither"
+        )
     return Normalize(mean, std)
 
 

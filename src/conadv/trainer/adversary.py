@@ -11,7 +11,7 @@ from conadv.core.attack import Attack, Loss
 from conadv.core.pgd import PGD, Norm
 from conadv.core.seeds import untouched_randomness
 from conadv.task.data import Source
-from conadv.task.robust import Adversary
+from conadv.task.evaluate import Adversary
 
 
 @dataclass(frozen=True)

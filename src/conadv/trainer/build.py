@@ -27,7 +27,7 @@ from conadv.ranks.collectives import World
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import Member, build_member
 from conadv.ranks.wire import Wire
-from conadv.task.data import Stream
+from conadv.task.stream import Stream
 
 from .build_task import DTYPES, Task, attack_of, mix_of
 from .ema import Ema

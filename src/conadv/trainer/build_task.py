@@ -23,7 +23,7 @@ from conadv.machine import usable_cores
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Share, keep, open_data
-from conadv.task.data.draws import stratified
+from conadv.task.draws import stratified
 from conadv.task.models import build_model, check_output, fastest_memory
 
 from .adversary import HeldOut, RobustTest, TwinTest

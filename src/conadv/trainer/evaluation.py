@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from conadv.ranks.collectives import World
-from conadv.task.data import Source, evaluation_batches
-from conadv.task.data.draws import permutation
-from conadv.task.evaluate import Evaluation, evaluate
-from conadv.task.robust import count_robust, count_twin_hits
+from conadv.task.data import Source
+from conadv.task.draws import permutation
+from conadv.task.evaluate import Evaluation, count_robust, count_twin_hits, evaluate
+from conadv.task.stream import evaluation_batches
 
 from .adversary import RobustTest, TwinTest
 from .build_task import Task

@@ -11,7 +11,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-from conadv.task.data.bounds import check_memory
+from conadv.memory import check_memory
 
 
 def check_model(build: Callable[[], nn.Module], shape: tuple[int, ...], images: int, itemsize: int) -> None:

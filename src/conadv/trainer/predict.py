@@ -27,7 +27,7 @@ from conadv.task.data.files import read_file
 from conadv.task.data.fit import Fit
 from conadv.task.data.source import Planes, naming
 from conadv.task.libraries import first_line
-from conadv.task.models import build_model, evaluating
+from conadv.task.models import build_model, in_mode
 
 NETWORK = "network"
 """The key of the facts about the network, as JSON, in the metadata of an export."""
@@ -63,7 +63,7 @@ class Network:
     def probabilities(self, images: Planes) -> Tensor:
         """Compute the probability of each class, (N, classes), for images of shape (N, C, H, W)."""
         like = next(self.model.parameters())
-        with evaluating(self.model), torch.no_grad():
+        with in_mode(self.model, training=False), torch.no_grad():
             pixels = to_pixels(torch.from_numpy(images), like.device, like.dtype)
             logits: Tensor = self.model(pixels)
             return logits.softmax(dim=1).cpu()
@@ -156,7 +156,7 @@ def as_program(network: Network, facts: Any, onnx: bool) -> bytes:
     like = next(model.parameters())
     images = torch.zeros(2, *network.shape, dtype=like.dtype, device=like.device)
     try:
-        with evaluating(model), torch.no_grad(), _quietly():
+        with in_mode(model, training=False), torch.no_grad(), _quietly():
             program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("images")},))
             if onnx:
                 made = torch.onnx.export(program, dynamo=True, input_names=["images"], output_names=["logits"])

@@ -15,9 +15,9 @@ from conadv.core.batch import to_pixels
 from conadv.core.branches import split_layers
 from conadv.core.splitbn import routed
 from conadv.sinks import Gallery
-from conadv.task.data import evaluation_batches
 from conadv.task.evaluate import evaluate
-from conadv.task.robust import in_training
+from conadv.task.models import in_mode
+from conadv.task.stream import evaluation_batches
 
 from .adversary import TwinTest
 from .build_task import Task
@@ -75,7 +75,7 @@ def twins_below(task: Task, twins: TwinTest) -> NDArray[np.uint8]:
     like = next(task.model.parameters())
     images = to_pixels(raw, like.device, like.dtype).to(like.dtype)
     precision = nullcontext() if task.autocast is None else torch.autocast(like.device.type, task.autocast)
-    with in_training(task.model), precision:
+    with in_mode(task.model, training=True), precision:
         changed = twins.attack(task.model, task.loss, images, labels.long().to(like.device), 0).detach()
     difference = changed - images
     enlarged = 0.5 + 0.5 * difference / difference.abs().max().clamp(min=1e-9)

@@ -21,7 +21,7 @@ from conadv.ranks.layout import Layout
 from conadv.ranks.outcome import DriftError, NotFiniteError
 from conadv.ranks.watch import watched
 from conadv.sinks import SINKS, Gallery, Sink, check_sinks
-from conadv.task.data import Stream
+from conadv.task.stream import Stream
 
 from .best import BestWeights
 from .build import Job, build_job, build_policy, build_stream, check_fit, method_of, with_chunk_size

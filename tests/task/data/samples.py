@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import tarfile
 from pathlib import Path
 
@@ -94,3 +95,26 @@ def write_hub(root: Path, train: list[tuple[bytes, int]], test: list[tuple[bytes
     write_table(root / "data" / "train-00001-of-00002.parquet", train[5:])
     write_table(root / "data" / "test-00000-of-00001.parquet", test)
     return f"hf:{root}"
+
+
+def cifar(classes: int) -> tuple[dict[str, bytes], np.ndarray, list[int]]:
+    """The files of a small CIFAR with class names name0, name1, ...; its training pixels and labels."""
+    parts = [f"data_batch_{n}" for n in range(1, 6)] if classes == 10 else ["train"]
+    label_key, name_key = (b"labels", b"label_names") if classes == 10 else (b"fine_labels", b"fine_label_names")
+    files, pixels, labels = {}, [], []
+    for number, part in enumerate([*parts, "test_batch" if classes == 10 else "test"]):
+        pixels.append(np.random.default_rng(number).integers(0, 256, (4, 3072), dtype=np.uint8))
+        labels.append([(7 * number + i) % classes for i in range(4)])
+        files[part] = pickle.dumps({b"data": pixels[-1], label_key: labels[-1], b"x": None}, protocol=3)
+    meta = {name_key: [f"name{n}".encode() for n in range(classes)]}
+    files["batches.meta" if classes == 10 else "meta"] = pickle.dumps(meta, protocol=3)
+    return files, np.concatenate(pixels[:-1]), [label for part in labels[:-1] for label in part]
+
+
+def write_archive(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"cifar/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path

@@ -1,19 +1,19 @@
-"""Images as arrays: NumPy's files, and CIFAR's, whose pickles are read without executing anything."""
+"""Images as arrays: embedded, in NumPy's files, and in CIFAR's, whose pickles are read without executing anything."""
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
-from conadv.task.data import open_data
+from conadv.task.data import Arrays, Source, open_data
+from conadv.task.data.arrays import digits, synthetic
 from conadv.task.data.cifar import _unpickled, find_cifar
-from conadv.task.data.source import Arrays, Source
+from task.data.samples import cifar, write_archive
 
 ARRAYS = {
     "train_images": np.arange(4 * 3 * 2 * 3, dtype=np.uint8).reshape(4, 3, 2, 3),
@@ -23,6 +23,46 @@ ARRAYS = {
 }
 KERAS = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
 BOTH = pytest.mark.parametrize("name", ["folder", "file.npz"])
+
+
+def rows(source: Source) -> np.ndarray:
+    return np.concatenate([source.images.reshape(len(source), -1), source.labels[:, None]], axis=1)
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    oracle = load_digits()
+    data = digits(train_size=100)
+    ours = np.concatenate([rows(data.train), rows(data.test)])
+    expected = np.concatenate([np.rint(oracle.data * (255 / 16)), oracle.target[:, None]], axis=1)
+    np.testing.assert_array_equal(ours[np.lexsort(ours.T)], expected[np.lexsort(expected.T)].astype(ours.dtype))
+
+
+@pytest.mark.parametrize("train_size", [10, 105, 1796])
+def test_the_split_of_the_digits_is_balanced_and_part_of_any_larger_one(train_size: int) -> None:
+    data = digits(train_size)
+    counts = np.bincount(data.train.labels, minlength=10)
+    assert (len(data.train), len(data.test)) == (train_size, 1797 - train_size)
+    assert counts.max() - counts.min() <= 1 or train_size > 1740  # ten times the rarest digit
+    larger = {tuple(row) for row in rows(digits(min(train_size + 100, 1796)).train)}
+    assert {tuple(row) for row in rows(data.train)} <= larger
+
+
+@pytest.mark.parametrize("train_size", [-1, 9, 1797])
+def test_a_split_that_leaves_nothing_is_refused(train_size: int) -> None:
+    with pytest.raises(ValueError, match=f"train_size {train_size}: choose 10 to 1796"):
+        digits(train_size)
+
+
+def test_synthetic_images_have_any_shape_differ_and_take_little_memory() -> None:
+    data = synthetic(shape=(5, 7, 2), classes=3, count=50)
+    assert (data.train.image(49).shape, len(data.test)) == ((5, 7, 2), 5)
+    assert len({image.tobytes() for image in (*data.train.images, *data.test.images)}) == 55
+    np.testing.assert_array_equal(data.train.labels, np.arange(50) % 3)
+    imagenet = synthetic(shape=(224, 224, 3), classes=1000, count=1_281_167).train
+    assert imagenet.image(1_281_166).tobytes()[:-1] == imagenet.image(1_281_165).tobytes()[1:]
+    assert 120 < imagenet.image(1_281_166).mean() < 135
+    with pytest.raises(ValueError, match="choose 1 or more"):
+        synthetic(count=0)
 
 
 def write(path: Path, **changed: np.ndarray) -> Path:
@@ -41,7 +81,7 @@ def test_numpy_files_are_read(tmp_path: Path, name: str) -> None:
     data = open_data("path", write(tmp_path / name))
     np.testing.assert_array_equal(data.train.images, ARRAYS["train_images"])
     np.testing.assert_array_equal(data.test.labels, [1, 0])
-    assert (data.train.classes, data.name, data.train.name(2)) == (("0", "1", "2"), Path(name).stem, "image 2")
+    assert (data.train.classes, data.name, data.train.name(2)) == (("0", "1", "2"), name, "image 2")
 
 
 def test_grey_images_and_labels_in_a_column_as_keras_has_them(tmp_path: Path) -> None:
@@ -58,6 +98,9 @@ def test_names_of_classes_bound_the_labels(tmp_path: Path) -> None:
     assert open_data("path", folder).train.classes == ("a", "b", "krähe", "d")
     (folder / "classes.txt").write_text("a\nb\n")
     with pytest.raises(ValueError, match="image 2 has label 2, but the 2 classes are numbered 0 to 1"):
+        open_data("path", folder)
+    (folder / "classes.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"classes\.txt: .*; write one class per line, as UTF-8"):
         open_data("path", folder)
 
 
@@ -90,38 +133,9 @@ def test_a_source_is_some_rows_of_its_pictures() -> None:
     np.testing.assert_array_equal(part.images, ARRAYS["train_images"][[1]])
 
 
-NAMES = {10: [f"name{n}" for n in range(10)], 100: [f"fine{n}" for n in range(100)]}
-
-
-def rows(count: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (count, 3072), dtype=np.uint8)
-
-
-def cifar(classes: int) -> tuple[dict[str, bytes], np.ndarray, list[int]]:
-    """The files of a small CIFAR, its training pixels and labels."""
-    parts = [f"data_batch_{n}" for n in range(1, 6)] if classes == 10 else ["train"]
-    label_key, name_key = (b"labels", b"label_names") if classes == 10 else (b"fine_labels", b"fine_label_names")
-    files, pixels, labels = {}, [], []
-    for number, part in enumerate([*parts, "test_batch" if classes == 10 else "test"]):
-        pixels.append(rows(4, number))
-        labels.append([(7 * number + i) % classes for i in range(4)])
-        files[part] = pickle.dumps({b"data": pixels[-1], label_key: labels[-1], b"x": None}, protocol=3)
-    meta = {name_key: [name.encode() for name in NAMES[classes]]}
-    files["batches.meta" if classes == 10 else "meta"] = pickle.dumps(meta, protocol=3)
-    return files, np.concatenate(pixels[:-1]), [label for part in labels[:-1] for label in part]
-
-
-def write_archive(path: Path, files: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"cifar/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
-
-
-@pytest.mark.parametrize("classes", [10, 100])
-@pytest.mark.parametrize("place", ["folder", "folder/batches", "c.tar", "c.tar.gz"])
+@pytest.mark.parametrize(
+    ("classes", "place"), [(10, "folder"), (100, "folder/batches"), (100, "c.tar"), (10, "c.tar.gz")]
+)
 def test_cifar_is_read(tmp_path: Path, classes: int, place: str) -> None:
     files, pixels, labels = cifar(classes)
     if place.startswith("c.tar"):
@@ -134,13 +148,13 @@ def test_cifar_is_read(tmp_path: Path, classes: int, place: str) -> None:
     data = open_data("path", path)
     assert data.train.labels.tolist() == labels
     np.testing.assert_array_equal(data.train.images.transpose(0, 3, 1, 2).reshape(len(pixels), -1), pixels)
-    assert data.train.classes == tuple(NAMES[classes])
+    assert data.train.classes == tuple(f"name{n}" for n in range(classes))
     assert len(data.test) == 4
 
 
 def test_other_archives_are_not_cifar(tmp_path: Path) -> None:
-    assert find_cifar(tmp_path) is None
-    assert find_cifar(write_archive(tmp_path / "x.tar.gz", {"a": b"b"})) is None
+    assert find_cifar(tmp_path, 3) is None
+    assert find_cifar(write_archive(tmp_path / "x.tar.gz", {"a": b"b"}), 3) is None
 
 
 def test_damaged_files_of_cifar_are_named(tmp_path: Path) -> None:
@@ -163,59 +177,31 @@ class Evil:
         return self.call, self.arguments
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        Evil(os.system, "touch harm"),
-        Evil(eval, "1"),
-        Evil(getattr, "x", "upper"),
-        Evil(np.load, "x"),
-        np.array([Evil(os.system, "touch harm")], dtype=object),
-        np.zeros(3),
-        np.zeros((2, 2)),
-        os.path.join,
-    ],
-)
-@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-def test_a_pickle_that_would_call_something_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: object, protocol: int
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    files = {**cifar(10)[0], "data_batch_1": pickle.dumps({b"data": value, b"labels": [0]}, protocol=protocol)}
-    with pytest.raises(ValueError, match=r"data_batch_1: .*; download it again"):
-        open_data("path", write_archive(tmp_path / "c.tar.gz", files))
-    assert list((tmp_path / "here").iterdir()) == []
-
-
-# 60 tuples, each of the one before and once more of it: 480 bytes, which a hash would go through 2**60 times.
-NESTED = b"\x80\x04)q\x00" + b"".join(b"h%ch%c\x86q%c" % (level, level, level + 1) for level in range(60))
+LOOP: list[object] = []
+LOOP += [LOOP] * 4
+ROWS = np.zeros((4, 3072), np.uint8)
+TABLES = [
+    *({b"data": ROWS, b"labels": labels} for labels in (LOOP, [2**70] * 4, [0], [0.5] * 4, 3)),
+    *({b"data": data, b"labels": [0]} for data in (np.zeros(3), np.zeros((2, 2)), os.path.join)),
+    *({b"data": Evil(*call), b"labels": [0]} for call in ((os.system, "touch harm"), (eval, "1"), (np.load, "x"))),
+    {b"data": np.array([Evil(os.system, "touch harm")], dtype=object), b"labels": [0]},
+]
+# Instructions that would ask for a memo, a string or a stack of any size.
+RAW = [b"\x80\x02Nr\xff\xff\xff\xff0.", b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f.", b"(" * 10**5]
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "data",
-    [NESTED + end for end in (b"}h<Ns.", b"(h<Nd.", b"}(h<Nu.", b"h<h<\x93.", b"\x8f(h<\x90.", b"(h<\x91.")]
-    + [
-        b"\x80\x02Nr\xff\xff\xff\xff0.",
-        b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f.",
-        b"I" + b"9" * 100_000 + b"\n.",
-        b"(" * 10**5,
-    ],
+    "content", [*(pickle.dumps(table, protocol=protocol) for table in TABLES for protocol in (0, 4)), *RAW]
 )
-def test_a_pickle_that_would_take_forever_or_all_memory_is_refused(tmp_path: Path, data: bytes) -> None:
-    files = {**cifar(10)[0], "batches.meta": data}
-    with pytest.raises(ValueError, match=r"batches\.meta: .*; download it again"):
-        open_data("path", write_archive(tmp_path / "c.tar.gz", files))
-
-
-def test_labels_that_contain_themselves_are_refused(tmp_path: Path) -> None:
-    loop: list[object] = []
-    loop += [loop] * 4
-    for labels in (loop, [2**70] * 4, [0], [0.5] * 4, 3):
-        content = pickle.dumps({b"data": rows(4, 0), b"labels": labels}, protocol=3)
-        with pytest.raises(ValueError, match="download it again"):
-            open_data("path", write_archive(tmp_path / "c.tar", {**cifar(10)[0], "data_batch_1": content}))
+def test_a_pickle_of_something_else_is_refused_and_calls_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ValueError, match=r"data_batch_1: .*; download it again"):
+        open_data("path", write_archive(tmp_path / "c.tar", {**cifar(10)[0], "data_batch_1": content}))
+    assert list((tmp_path / "here").iterdir()) == []
 
 
 def test_the_python_2_form_of_an_array_is_read() -> None:

@@ -13,11 +13,12 @@ from PIL import Image
 
 from conadv.config import Data, Recipe
 from conadv.task.augment import AUGMENTATIONS, augmentation
-from conadv.task.data import DataSet, Stream, evaluation_batches, open_data
+from conadv.task.data import DataSet, open_data
 from conadv.task.data import fit as fit_module
-from conadv.task.data.embedded import digits
+from conadv.task.data.arrays import digits
 from conadv.task.data.fit import Fit, fitted, keep, resized
 from conadv.task.data.source import Arrays, Picture, Source
+from conadv.task.stream import Stream, evaluation_batches
 from conadv.trainer.build import build_stream
 from conadv.trainer.build_task import build_task
 from task.data.samples import jpeg_set, picture, write_folder, write_shards_by_hand
@@ -118,10 +119,9 @@ def chunks(data: DataSet, name: str, size: int | None, workers: int, views: bool
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-@pytest.mark.parametrize("size", [16, 20, None])
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize(("size", "workers"), [(16, 0), (20, 3)])
 def test_training_sees_the_same_bytes_with_and_without_memory(
-    data: DataSet, name: str, size: int | None, workers: int
+    data: DataSet, name: str, size: int, workers: int
 ) -> None:
     views = name != "none"
     augment = augmentation(name, size, views)

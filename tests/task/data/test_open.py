@@ -12,19 +12,21 @@ import torch
 from PIL import Image
 
 from conadv.task.augment import augmentation
-from conadv.task.data import DataSet, Fit, Stream, evaluation_batches, open_data
+from conadv.task.data import DataSet, Fit, open_data
 from conadv.task.data.open import find_data
+from conadv.task.stream import Stream, evaluation_batches
 from task.data.samples import (
+    cifar,
     encode,
     jpeg_set,
     members_of,
     picture,
+    write_archive,
     write_folder,
     write_hub,
     write_shards_by_hand,
     write_tar,
 )
-from task.data.test_arrays import cifar
 
 TRAIN, TEST = jpeg_set(12, height=20, width=24), jpeg_set(4, height=20, width=24)
 
@@ -57,20 +59,16 @@ def read(stream: Stream) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_forms_are_recognized(tmp_path: Path, kind: str) -> None:
-    found = find_data(Path(WRITERS[kind](tmp_path / "toy", TRAIN, TEST)))
-    assert found.kind == kind
-    assert (len(found.data.train), len(found.data.test), len(found.data.train.classes)) == (12, 4, 2)
-    assert found.data.name == "toy"
+    found, data = find_data(WRITERS[kind](tmp_path / "toy", TRAIN, TEST))
+    assert (found, data.name) == (kind, "toy")
+    assert (len(data.train), len(data.test), len(data.train.classes)) == (12, 4, 2)
+    if kind == "image folder":
+        assert find_data(write_archive(tmp_path / "c.tar", cifar(10)[0]))[0] == "CIFAR's own files"
 
 
-def test_cifar_is_recognized(tmp_path: Path) -> None:
-    for name, content in cifar(10)[0].items():
-        (tmp_path / name).write_bytes(content)
-    assert find_data(tmp_path).kind == "CIFAR's own files"
-
-
-@pytest.mark.parametrize("size", [16, None])
-@pytest.mark.parametrize("augment", ["none", "crop-flip", "resized-crop", "autoaugment-imagenet"])
+@pytest.mark.parametrize(
+    ("augment", "size"), [("none", 16), ("crop-flip", None), ("resized-crop", 16), ("autoaugment-imagenet", 16)]
+)
 def test_every_form_of_the_same_images_gives_bitwise_the_same_stream(
     tmp_path: Path, augment: str, size: int | None
 ) -> None:
@@ -90,14 +88,12 @@ def test_every_form_of_the_same_images_gives_bitwise_the_same_stream(
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(stream, first, strict=True)), kind
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_image_larger_than_needed_is_shrunk_while_decoded_to_nearly_the_same(tmp_path: Path, workers: int) -> None:
+def test_an_image_larger_than_needed_is_shrunk_while_decoded_to_nearly_the_same(tmp_path: Path) -> None:
     """A JPEG decoded at a fraction of its size is not the same bytes, but looks the same."""
     large = jpeg_set(4, height=160, width=200)
     streams = [
-        stream_of(open_data("path", write(tmp_path / kind, large, large)), "resized-crop", workers)
-        for kind, write in WRITERS.items()
-        if kind in ("tar shards", "NumPy arrays")
+        stream_of(open_data("path", WRITERS[kind](tmp_path / kind, large, large)), "resized-crop")
+        for kind in ("tar shards", "NumPy arrays")
     ]
     for ours, exact in zip(*streams, strict=True):
         assert (ours.float() - exact.float()).abs().mean() < 4
@@ -152,7 +148,8 @@ def test_the_search_for_damage_is_done_once_until_a_file_changes(
     root = spoil(tmp_path / "bad")
     open_data("path", root, damaged="skip")
     with monkeypatch.context() as patch:
-        patch.setattr("conadv.task.data.open.ordered_map", None)  # whoever decodes now fails
+        patch.setattr("conadv.task.data.decode._open", None)  # whoever decodes now fails
+        patch.setattr("conadv.task.data.open.ThreadPoolExecutor", None)
         assert len(open_data("path", root, damaged="skip").skipped) == 3
     (root / "val" / "class1" / "notes.jpg").unlink()
     assert len(open_data("path", root, damaged="skip").skipped) == 2
@@ -254,8 +251,7 @@ def assert_same(own: DataSet, other: DataSet) -> None:
         assert all(np.array_equal(mine.image(index), theirs.image(index)) for index in range(len(mine)))
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-@pytest.mark.parametrize("train_size", [None, 5])
+@pytest.mark.parametrize(("kind", "train_size"), list(zip(WRITERS, [5, None, None, 5], strict=True)))
 def test_every_process_gets_what_one_of_them_lists(tmp_path: Path, kind: str, train_size: int | None) -> None:
     """Below a path of its own, and without a look at what the other listed."""
     places = [WRITERS[kind](tmp_path / name, TRAIN, TEST) for name in ("here", "there")]

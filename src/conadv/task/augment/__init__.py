@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from conadv.task.augment.autoaugment import AutoAugment, RandAugment
 from conadv.task.augment.geometry import DRAWS, ResizedCrop, Shift
 from conadv.task.augment.policies import CIFAR10, IMAGENET
-from conadv.task.data.draws import Seeds, mix_all, uniforms
 from conadv.task.data.fit import Fit, fitted
 from conadv.task.data.source import Planes, Source
+from conadv.task.draws import Seeds, mix_all, uniforms
 
 __all__ = ["AUGMENTATIONS", "Augmentation", "augmentation"]
 

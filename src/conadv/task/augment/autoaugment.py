@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
 from conadv.task.augment.policies import SubPolicy
-from conadv.task.data.draws import Seeds, uniforms
 from conadv.task.data.source import Pixels, Planes
+from conadv.task.draws import Seeds, uniforms
 
 OPERATIONS = (
     "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from conadv.task.data.draws import Seeds, uniforms
 from conadv.task.data.fit import Box, check_side, resized
 from conadv.task.data.source import Picture, Planes
+from conadv.task.draws import Seeds, uniforms
 
 
 @dataclass(frozen=True)

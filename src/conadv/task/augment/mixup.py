@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from conadv.task.data.draws import Seeds, mix_all, uniforms
 from conadv.task.data.fit import Box
 from conadv.task.data.source import Labels, Planes
+from conadv.task.draws import Seeds, mix_all, uniforms
 
 SoftLabels = NDArray[np.float32]
 """Shares of the classes that sum to 1, (N, classes)."""

@@ -12,8 +12,7 @@ from io import BytesIO
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from conadv.task.data.bounds import MAX_PIXELS
-from conadv.task.data.source import DamagedError, Picture, Pixels
+from conadv.task.data.source import Picture, Pixels, naming
 
 try:
     import simplejpeg
@@ -24,39 +23,25 @@ except ImportError:  # the extra "fast"
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"})
 _MODES = {1: "L", 3: "RGB"}
-# Each scan of a progressive JPEG goes over all pixels; ordinary files have at most a dozen.
-_MAX_SCANS = 500
-_MAX_SCANNED = 20 * MAX_PIXELS
+_MAX_PIXELS = 89_478_485  # of one image: Pillow's own limit, 270 MB decoded
 
 
 def open_picture(data: bytes, channels: int, name: str) -> Picture:
-    """The image in the bytes of a file, with 1 (grey) or 3 (RGB) channels, not decoded yet."""
+    """The image in the bytes of a file, with 1 (grey) or 3 (RGB) channels, not decoded yet.
+
+    A damaged one raises errors of any kind: call it within `naming`.
+    """
     plain = _plain_jpeg_size(data)
-    try:
-        height, width = plain or _size(_open(data))
-    except Exception as error:  # decoders fail in many ways on damaged bytes
-        raise DamagedError(name, _reason(error)) from error
-    if height * width > MAX_PIXELS:
-        raise DamagedError(name, f"{width} × {height} pixels are more than the limit of {MAX_PIXELS:,}")
-    # The mark of a scan cannot occur within the data of one.
-    scans = data.count(b"\xff\xda") if data.startswith(b"\xff\xd8") else 0
-    if scans > _MAX_SCANS or scans * height * width > _MAX_SCANNED:
-        raise DamagedError(name, f"a JPEG of {scans:,} scans, which would take too long to decode; save it again")
+    height, width = plain or _size(_open(data))
+    if height * width > _MAX_PIXELS:
+        raise ValueError(f"{width} × {height} pixels are more than the limit of {_MAX_PIXELS:,}")
 
     def pixels(shrink: int) -> Pixels:
         # JPEG shrinks blocks of 8 × 8 pixels; for an image smaller than that, the decoders differ.
         shrink = shrink if min(height, width) >= 8 else 1
-        try:
+        with naming(name):
             decoded = _fast(data, channels, -(-height // shrink), -(-width // shrink)) if plain else None
-            if decoded is None:
-                decoded = _decode(_open(data), channels, shrink)
-        except MemoryError:  # the image is not at fault, and must not be cached as damaged
-            raise MemoryError(f"{name}: not enough memory to decode {width} × {height} pixels") from None
-        except Exception as error:
-            raise DamagedError(name, _reason(error)) from error
-        if decoded.shape[:2] not in {(-(-height // factor), -(-width // factor)) for factor in (1, 2, 4, 8)}:
-            raise DamagedError(name, "the decoded size differs from the one in its header")
-        return decoded
+            return _decode(_open(data), channels, shrink) if decoded is None else decoded
 
     return Picture(height, width, pixels)
 
@@ -86,7 +71,10 @@ def _fast(data: bytes, channels: int, height: int, width: int) -> Pixels | None:
 
 
 def _open(data: bytes) -> Image.Image:
-    return Image.open(BytesIO(data), formats=_FORMATS)
+    try:
+        return Image.open(BytesIO(data), formats=_FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError("not an image of a known format") from None
 
 
 def _size(image: Image.Image) -> tuple[int, int]:
@@ -117,11 +105,3 @@ def _orientation(image: Image.Image) -> int:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
         return value if value in range(1, 9) else 1
     return 1
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"more than the limit of {MAX_PIXELS:,} pixels"
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image of a known format"
-    return str(error) or type(error).__name__

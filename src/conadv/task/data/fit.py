@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from conadv.task.data.bounds import free_memory
+from conadv.memory import free_memory
 from conadv.task.data.source import Arrays, DamagedError, DataSet, Picture, Planes, Source
 
 Box = tuple[int, int, int, int]
@@ -67,33 +67,43 @@ def resized(picture: Picture, box: Box, size: int) -> Planes:
     return planes
 
 
-def fitted(source: Source, indices: NDArray[np.int64], fit: Fit) -> Planes:
-    """These images as evaluation sees them, (N, C, H, W), from memory or decoded now."""
-    if isinstance(source.kept, Kept) and source.kept.fit == fit:
-        return source.kept.planes(source, indices)
-    return _decoded(source, indices, fit)
-
-
+@dataclass(frozen=True)
 class Kept:
     """Images in memory, resized by `fit`, each from when it is first requested.
 
     Threads share it without a lock: if two decode the same image, they write the same bytes.
     """
 
-    def __init__(self, fit: Fit, count: int, shape: tuple[int, ...]) -> None:
-        self.fit, self._images = fit, np.empty((count, *shape), np.uint8)
-        self._there = np.zeros(count, np.bool_)
+    fit: Fit
+    images: Planes
+    there: NDArray[np.bool_]
 
-    def planes(self, source: Source, indices: NDArray[np.int64]) -> Planes:
-        """These images, (N, C, H, W)."""
-        missing = indices[~self._there[indices]]
-        if len(missing):
-            made = _decoded(source, missing, self.fit)
-            if made.shape[1:] != self._images.shape[1:]:
-                raise _shapes_differ(source, int(missing[0]), made.shape[1:], 0, self._images.shape[1:])
-            self._images[missing] = made
-            self._there[missing] = True
-        return self._images[indices]
+
+def fitted(source: Source, indices: NDArray[np.int64], fit: Fit) -> Planes:
+    """These images as evaluation sees them, (N, C, H, W), from memory or decoded now."""
+    kept = source.kept
+    if not isinstance(kept, Kept) or kept.fit != fit:
+        return _decoded(source, indices, fit)
+    missing = indices[~kept.there[indices]]
+    if len(missing):
+        kept.images[missing] = _decoded(source, missing, fit, kept.images.shape[1:])
+        kept.there[missing] = True
+    return kept.images[indices]
+
+
+def _decoded(source: Source, indices: NDArray[np.int64], fit: Fit, shape: tuple[int, ...] | None = None) -> Planes:
+    if isinstance(source.pictures, Arrays) and fit.keeps(*source.pictures.images.shape[1:3]):
+        return source.pictures.images[source.rows[indices]].transpose(0, 3, 1, 2)
+    images: list[Planes] = []
+    for index in indices.tolist():
+        images.append(fit(source.picture(index)))
+        shape = shape or images[0].shape
+        if images[-1].shape != shape:
+            raise ValueError(
+                f"{source.name(index)} has shape {images[-1].shape}, and others have {shape}: set data.image_size to "
+                "resize them all"
+            )
+    return np.stack(images)
 
 
 def keep(data: DataSet, fit: Fit, megabytes: int, train: bool = True) -> DataSet:
@@ -106,23 +116,22 @@ def keep(data: DataSet, fit: Fit, megabytes: int, train: bool = True) -> DataSet
         train: Whether training uses `fit`.
 
     Returns:
-        The data set. If images will be decoded again in every epoch, `DataSet.notes` says so.
+        The data set. If training images will be decoded again in every epoch, `DataSet.notes` says so.
     """
-    room = megabytes * _MIB
-    parts, notes = {"train": copy.copy(data.train), "test": copy.copy(data.test)}, list(data.notes)
+    room, notes = megabytes * _MIB, data.notes
+    parts = {"train": copy.copy(data.train), "test": copy.copy(data.test)}
     for part, source in parts.items():
         shape = _kept_shape(source, fit) if part == "test" or train else None
         if shape is None:
             continue
         size = len(source) * int(np.prod(shape))
         if size <= min(room, free_memory() // 2):
-            source.kept, room = Kept(fit, len(source), shape), room - size
+            images = np.empty((len(source), *shape), np.uint8)
+            source.kept, room = Kept(fit, images, np.zeros(len(source), np.bool_)), room - size
         elif megabytes and part == "train":
-            notes.append(
-                f"{part} images are decoded in every epoch: they take {size / _MIB:,.0f} MiB, more than is left of "
-                f"data.memory {megabytes}"
-            )
-    return replace(data, train=parts["train"], test=parts["test"], notes=tuple(notes))
+            needed = f"{size / _MIB:,.0f} MiB, more than is left of data.memory {megabytes}"
+            notes += (f"train images are decoded in every epoch: they take {needed}",)
+    return replace(data, train=parts["train"], test=parts["test"], notes=notes)
 
 
 def _kept_shape(source: Source, fit: Fit) -> tuple[int, ...] | None:
@@ -133,20 +142,3 @@ def _kept_shape(source: Source, fit: Fit) -> tuple[int, ...] | None:
         return fit(source.picture(0)).shape
     except DamagedError:  # reported when the image is needed
         return None
-
-
-def _decoded(source: Source, indices: NDArray[np.int64], fit: Fit) -> Planes:
-    if isinstance(source.pictures, Arrays) and fit.keeps(*source.pictures.images.shape[1:3]):
-        return source.pictures.images[source.rows[indices]].transpose(0, 3, 1, 2)
-    images: list[Planes] = []
-    for index in indices.tolist():
-        images.append(fit(source.picture(index)))
-        if images[-1].shape != images[0].shape:
-            raise _shapes_differ(source, index, images[-1].shape, int(indices[0]), images[0].shape)
-    return np.stack(images)
-
-
-def _shapes_differ(source: Source, one: int, its: tuple[int, ...], other: int, shape: tuple[int, ...]) -> ValueError:
-    return ValueError(
-        f"{source.name(one)} has shape {its} and {source.name(other)} {shape}: set data.image_size to resize them all"
-    )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conadv.task.data.open import find_data
+from conadv.task.data.open import find_data, without_damaged
 from conadv.task.data.source import naming, one_line
 
 _LISTED = 20  # damaged files in the text
@@ -23,11 +23,11 @@ def inspect_data(path: str | Path, channels: int = 3) -> dict[str, Any]:
         For "train" and "test": the number of images, those of each class, and their sizes; and all that is damaged.
     """
     with naming(path):
-        found = find_data(path, channels)
-        data, sizes = found.healthy()
+        kind, found = find_data(path, channels)
+        data, sizes = without_damaged(found)
     uses = Counter(data.train.classes)  # several classes may have the same name
     classes = [name if uses[name] == 1 else f"{name} ({number})" for number, name in enumerate(data.train.classes)]
-    report: dict[str, Any] = {"path": str(path), "kind": found.kind}
+    report: dict[str, Any] = {"path": str(path), "kind": kind}
     for part, source in (("train", data.train), ("test", data.test)):
         by_class = np.bincount(source.labels, minlength=len(classes)).tolist()
         height, width = (_spread(side) for side in sizes[part].T)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from conadv.task.data.decode import open_picture, pixels_of
 from conadv.task.data.files import read_file
-from conadv.task.data.source import DamagedError, Picture, Source, naming, number_names
+from conadv.task.data.source import DamagedError, Found, Picture, labelled, naming
 from conadv.task.libraries import load_callable
 
 HUB = "hf:"
@@ -58,7 +58,7 @@ def _picture(image: Any, channels: int, name: str) -> Picture:
     return Picture(image.shape[0], image.shape[1], lambda shrink: image)
 
 
-def open_own(reference: str, channels: int) -> tuple[Source, Source | None]:
+def open_own(reference: str, channels: int) -> Found:
     """Training and test images of `package.module:callable`.
 
     It is called without arguments, and returns a Dataset, or a pair of them for training and test. An item is (image,
@@ -72,20 +72,16 @@ def open_own(reference: str, channels: int) -> tuple[Source, Source | None]:
         labels = [
             part.targets if hasattr(part, "targets") else [part[row][1] for row in range(len(part))] for part in parts
         ]
-        train, test = _sources(reference, parts, 0, labels, getattr(parts[0], "classes", ()), channels)
+        found = _found(reference, parts, 0, labels, getattr(parts[0], "classes", ()), channels)
         with suppress(DamagedError):  # reported when the image is needed
+            train = found.parts[0]
             if len(train) and not np.array_equal(train.image(0), train.image(0)):
                 raise ValueError("its first image is another one each time: leave augmentation to the trainer")
-    return train, test
+    return found
 
 
-def open_hub(reference: str, channels: int) -> tuple[Source, Source | None, str]:
-    """Training and test images, and a digest of their state.
-
-    Args:
-        reference: hf:NAME for a data set of the hub, hf:PATH for a folder of Parquet files or of `save_to_disk`.
-        channels: 1 (grey) or 3 (RGB).
-    """
+def open_hub(reference: str, channels: int) -> Found:
+    """Training and test images of hf:NAME, a data set of the hub, or hf:PATH, a folder of Parquet or `save_to_disk`."""
     try:
         import datasets
     except ImportError as error:
@@ -96,16 +92,14 @@ def open_hub(reference: str, channels: int) -> tuple[Source, Source | None, str]
         path = reference.removeprefix(HUB)
         saved = (Path(path) / "dataset_dict.json").is_file()
         splits = datasets.load_from_disk(path) if saved else datasets.load_dataset(path)
-        test = [name for name in _TEST_SPLITS if name in splits][:1]
         if "train" not in splits:
             raise ValueError(f"its splits are {', '.join(splits)}; it needs one called train")
-        parts = [splits[name] for name in ("train", *test)]
+        parts = [splits[name] for name in ("train", *[name for name in _TEST_SPLITS if name in splits][:1])]
         features = parts[0].features
         image, label = _column(features, datasets.Image, _IMAGES), _column(features, datasets.ClassLabel, _LABELS)
         labels = [part[label] for part in parts]
         encoded = [part.select_columns([image]).cast_column(image, datasets.Image(decode=False)) for part in parts]
-        sources = _sources(reference, encoded, image, labels, getattr(features[label], "names", ()), channels)
-    return *sources, "-".join(part._fingerprint for part in parts)
+        return _found(reference, encoded, image, labels, getattr(features[label], "names", ()), channels)
 
 
 def _column(features: Any, kind: type, names: tuple[str, ...]) -> str:
@@ -116,19 +110,16 @@ def _column(features: Any, kind: type, names: tuple[str, ...]) -> str:
     raise ValueError(f"its columns are {', '.join(features)}; it needs an image and a label")
 
 
-def _sources(
+def _found(
     reference: str,
     parts: Sequence[Any],
     column: int | str,
     labels: Sequence[Any],
     classes: Iterable[Any],
     channels: int,
-) -> tuple[Source, Source | None]:
-    """Training images, and test images if there is a second part; -1 stands for a missing label, and is refused."""
+) -> Found:
+    """The items of one or two parts; -1 stands for a missing label, and is refused."""
+    names = (f"{reference} train", f"{reference} test")[: len(parts)]
+    items = [Items(name, part, column, channels) for name, part in zip(names, parts, strict=True)]
     numbers = [np.array([-1 if label is None else int(label) for label in own], np.int64) for own in labels]
-    names = tuple(map(str, classes)) or number_names(*numbers)
-    train, *test = (
-        Source(Items(f"{reference} {part}", items, column, channels), own, names)
-        for part, items, own in zip(("train", "test")[: len(parts)], parts, numbers, strict=True)
-    )
-    return train, test[0] if test else None
+    return Found(labelled(items, numbers, tuple(map(str, classes))))

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from conadv.task.data.bounds import MAX_CLASSES, MAX_PIXELS
 
 # Bytes as stored in files: (H, W, C) for one image, (N, H, W, C) for several.
 Pixels = NDArray[np.uint8]
@@ -25,13 +23,13 @@ Labels = NDArray[np.int64]
 
 DAMAGE_ADVICE = "repair the data, or leave out what is damaged (data.damaged skip)"
 _LINE = 1000  # characters
+_MAX_CLASSES = 100_000  # more than any data set has: a label beyond it is a mistake, not a class
 
 
 def one_line(text: object) -> str:
     """A text or the message of an exception as one printable line, whatever a file put into it."""
     words = " ".join(str(text).split()) or type(text).__name__
-    printable = "".join(character if character.isprintable() else "?" for character in words)
-    return printable if len(printable) <= _LINE else f"{printable[:_LINE]}…"
+    return "".join(character if character.isprintable() else "?" for character in words[:_LINE])
 
 
 class DamagedError(ValueError):
@@ -50,18 +48,16 @@ def naming(name: object, advice: str = "") -> Iterator[None]:
     except DamagedError:
         raise
     except MemoryError:
-        raise ValueError(f"{one_line(name)}: not enough memory to read it; close other programs") from None
-    except OSError as error:
-        reason = error.strerror or one_line(error)
-        raise DamagedError(error.filename or name, f"{reason}; {advice}" if advice else reason) from error
-    except Exception as error:  # parsers fail in many ways on damaged bytes
-        if str(error).startswith(f"{one_line(name)}: "):
-            raise  # it is named already
-        raise DamagedError(name, f"{one_line(error)}; {advice}" if advice else error) from error
+        raise ValueError(f"{one_line(name)}: not enough memory to read it; lower data.memory or data.workers") from None
+    except Exception as error:  # readers fail in many ways on damaged bytes
+        if isinstance(error, OSError):
+            name, reason = error.filename or name, error.strerror or one_line(error)
+        else:
+            reason = one_line(error)
+        raise DamagedError(name, f"{reason}; {advice}" if advice else reason) from error
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """An image whose size is known, and whose pixels are decoded on demand."""
 
     height: int
@@ -86,8 +82,6 @@ class Arrays:
             raise ValueError(
                 f"images are {images.dtype} of shape {images.shape}: make them uint8 of shape (N, H, W, C)"
             )
-        if images.shape[1] * images.shape[2] > MAX_PIXELS:
-            raise ValueError(f"images of shape {images.shape[1:]}: an image has at most {MAX_PIXELS:,} pixels")
         self.images: Pixels = images
 
     def name(self, row: int) -> str:
@@ -164,24 +158,33 @@ class DataSet:
     test: Source
     name: str
     skipped: tuple[DamagedError, ...] = ()
-    """Images that were left out because they cannot be used."""
+    """What was left out because it cannot be used."""
     notes: tuple[str, ...] = ()
     """Messages for the user about how the data is read, one line each."""
 
     def __post_init__(self) -> None:
-        if self.train.classes != self.test.classes:
-            raise ValueError(
-                "training and test images have different classes "
-                f"({len(self.train.classes)} and {len(self.test.classes)}): use the same ones in both"
-            )
+        assert self.train.classes == self.test.classes
         for part, source in (("training", self.train), ("test", self.test)):
             if len(source) == 0:
                 raise ValueError(f"no {part} images that can be used")
 
 
-def number_names(*labels: NDArray[Any]) -> tuple[str, ...]:
-    """Names for classes that are known by number only: 0 to the largest label."""
-    largest = max(int(part.max(initial=0)) for part in labels)
-    if largest >= MAX_CLASSES:
-        raise ValueError(f"label {largest}: more than {MAX_CLASSES:,} classes are not supported; number them from 0 on")
-    return tuple(str(number) for number in range(largest + 1))
+class Found(NamedTuple):
+    """What a format has."""
+
+    parts: Sequence[Source]
+    """Training images, and test images if there are any."""
+    problems: Sequence[DamagedError] = ()
+    """What is damaged, as far as one sees without decoding; these images are not in the parts."""
+
+
+def labelled(
+    pictures: Sequence[Pictures], labels: Sequence[NDArray[Any]], classes: tuple[str, ...] | None = None
+) -> list[Source]:
+    """A source for each part; without names for the classes, these are 0 to the largest label."""
+    if not classes:
+        largest = max(int(part.max(initial=0)) for part in labels)
+        if largest >= _MAX_CLASSES:
+            raise ValueError(f"label {largest}: more than {_MAX_CLASSES:,} classes are not supported; number from 0 on")
+        classes = tuple(str(number) for number in range(largest + 1))
+    return [Source(part, own, classes) for part, own in zip(pictures, labels, strict=True)]

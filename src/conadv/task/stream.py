@@ -22,9 +22,9 @@ from torch import Tensor
 
 from conadv.core.batch import Chunk, Chunked
 from conadv.memory import is_out_of_memory
-from conadv.task.data.draws import Seeds, mix_all, permutation
 from conadv.task.data.fit import Fit, fitted
 from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Labels, Planes, Source
+from conadv.task.draws import Seeds, mix_all, permutation
 
 # Separate streams of random numbers.
 _ORDER, _AUGMENT, _MIX = 11, 12, 13

@@ -23,10 +23,20 @@ import numpy as np
 from PIL import Image
 
 from conadv.task.augment import augmentation
-from conadv.task.data import Fit, Stream, evaluation_batches, open_data
+from conadv.task.data import Fit, open_data
 from conadv.task.data.inspection import as_lines, inspect_data
-from task.data.samples import encode, jpeg_set, members_of, picture, write_folder, write_shards_by_hand, write_tar
-from task.data.test_arrays import cifar, write_archive
+from conadv.task.stream import Stream, evaluation_batches
+from task.data.samples import (
+    cifar,
+    encode,
+    jpeg_set,
+    members_of,
+    picture,
+    write_archive,
+    write_folder,
+    write_shards_by_hand,
+    write_tar,
+)
 
 EXTREMES = (0, 1, 2**7, 2**8 - 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**60, 2**63 - 1, 2**64 - 1)
 TRAIN, TEST = jpeg_set(6, height=10, width=12), jpeg_set(2, height=10, width=12)

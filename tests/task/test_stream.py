@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from conadv.core.batch import Chunked
 from conadv.task.augment import Fit, augmentation
-from conadv.task.data.embedded import digits, synthetic
+from conadv.task.data.arrays import digits, synthetic
 from conadv.task.data.source import Arrays, DamagedError, Picture, Source
-from conadv.task.data.stream import Stream, evaluation_batches, ordered_map
+from conadv.task.stream import Stream, evaluation_batches, ordered_map
 
 
 def numbered(number: int) -> Source:

@@ -1,16 +1,23 @@
-"""Data that needs no download: handwritten digits, and synthetic images of any shape for speed tests."""
+"""Images that are arrays: handwritten digits and synthetic images, which need no file of yours, and NumPy's files."""
 
 from __future__ import annotations
 
 import math
+import zipfile
+from collections.abc import Collection
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 
-from conadv.task.data.bounds import check_memory
-from conadv.task.data.draws import mix_all, stratified
-from conadv.task.data.source import Arrays, DataSet, Source
+from conadv.memory import check_memory
+from conadv.task.data.files import class_names
+from conadv.task.data.source import Arrays, DataSet, Found, Source, labelled, naming
+from conadv.task.draws import mix_all, stratified
 
+# Training images and labels, test images and labels: our names, and those of Keras.
+_NAMES = (("train_images", "train_labels", "test_images", "test_labels"), ("x_train", "y_train", "x_test", "y_test"))
+_ADVICE = "write it again with numpy.save or numpy.savez"
 # A constant, not a user's seed: the synthetic pixels are the same in every run.
 _PIXELS = 8128
 
@@ -54,3 +61,37 @@ def _noise(shape: tuple[int, int, int], classes: tuple[str, ...], count: int, pa
         strip, (count, *shape), (1, width * channels, channels, 1), writeable=False
     )
     return Source(Arrays(windows), np.arange(count) % len(classes), classes)
+
+
+def find_arrays(path: Path, channels: int) -> Found | None:
+    """The images and labels in this .npz file or folder of .npy files, which keep their channels."""
+    arrays = []
+    if path.is_dir():
+        for name in _chosen([file.stem for file in path.glob("*.npy") if file.is_file()]):
+            with naming(path / f"{name}.npy", _ADVICE):  # memory-mapped: arrays may be larger than memory
+                arrays.append(np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False))
+    elif path.suffix == ".npz" and path.is_file():
+        with naming(path, _ADVICE), zipfile.ZipFile(path) as archive:
+            sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
+        names = _chosen(sizes)
+        advice = "save the arrays as .npy files in a folder, which need not fit into memory"
+        check_memory(sum(sizes[name] for name in names), "the arrays", advice)
+        with naming(path, _ADVICE), np.load(path, allow_pickle=False) as stored:
+            arrays = [stored[name] for name in names]
+    if not arrays:
+        return None
+    # (N, H, W) means grey, and Keras has labels of shape (N, 1).
+    images = [array[..., None] if array.ndim == 3 else array for array in arrays[0::2]]
+    labels = [np.array(array[:, 0] if array.shape[1:] == (1,) else array) for array in arrays[1::2]]
+    for part, own in zip(images, labels, strict=True):
+        if own.shape != part.shape[:1]:
+            raise ValueError(f"{len(part)} images have labels of shape {own.shape}: give one number per image")
+    return Found(labelled([Arrays(part) for part in images], labels, class_names(path)))
+
+
+def _chosen(present: Collection[str]) -> list[str]:
+    """The names of the arrays that are there, if they include those to train on."""
+    for names in _NAMES:
+        if set(names[:2]) <= set(present):
+            return [name for name in names if name in present]
+    return []

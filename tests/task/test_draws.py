@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conadv.core.seeds import mix
-from conadv.task.data.draws import mix_all, permutation, stratified, uniforms
+from conadv.task.draws import mix_all, permutation, stratified, uniforms
 
 numbers = st.integers(-(2**63), 2**63 - 1)
 
