@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import pytest
 import torch
@@ -91,14 +90,3 @@ def test_a_state_of_the_other_branch_is_refused(kind: type[ConAdv] | type[Recycl
     with pytest.raises(ValueError, match="it has twin_branch adv instead of main"):
         made[1].load_state_dict(made[0].state_dict())
     made[1].load_state_dict(made[1].state_dict())
-
-
-def test_a_state_from_before_the_setting_existed_is_one_of_adv() -> None:
-    made = [Recycled(split_batchnorm(small_cnn()), F.cross_entropy, MAIN, twin_branch=name) for name in ("adv", "main")]
-    old = made[0].state_dict()
-    about = json.loads(bytes(old["about"].tolist()))
-    del about["twin_branch"]
-    old["about"] = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
-    made[0].load_state_dict(old)
-    with pytest.raises(ValueError, match="it has twin_branch adv instead of main"):
-        made[1].load_state_dict(old)

@@ -12,6 +12,7 @@ A method says which passes a chunk takes: branch of BatchNorm, images, weight in
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -48,15 +49,54 @@ class Vanilla(Method):
     def passes(self, k: int, chunk: Batch) -> list[Pass]:
         return self._step.clean(chunk, 1.0)
 
-    def _settings(self) -> dict[str, Any]:
-        return {"method": "Vanilla"}
+    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {}
 
-    def _shared(self) -> dict[str, Any]:
-        return {}
+
+class WithTwins(Method):
+    """What `ConAdv` and `Recycled` share: an attack, and the weight of twins; both may be changed between steps."""
+
+    __slots__ = ("_adv_weight", "_attack", "share")
+
+    _attack: Attack
+    _adv_weight: float
+    share: TwinShare
+
+    @property
+    def attack(self) -> Attack:
+        """What generates the twins."""
+        return self._attack
+
+    @attack.setter
+    def attack(self, attack: Attack) -> None:
+        self._set(attack, self._adv_weight)
+
+    @property
+    def adv_weight(self) -> float:
+        """The share of the twins in the loss."""
+        return self._adv_weight
+
+    @adv_weight.setter
+    def adv_weight(self, adv_weight: float) -> None:
+        self._set(self._attack, adv_weight)
+
+    @abstractmethod
+    def _check(self, attack: Attack, adv_weight: float) -> None:
+        """Refuse an attack, or a weight, that the method cannot take."""
+
+    def _set(self, attack: Attack, adv_weight: float) -> None:
+        check_attack(attack)
+        self._check(attack, adv_weight)
+        self._attack, self._adv_weight = attack, adv_weight
+
+    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        step = self._step
+        kept = {"twin_share": float(self.share), "twin_branch": step.twin_branch, "shuffle_twins": step.shuffle.group}
+        return kept, {"adv_weight": self.adv_weight, **described(self.attack)}
 
 
 @final
-class ConAdv(Method):
+class ConAdv(WithTwins):
     """Learn from the images and from their twins, generated with the weights of `delay` updates ago.
 
     The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_t)`, where `x̂_t` was generated with the
@@ -82,7 +122,7 @@ class ConAdv(Method):
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
-    __slots__ = ("_adv_weight", "_attack", "_delay", "share")
+    __slots__ = ("_delay",)
 
     duties = Role.CLEAN | Role.ADV | Role.ATTACK
 
@@ -103,8 +143,9 @@ class ConAdv(Method):
         if delay < 0:
             raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
         super().__init__(model, loss, common, twin_branch, shuffle_twins)
-        self._delay, self.share = delay, TwinShare.from_number(twin_share)
-        self.adv_weight, self.attack = adv_weight, attack
+        self._delay = delay
+        self.share = TwinShare.from_number(twin_share)
+        self._set(attack, adv_weight)
         local = Local(model, delay, self.twin)
         self.twins: Twins = local if twins is None else twins.over(self, local)
 
@@ -122,44 +163,20 @@ class ConAdv(Method):
         return self._step.attack(self.attack, self.share, t, k, chunk)
 
     @property
-    def attack(self) -> Attack:
-        """What generates the twins; it may be replaced between steps."""
-        return self._attack
+    def delay(self) -> int:
+        return self._delay
 
-    @attack.setter
-    def attack(self, attack: Attack) -> None:
-        check_attack(attack)
+    def _check(self, attack: Attack, adv_weight: float) -> None:
         if self._step.twin_branch == "main" and getattr(attack, "branch", "main") != "main":
             raise ValueError('twin_branch="main" needs an attack through that branch: PGD(..., branch="main")')
-        self._attack = attack
-
-    @property
-    def adv_weight(self) -> float:
-        """The share of the twins in the loss; it may be changed between steps."""
-        return self._adv_weight
-
-    @adv_weight.setter
-    def adv_weight(self, adv_weight: float) -> None:
         if not 0 <= adv_weight <= 1:
             raise ValueError(f"adv_weight {adv_weight}: a part of the loss, from 0 to 1")
         if adv_weight == 1 and (self._step.twin_branch != "main" or float(self.share) != 1):
             raise ValueError('adv_weight 1 learns from twins only, all of them: twin_branch="main", twin_share=1')
-        self._adv_weight = adv_weight
-
-    @property
-    def delay(self) -> int:
-        return self._delay
-
-    def _settings(self) -> dict[str, Any]:
-        own = {"method": "ConAdv", "delay": self.delay, "twin_share": float(self.share)}
-        return own | {"twin_branch": self._step.twin_branch, "shuffle_twins": self._step.shuffle.group}
-
-    def _shared(self) -> dict[str, Any]:
-        return {"adv_weight": self.adv_weight, **described(self.attack)}
 
 
 @final
-class Recycled(Method):
+class Recycled(WithTwins):
     """Learn from the images and from the twins of the last batch, which its own backward pass gave almost for free.
 
     The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_{t-1})`, where `x̂_{t-1}` was generated with
@@ -177,7 +194,7 @@ class Recycled(Method):
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
-    __slots__ = ("_adv_weight", "_attack", "share")
+    __slots__ = ()
 
     duties = Role.CLEAN | Role.ADV
     delay = 1
@@ -196,7 +213,7 @@ class Recycled(Method):
     ) -> None:
         super().__init__(model, loss, common, twin_branch, shuffle_twins)
         self.share = TwinShare.from_number(twin_share)
-        self.adv_weight, self.attack = adv_weight, attack
+        self._set(attack, adv_weight)
         self.twins: Left = Left(model, self.twin)
 
     def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
@@ -236,31 +253,7 @@ class Recycled(Method):
         images = self.attack.along(some.images, gradient if chosen is None else gradient[chosen], seed)
         return Batch(images, some.labels, extra=some.extra)
 
-    @property
-    def attack(self) -> Attack:
-        """Whose step is taken along the gradient; it may be replaced between steps."""
-        return self._attack
-
-    @attack.setter
-    def attack(self, attack: Attack) -> None:
-        check_attack(attack)
+    def _check(self, attack: Attack, adv_weight: float) -> None:
         attack.check_reusable()
-        self._attack = attack
-
-    @property
-    def adv_weight(self) -> float:
-        """The share of the twins in the loss; it may be changed between steps."""
-        return self._adv_weight
-
-    @adv_weight.setter
-    def adv_weight(self, adv_weight: float) -> None:
         if not 0 <= adv_weight < 1:
             raise ValueError(f"adv_weight {adv_weight}: from 0 to below 1, since the clean loss brings the gradient")
-        self._adv_weight = adv_weight
-
-    def _settings(self) -> dict[str, Any]:
-        own = {"method": "Recycled", "twin_share": float(self.share)}
-        return own | {"twin_branch": self._step.twin_branch, "shuffle_twins": self._step.shuffle.group}
-
-    def _shared(self) -> dict[str, Any]:
-        return {"adv_weight": self.adv_weight, **described(self.attack)}

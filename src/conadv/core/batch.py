@@ -89,12 +89,7 @@ def select(batch: Batch, images: Tensor | None) -> Batch:
 
 
 def regrouped(batches: Sequence[Batch], order: Tensor) -> list[Batch]:
-    """The images of several batches in another order, cut into as many batches of equal size.
-
-    Args:
-        batches: of one size; every tensor of their labels and extra inputs has one entry per image.
-        order: the new order of all images, by number.
-    """
+    """The images of several batches of one size in another order, cut into as many batches."""
     size = len(batches[0].images)
     leaves, like = zip(*(tree_flatten((one.images, one.labels, dict(one.extra))) for one in batches), strict=True)
     if any(not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != size for own in leaves for leaf in own):

@@ -47,7 +47,6 @@ class PGD:
         random_start: probability, for each image, to start at a random point of the ball instead of the image.
         grid: draw random starts (linf) on whole 255ths, so that twins of 8-bit images are 8-bit images too.
         targeted: step towards a random wrong label instead of away from the right one.
-        classes: number of classes for a targeted attack on a model that does not return (N, classes) logits.
         mean: one number per channel, with `std`: the images were normalized with these. None: they are in [0, 1].
         std: one number per channel.
         low: smallest valid input before normalization; None: unbounded.
@@ -65,7 +64,6 @@ class PGD:
     random_start: float = 0.8
     grid: bool = False
     targeted: bool = False
-    classes: int | None = None
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     low: float | None = 0.0
@@ -212,19 +210,14 @@ class PGD:
             outputs = call(model, images)
             wrong = labels
             if towards is not None:  # `towards` picks one of the other labels
-                classes = self._count_classes(outputs)
+                if not isinstance(outputs, Tensor):
+                    raise ValueError("a targeted attack needs a model that returns logits, (N, classes)")
+                classes = outputs.shape[1]
                 wrong = (labels + 1 + (towards * (classes - 1)).long()) % classes
             value = loss(outputs, wrong) * len(images)
             return -value if self.targeted else value
 
         return input_gradient(model, total, images, partial(without_trace, model, self.branch, self.statistics, seed))
-
-    def _count_classes(self, outputs: Any) -> int:
-        if self.classes is not None:
-            return self.classes
-        if not isinstance(outputs, Tensor):
-            raise ValueError("a targeted attack on a model that returns no tensor of logits: pass PGD(classes=...)")
-        return outputs.shape[1]
 
     def _along(self, gradient: Tensor) -> Tensor:
         direction = self.direction or ("sign" if self.norm == "linf" else "unit")

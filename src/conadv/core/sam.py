@@ -7,9 +7,9 @@ delay 1    the uphill direction is that of the step before, so that both gradien
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Unpack, final
 
 import torch
@@ -20,7 +20,7 @@ from conadv.wrappers import is_sharded, unwrap
 from .attack import Loss, copied_buffers, unsplit_modules, without_trace
 from .batch import Batch
 from .roles import Role
-from .state import State, below
+from .state import State
 from .step import Common, Method, Pass
 
 # The uphill direction of one chunk: a tensor per trainable parameter, of length 1 together.
@@ -64,10 +64,8 @@ class Sam(Method):
 
     def passes(self, k: int, chunk: Batch) -> list[Pass]:
         """The gradient of L(θ_t + ρ·direction, x_t) for one chunk."""
-        if k == 0:
-            self.directions.check(self._step.count)
         images = self._step.clean(chunk, 1.0)
-        direction = self.directions.take(k, self._uphill(images, self.step, k))
+        direction = self.directions.take(k, self._step.count, self._uphill(images, self.step, k))
         return [each._replace(tracked=False, adversarial=True, within=self._moved(direction)) for each in images]
 
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
@@ -79,11 +77,8 @@ class Sam(Method):
     def delay(self) -> int:
         return self._delay
 
-    def _settings(self) -> dict[str, Any]:
-        return {"method": "Sam", "delay": self.delay, "rho": self.rho}
-
-    def _shared(self) -> dict[str, Any]:
-        return {}
+    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"rho": self.rho}, {}
 
     def direction(self, t: int, k: int, chunk: Batch) -> Direction:
         """The direction of chunk k of the batch of step t, with the weights that the model has now; leaves no trace."""
@@ -94,7 +89,7 @@ class Sam(Method):
     def _uphill(self, images: list[Pass], t: int, k: int) -> Direction:
         """The gradient of a chunk's loss at the current weights, scaled to length 1."""
         # With copies of the images, on which a model may work in place.
-        copies = [each._replace(batch=_copied(each.batch)) for each in images]
+        copies = [each._replace(batch=replace(each.batch, images=each.batch.images.clone())) for each in images]
         gradient = self._step.weight_gradient(copies, t, k, trained(self._step.model))
         length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradient)))
         return list(torch._foreach_div(gradient, length.clamp_min(torch.finfo(length.dtype).tiny)))
@@ -117,21 +112,15 @@ class Sam(Method):
 
 
 class Directions:
-    """The uphill directions of the chunks of a step and, with delay 1, of the step before.
-
-    Args:
-        model: the network.
-        delay: age of the direction that a chunk takes, 0 or 1; in the first step there is only its own.
-    """
+    """The uphill directions of the chunks of a step and, with delay 1, of the step before; the first step has none."""
 
     reads_ahead = 0
     per_rank = True
 
     def __init__(self, model: nn.Module, delay: int) -> None:
         self._model, self._delay = model, delay
-        self._before: deque[Direction] = deque()
+        self._before: list[Direction] = []
         self._now: list[Direction] = []
-        self._count = 0  # of the chunks of the step before
 
     def adopt(self, directions: Iterable[Direction]) -> None:
         """Let these be the directions of the step before, chunk by chunk."""
@@ -141,48 +130,36 @@ class Directions:
         shapes = [weight.shape for weight in trained(self._model)]
         if any([own.shape for own in direction] != shapes for direction in self._now):
             self._now = []  # other weights are trained now
-        self._before, self._now = deque(self._now if self._delay else ()), []
-        self._count = len(self._before)
+        self._before, self._now = self._now, []
 
-    def take(self, k: int, own: Direction) -> Direction:
-        """The direction that a chunk takes; its own is kept for the next step."""
+    def take(self, k: int, count: int, own: Direction) -> Direction:
+        """The direction that chunk k of `count` takes; its own is kept for the next step."""
+        if len(self._before) not in (0, count):
+            raise ValueError(
+                f"a batch of {count} chunks, after one of {len(self._before)}: sam with delay 1 needs batches of one "
+                "size (drop_last=True drops the smaller last one)"
+            )
         if self._delay:
             self._now.append(own)
-        return self._before.popleft() if self._count else own
-
-    def check(self, count: int) -> None:
-        """Refuse a batch with another number of chunks than the one before."""
-        if self._count not in (0, count):
-            raise ValueError(
-                f"a batch of {count} chunks, after one of {self._count}: sam with delay 1 needs batches of one size "
-                "(drop_last=True drops the smaller last one)"
-            )
+        return self._before[k] if self._before else own
 
     def end(self) -> None:
         """Do nothing: the directions of this step stay for the next one."""
 
     def reset(self) -> None:
-        self._before.clear()
-        self._now = []
+        self._before, self._now = [], []
 
     def state(self) -> tuple[dict[str, Any], State]:
-        kept = self._now if self._delay else []
-        return {}, {
-            f"{k}.{number}": tensor for k, direction in enumerate(kept) for number, tensor in enumerate(direction)
-        }
+        chunks = enumerate(self._now)
+        return {}, {f"{k}.{number}": own for k, direction in chunks for number, own in enumerate(direction)}
 
     def load(self, about: Mapping[str, Any], tensors: State) -> None:
         self.reset()
         device, size = next(self._model.parameters()).device, len(trained(self._model))
         for k in range(len(tensors) // size):
-            own = below(f"{k}.", tensors)
-            self._now.append([own[str(number)].to(device) for number in range(size)])
+            self._now.append([tensors[f"{k}.{number}"].to(device) for number in range(size)])
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
     """The trainable weights of a model without its wrappers."""
     return [weight for weight in unwrap(model).parameters() if weight.requires_grad]
-
-
-def _copied(batch: Batch) -> Batch:
-    return Batch(batch.images.clone(), batch.labels, extra=batch.extra)

@@ -247,10 +247,7 @@ def _allow_shared(model: nn.Module, kinds: Sequence[type[nn.Module]]) -> None:
 def _new_branch(layer: nn.Module, copies: dict[int, Tensor]) -> nn.Module:
     """Make a module that holds a branch: copies of the layer's own tensors, but none of its hooks or children.
 
-    Args:
-        layer: The layer before the split.
-        copies: The copies that were made for this branch so far, by the id of the tensor, so that a tensor that two
-            layers share is shared in the branch too.
+    `copies` has those of earlier layers by id, so that a tensor that two layers share is shared in the branch too.
     """
     branch = _empty_branch(layer)
     for name, parameter in layer._parameters.items():

@@ -63,13 +63,7 @@ def pack(about: Mapping[str, Any], tensors: Mapping[str, Tensor], own: bool, all
 
 
 def unpack(state: Mapping[str, Any], about: Mapping[str, Any], own: bool) -> tuple[dict[str, Any], State]:
-    """Unpack a state, after checking that it is of the same method on this rank.
-
-    Args:
-        state: what `state_dict` returned, perhaps read from a file.
-        about: what identifies the method that loads it.
-        own: the tensors belong to this rank alone.
-    """
+    """Unpack a state, after checking that it is of the method that `about` identifies and, if `own`, of this rank."""
     try:
         found = json.loads(bytes(state[_ABOUT].tolist()))
         names = ["method"] if found["method"] != about["method"] else list(about)

@@ -115,13 +115,7 @@ class Pass(NamedTuple):
 class Step:
     """Run the passes of a method, in chunks that have their own BatchNorm statistics.
 
-    Args:
-        model: the network, which may be wrapped (DistributedDataParallel, torch.compile).
-        loss: from outputs and labels to the mean over the images.
-        common: see `Common`.
-        twin_branch: the BatchNorm branch that twins go through, "adv" or "main". None: there are no twins, so that the
-            layers need to be split only if there are chunks.
-        shuffle_twins: see `Shuffle`.
+    Without twins (`twin_branch` None), the layers need to be split only if there are chunks.
     """
 
     def __init__(
@@ -478,12 +472,8 @@ class Method(ABC):
         """Steps between the weights that a twin is generated with and those that learn from it."""
 
     @abstractmethod
-    def _settings(self) -> dict[str, Any]:
-        """What a loaded state must share with this method, besides the chunk size and the seed."""
-
-    @abstractmethod
-    def _shared(self) -> dict[str, Any]:
-        """What has to be the same on all ranks, besides `_settings`."""
+    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Its own settings, the same on all ranks: those of which a loaded state must be, and others."""
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
         """Add the gradients of one step to `.grad`.
@@ -563,10 +553,12 @@ class Method(ABC):
             self.twins.reset()
 
     def _compared(self) -> dict[str, Any]:
-        return {**self._settings(), **self._shared()}
+        kept, others = self._settings()
+        return {"method": type(self).__name__, "delay": self.delay, **kept, **others}
 
     def _identity(self) -> dict[str, Any]:
-        return {**self._settings(), "chunk_size": self._step.chunk_size, "seed": self._step.seed}
+        own = {"method": type(self).__name__, "delay": self.delay, **self._settings()[0]}
+        return own | {"chunk_size": self._step.chunk_size, "seed": self._step.seed}
 
 
 def _unscaled(receive: Callable[[Tensor], None], factor: list[Tensor], gradient: Tensor) -> None:

@@ -56,11 +56,6 @@ class Local:
     Weights that were not changed since the last call belong to the same update: gradients are being accumulated. From
     then on one more version is kept, since the oldest is needed by every call of an update. Where accumulation begins
     in the middle of a run, the further calls of that first update take weights that are one update younger.
-
-    Args:
-        model: the network.
-        delay: age of the weights, in updates; 0: the current ones.
-        evaluate: the twin of a chunk, with the weights that the model has.
     """
 
     reads_ahead = 0
@@ -128,10 +123,6 @@ class Left:
     """Twins that the clean backward pass of a step leaves behind for the next one, in the order of their chunks.
 
     Where there are none, in the first step, a step evaluates the twins of its own batch.
-
-    Args:
-        model: the network, on whose device the twins of a loaded state belong.
-        evaluate: the twin of a chunk, with the weights that the model has.
     """
 
     reads_ahead = 0
@@ -215,12 +206,7 @@ class Left:
 
 @dataclass(frozen=True)
 class TwinShare:
-    """Which part of a batch gets twins: `some` of every `of` chunks, other ones in each step, as the seed decides.
-
-    Args:
-        some: chunks with twins.
-        of: consecutive chunks that they are chosen from.
-    """
+    """Which part of a batch gets twins: `some` of every `of` chunks, other ones in each step, as the seed decides."""
 
     some: int = 1
     of: int = 1
@@ -249,14 +235,7 @@ class TwinShare:
         return chunks // self.of * self.some
 
     def has(self, seed: int, batch: int, first_chunk: int, number: int) -> bool:
-        """Whether a chunk has twins.
-
-        Args:
-            seed: of the run.
-            batch: number of the batch.
-            first_chunk: number, within the global batch, of the first chunk of this process or its lane.
-            number: of the chunk, counted from there.
-        """
+        """Whether chunk `number`, counted from `first_chunk` of the global batch, has twins."""
         if self.some == self.of:
             return True
         place = number % self.of
@@ -278,9 +257,6 @@ class Shuffle:
 
     The twins of every `group` consecutive chunks are shuffled among each other, and learnt from when the last of them
     is there. The order is a function of the seed, the step and the number of that chunk in the global batch.
-
-    Args:
-        group: how many chunks; 1: twins stay where they are.
     """
 
     def __init__(self, group: int) -> None:
@@ -294,13 +270,7 @@ class Shuffle:
         self._held = []
 
     def add(self, k: int, twin: Batch, seed: int) -> list[tuple[int, Batch]]:
-        """The twins to learn from after those of chunk k have come, each with the number of a chunk.
-
-        Args:
-            k: number of the chunk.
-            twin: its twins.
-            seed: of this chunk in this step.
-        """
+        """The twins to learn from after those of chunk k have come, each with the number of a chunk."""
         if self.group == 1:
             return [(k, twin)]
         self._held.append((k, twin))
@@ -322,14 +292,10 @@ class Shuffle:
 
 
 class StaleWeights:
-    """The weights and buffers of the last `delay` steps.
+    """θ_{t-1}, ..., θ_{t-τ}: the weights and buffers of a model in the last `delay` steps.
 
     A copy of the weights replaces a batch of twins: in a checkpoint, which therefore does not grow with the batch,
     and in memory, if one process attacks and learns.
-
-    Args:
-        model: the network, whose weights `keep` copies.
-        delay: how many versions to keep.
     """
 
     def __init__(self, model: nn.Module, delay: int) -> None:

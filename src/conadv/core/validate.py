@@ -94,11 +94,7 @@ def described(attack: Any) -> dict[str, Any]:
 class Checks:
     """What a method looks at in its steps; what would wait for the device is looked at once or a few times.
 
-    Args:
-        model: the network.
-        loss: from outputs and labels to the mean loss.
-        chunk_size: images per chunk, or None.
-        branches: the BatchNorm branches that the method trains; empty: the model need not be split.
+    `branches` are those that the method trains; empty: the model need not be split.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, chunk_size: int | None, branches: tuple[str, ...]) -> None:
