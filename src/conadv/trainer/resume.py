@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from .build import Job
 from .checkpoint import Checkpoint, checkpoints, newest_whole
@@ -21,12 +20,8 @@ from .state import check_tensors, largest_size, restore, stale_versions
 class Expected:
     """What a checkpoint must match to be of this run."""
 
-    model: nn.Module
-    optimizer: Optimizer
-    """An optimizer with a filled state (`fill_state`), for its names, shapes and dtypes."""
-    delay: int
-    averaged: bool
-    """Whether the run has a moving average of the weights."""
+    tensors: dict[str, Tensor]
+    """Tensors of the right names, shapes and dtypes (`expected_tensors`)."""
     recipe: dict[str, Any]
     """The fields of the recipe that change results, by dotted key."""
     added: dict[str, Any]
@@ -38,15 +33,14 @@ class Expected:
         other = [key for key, value in self.recipe.items() if theirs.get(key) != value]
         if other:
             raise ValueError(f"is of another run: its recipe differs in {', '.join(other)}")
-        check_tensors(checkpoint.tensors, self.model, self.optimizer, self.delay, self.averaged)
+        check_tensors(checkpoint.tensors, self.tensors)
 
 
 def find_checkpoint(folder: Path, expected: Expected, tell: Callable[[str], None]) -> Checkpoint | None:
     """Return the newest intact checkpoint of a run; None if there is none yet."""
     if not checkpoints(folder / "checkpoints"):
         return None
-    largest = largest_size(expected.model, expected.optimizer, expected.delay, expected.averaged)
-    return newest_whole(folder / "checkpoints", tell, expected.check, largest)
+    return newest_whole(folder / "checkpoints", tell, expected.check, largest_size(expected.tensors))
 
 
 def restore_job(job: Job, checkpoint: Checkpoint) -> Progress:

@@ -6,37 +6,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from .checkpoint import Checkpoint, prune, write_checkpoint
-
-
-class StateSaver(Protocol):
-    """Saves the state of the training loop."""
-
-    def check(self) -> None:
-        """Raise the error of a checkpoint that could not be written, if there is one so far."""
-
-    def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
-        """Copy the state after `step` steps, and start to write it."""
-
-    def requests_save(self, seconds: float) -> bool:
-        """Return True once when this many seconds have passed since the last checkpoint; 0 seconds: never."""
-
-
-class NullSaver:
-    """The saver of ranks other than 0, which does nothing."""
-
-    def check(self) -> None:
-        pass
-
-    def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
-        pass
-
-    def requests_save(self, seconds: float) -> bool:
-        return False
 
 
 class CheckpointSaver:
@@ -60,15 +34,18 @@ class CheckpointSaver:
         prune(self._folder, keep)  # a killed run may have left one checkpoint more
 
     def check(self) -> None:
+        """Raise the error of a checkpoint that could not be written, if there is one so far."""
         if self._writing is not None and self._writing.done():
             self._wait()
 
     def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
+        """Copy the state after `step` steps, and start to write it."""
         self._wait()
         self._writing = self._thread.submit(self._write, step, Checkpoint(state(), {**self._about, **about}))
         self._saved, self._requested = time.monotonic(), False
 
     def requests_save(self, seconds: float) -> bool:
+        """Return True once when this many seconds have passed since the last checkpoint; 0 seconds: never."""
         # Once per checkpoint: if this rank may lag, all ranks save only some steps after its request.
         is_due = seconds > 0 and not self._requested and time.monotonic() - self._saved >= seconds
         self._requested = self._requested or is_due
@@ -90,3 +67,19 @@ class CheckpointSaver:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+
+class NullSaver:
+    """The saver of ranks other than 0, which does nothing."""
+
+    def check(self) -> None:
+        pass
+
+    def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
+        pass
+
+    def requests_save(self, seconds: float) -> bool:
+        return False
+
+
+StateSaver = CheckpointSaver | NullSaver

@@ -24,8 +24,7 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema) -> dict[str, Tensor]:
     """Copy the whole state to the host."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for state in _optimizer_state(model, optimizer):
-        tensors.update(state)
+    tensors |= _optimizer_state(model, optimizer)
     for number, version in enumerate(stale.versions()):
         tensors.update({f"stale.{number}.{name}": tensor for name, tensor in version.items()})
     tensors.update({f"ema.{name}": tensor for name, tensor in ema.tensors().items()})
@@ -48,31 +47,29 @@ def fill_state(optimizer: Optimizer) -> None:
             parameter.grad = gradient
 
 
-def check_tensors(
-    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, delay: int, averaged: bool
-) -> None:
-    """Raise a ValueError if tensors of a checkpoint do not have the names, shapes and dtypes of this run.
-
-    The state of `optimizer` must be filled. A parameter that has had no gradient yet may have no optimizer state.
-    """
+def expected_tensors(model: nn.Module, optimizer: Optimizer, delay: int, averaged: bool) -> dict[str, Tensor]:
+    """Return tensors of the names, shapes and dtypes that a checkpoint has; the state of `optimizer` must be filled."""
+    copies = ["model.", *["ema."] * averaged, *(f"stale.{number}." for number in range(delay))]
     own = model.state_dict()
-    wanted = {prefix + name: tensor for prefix in _prefixes(delay, averaged) for name, tensor in own.items()}
-    for state in _optimizer_state(model, optimizer):
-        if not state.keys().isdisjoint(tensors):
-            wanted |= state
-    for name in sorted(wanted.keys() | tensors.keys()):
-        if _form(wanted.get(name)) != _form(tensors.get(name)):
+    return {copy + name: own[name] for copy in copies for name in own} | _optimizer_state(model, optimizer)
+
+
+def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError if tensors of a checkpoint are not those that are expected.
+
+    A parameter that has had no gradient yet has no optimizer state.
+    """
+    used = {name.rpartition(":")[0] for name in tensors if name.startswith("optimizer.")}
+    optional = {name for name in expected if name.startswith("optimizer.") and name.rpartition(":")[0] not in used}
+    for name in sorted((expected.keys() - optional) | tensors.keys()):
+        if _form(expected.get(name)) != _form(tensors.get(name)):
             wrong = "is missing, unexpected, or has the wrong shape or dtype"
             raise ValueError(f"is of another model or optimizer: tensor {name} {wrong}")
 
 
-def largest_size(model: nn.Module, optimizer: Optimizer, delay: int, averaged: bool) -> int:
-    """Return an upper bound of the bytes of the state in a file; the state of `optimizer` must be filled."""
-    own = [*model.state_dict().values()] * len(_prefixes(delay, averaged))
-    remembered = [tensor for state in _optimizer_state(model, optimizer) for tensor in state.values()]
-    # In the header of the file, each tensor has a name, a shape and two offsets.
-    size: int = sum(1000 + tensor.numel() * tensor.element_size() for tensor in [*own, *remembered])
-    return size + 2**16
+def largest_size(expected: Mapping[str, Tensor]) -> int:
+    """Return an upper bound of the bytes of a checkpoint: each tensor also has a name, a shape and offsets."""
+    return 2**25 + sum(1000 + tensor.numel() * tensor.element_size() for tensor in expected.values())
 
 
 def restore(
@@ -110,22 +107,18 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         raise ValueError(f"the checkpoint is of another model: {' '.join(str(error).split())}") from None
 
 
-def _prefixes(delay: int, averaged: bool) -> list[str]:
-    """Return the prefix of each copy of the model: its weights, the moving average, and each stale version."""
-    return ["model.", *["ema."] * averaged, *(f"stale.{number}." for number in range(delay))]
-
-
 def _label(parameter: str, key: str) -> str:
     return f"optimizer.{parameter}:{key}"
 
 
-def _optimizer_state(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Tensor]]:
-    """Return the optimizer state of each parameter, by the names in a checkpoint; values that are None are left out."""
-    return [
-        {_label(name, key): _as_tensor(value) for key, value in state.items() if value is not None}
+def _optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the optimizer state of the parameters, by the names in a checkpoint; values that are None are left out."""
+    return {
+        _label(name, key): _as_tensor(value)
         for name, parameter in model.named_parameters()
-        if (state := optimizer.state.get(parameter))
-    ]
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
+    }
 
 
 def _as_tensor(value: Any) -> Tensor:

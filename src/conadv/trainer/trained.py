@@ -30,7 +30,7 @@ from .kernels import kernels
 from .predict import NETWORK, Predictions, as_program, predict_files, read_export, rebuild
 from .progress import tell
 from .resume import Expected, find_checkpoint
-from .state import average_weights, fill_state, load_model
+from .state import average_weights, expected_tensors, fill_state, load_model
 
 # Progress of a run in a checkpoint, in the order of a summary.
 _POSITION = ("layout", "world_size", "steps", "skipped", "seconds", "images_per_second")
@@ -108,7 +108,8 @@ def expected(recipe: Recipe, task: Task) -> Expected:
     decisive = {key: value for key, value in flatten(recipe).items() if key not in RESUMABLE}
     optimizer = build_optimizer(recipe, task.model)
     fill_state(optimizer)
-    return Expected(task.model, optimizer, recipe.delay, recipe.ema > 0, decisive, added_values())
+    tensors = expected_tensors(task.model, optimizer, recipe.delay, recipe.ema > 0)
+    return Expected(tensors, decisive, added_values())
 
 
 def facts(recipe: Recipe) -> dict[str, Any]:
