@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from conadv import PGD, plain_state_dict, route, split_batchnorm
-from conadv.core.branches import has_kernel
 from conadv.core.splitbn import pending_statistics, update_running_stats
 from support.settings import SETTINGS, image_methods, small_batches, small_cnn
 
@@ -210,7 +209,7 @@ def test_attributes_hooks_and_copies_survive(kind: str) -> None:
 
 def test_layers_that_torch_runs_itself_take_its_kernel() -> None:
     model = split_batchnorm(nn.Sequential(Inherits(3), WithActivation(3)))
-    assert has_kernel(model[0]) and not has_kernel(model[1])
+    assert model[0].kernel and not model[1].kernel
     assert model[0].mark == "own" and model[0].adv.momentum == 0.2
     for layer in model:
         found = [module for module in layer.modules() if isinstance(module, nn.BatchNorm2d)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 from weakref import ref
 
@@ -60,6 +61,8 @@ class SplitLayer(nn.Module):
 
     plain: ClassVar[type[nn.Module]]
     """The class of the layer before the split."""
+    kernel: ClassVar[bool]
+    """Whether it is BatchNorm with torch's own forward pass."""
     way: Way
     branches: tuple[str, ...]
     left_main: bool
@@ -93,7 +96,7 @@ class SplitLayer(nn.Module):
         owner = self.owner(branch)
         training = self.training if batch_statistics is None else batch_statistics
         tracks = training and tracking != "off" and "pending" in owner._buffers
-        if not has_kernel(self):
+        if not self.kernel:
             return self._run_own(owner, training, tracking if tracks else "off", args, kwargs)
         self._check_input_dim(*args)  # type: ignore[operator]
         mean, var = owner._buffers["running_mean"], owner._buffers["running_var"]
@@ -153,15 +156,13 @@ class SplitLayer(nn.Module):
         return (_blank, (self.plain,), *super().__reduce_ex__(protocol)[2:])
 
 
-def has_kernel(layer: nn.Module) -> bool:
-    """Whether a layer is BatchNorm whose forward pass is torch's own."""
-    return isinstance(layer, _BatchNorm) and (getattr(layer, "plain", type(layer)).forward is _BatchNorm.forward)
-
-
 def averages(owner: nn.Module) -> dict[str, Tensor]:
     """The running statistics of a branch by name."""
-    found = {name: buffer for name, buffer in owner._buffers.items() if name != "pending" and buffer is not None}
-    return {name: buffer for name, buffer in found.items() if name != "num_batches_tracked"}
+    found = {}
+    for name, buffer in owner._buffers.items():
+        if buffer is not None and name not in ("pending", "num_batches_tracked"):
+            found[name] = buffer
+    return found
 
 
 def split_layers(model: nn.Module) -> list[SplitLayer]:
@@ -175,7 +176,8 @@ def split_layers(model: nn.Module) -> list[SplitLayer]:
 def split_class(plain: type[nn.Module]) -> type[SplitLayer]:
     """The class of split layers for a class of layers, created once for each."""
     if plain not in _CLASSES:
-        _CLASSES[plain] = type(f"Split{plain.__name__}", (SplitLayer, plain), {"plain": plain})
+        kernel = issubclass(plain, _BatchNorm) and plain.forward is _BatchNorm.forward
+        _CLASSES[plain] = type(f"Split{plain.__name__}", (SplitLayer, plain), {"plain": plain, "kernel": kernel})
     return _CLASSES[plain]
 
 
@@ -204,17 +206,18 @@ def _fill_branches(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: 
 
 
 class Tally:
-    """The BatchNorm statistics of one forward pass through some branches, in one tensor."""
+    """The BatchNorm statistics of one forward pass, in one tensor."""
 
-    def __init__(self, owners: list[nn.Module]) -> None:
-        self._owners = owners
+    def __init__(self) -> None:
+        self.owners: list[nn.Module] = []
+        """The branches that images go through."""
         self._free: dict[nn.Module, Tensor] = {}
         self._used: list[tuple[Tensor, Tensor]] = []
 
     def room(self, owner: nn.Module) -> tuple[Tensor, Tensor] | None:
         """Zeros for the mean and variance of a branch; None if it runs a second time."""
         if not self._free and not self._used:
-            self._free = _zeros_like_sums(self._owners)
+            self._free = _zeros_like_sums(self.owners)
         own = self._free.pop(owner, None)
         if own is None:
             return None
@@ -263,12 +266,12 @@ def move(branches: Iterable[tuple[SplitLayer, nn.Module]]) -> None:
     groups: dict[tuple[torch.device, torch.dtype, bool, int], list[nn.Module]] = {}
     times: dict[int, int] = {}  # tensors that two layers share are updated once for each of them
     for layer, owner in branches:
-        pending = owner.get_buffer("pending")
-        shared = [id(buffer) for name, buffer in owner._buffers.items() if name != "pending"]
-        turn = max(times.get(one, 0) for one in shared)
-        for one in shared:
-            times[one] = turn + 1
-        groups.setdefault((pending.device, pending.dtype, has_kernel(layer), turn), []).append(owner)
+        pending, turn = owner.get_buffer("pending"), 0
+        for buffer in owner._buffers.values():
+            turn = max(turn, times.get(id(buffer), 0))
+        for buffer in owner._buffers.values():
+            times[id(buffer)] = turn + 1
+        groups.setdefault((pending.device, pending.dtype, layer.kernel, turn), []).append(owner)
     for (_, _, kernel, _), group in groups.items():
         _move(group, kernel)
 
@@ -277,6 +280,7 @@ def _move(group: list[nn.Module], kernel: bool) -> None:
     """Update branches of one kind: those of torch's kernel with statistics, others with their own changes."""
     pending, counts, sums, batches = [], [], [], []
     running: list[Tensor] = []
+    sizes: list[int] = []
     for owner in group:
         own = owner.get_buffer("pending")
         pending.append(own)
@@ -284,7 +288,9 @@ def _move(group: list[nn.Module], kernel: bool) -> None:
         sums.append(own[:-1])
         counter = owner._buffers.get("num_batches_tracked") if isinstance(owner, _BatchNorm) else None
         batches.append(own.new_zeros((), dtype=torch.int64) if counter is None else counter)
-        running += [buffer.view(-1) for buffer in averages(owner).values()]
+        for buffer in averages(owner).values():
+            running.append(buffer.view(-1))
+            sizes.append(buffer.numel())
     passes = torch.stack(counts)
     seen = passes > 0
     moved_batches = torch.stack(batches).add_(seen)
@@ -296,13 +302,13 @@ def _move(group: list[nn.Module], kernel: bool) -> None:
     weight, divisor = torch.cat(columns, dim=1)
     before, mean = torch.cat(running), torch.cat(sums) / divisor
     moved = before.lerp_(mean, weight) if kernel else before.add_(mean)
-    torch._foreach_copy_(running, list(moved.split([len(buffer) for buffer in running])))
+    torch._foreach_copy_(running, list(moved.split(sizes)))
     torch._foreach_zero_(pending)
 
 
 def _momentum(group: list[nn.Module], batches: Tensor, like: Tensor) -> Tensor:
     """The momentum of each branch (None: the mean over all steps). Filled on the device: a copy would wait."""
-    momenta: list[float | None] = [owner.momentum for owner in group]  # type: ignore[misc]
+    momenta: list[float | None] = list(map(attrgetter("momentum"), group))
     first = momenta[0]
     if first is not None and momenta.count(first) == len(momenta):
         return torch.full_like(like, first)

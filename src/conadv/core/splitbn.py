@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from conadv.wrappers import innermost, is_exchanged, whole
 
-from .branches import SplitLayer, Tally, Tracking, Way, averages, has_kernel, move, split_class, split_layers
+from .branches import SplitLayer, Tally, Tracking, Way, averages, move, split_class, split_layers
 
 Statistics = Literal["batch", "running"]
 
@@ -132,9 +132,7 @@ def routed(
     """`route` for code that runs the backward pass in the same context, or in one with tracking "again"."""
     model = innermost(model)
     layers = split_layers(model)
-    tally = None
-    if tracking == "step":
-        tally = Tally([layer.owner(branch) for layer in layers if has_kernel(layer) and branch in layer.branches])
+    tally = Tally() if tracking == "step" else None
     before = []
     try:
         for layer in layers:
@@ -142,6 +140,8 @@ def routed(
             uses_batch = None if statistics is None else statistics == "batch" and not frozen
             if branch != "main":
                 _check_branch(layer, branch, uses_batch, in_training=model.training)
+            if tally is not None and layer.kernel:
+                tally.owners.append(layer.owner(branch))
             before.append(layer.way)
             layer.way = Way(branch, uses_batch, tracking, True, tally)
         yield

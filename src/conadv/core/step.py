@@ -268,6 +268,8 @@ class Step:
         # The running statistics of the main branch are those of the images, unless nothing is learnt from these.
         tracked = self.twin_branch == "adv" or weight == 1
         some = Pass(self.twin_branch, twin, weight / part, part, tracked, adversarial=True)
+        if self.shuffle.group == 1:
+            return [some]
         due = self.shuffle.add(k, twin, self.attack_seed(self.t, k))
         return [some._replace(batch=batch, chunk=number) for number, batch in due]
 

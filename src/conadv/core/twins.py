@@ -271,8 +271,6 @@ class Shuffle:
 
     def add(self, k: int, twin: Batch, seed: int) -> list[tuple[int, Batch]]:
         """The twins to learn from after those of chunk k have come, each with the number of a chunk."""
-        if self.group == 1:
-            return [(k, twin)]
         self._held.append((k, twin))
         if len(self._held) < self.group:
             return []
