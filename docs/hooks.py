@@ -26,8 +26,8 @@ _OUTSIDE = {name: name.lower() for name in ("ARCHITECTURE.md", "CHANGELOG.md", "
 }
 # How much a page counts in the site's search; others count 1. Guides come before records that name everything.
 _BOOST = {
-    "faq.md": 4.0, "command-line.md": 2.0, "own-loop.md": 2.0, "integrations.md": 2.0, "choosing.md": 2.0,
-    "resume.md": 3.0, "ranks.md": 2.0, "how-it-works.md": 2.0, "paper.md": 2.0, "log.md": 0.1,
+    "index.md": 2.0, "tutorial.md": 2.0, "command-line.md": 2.0, "own-loop.md": 2.0, "integrations.md": 2.0,
+    "devices.md": 3.0, "how-it-works.md": 2.0, "compare.md": 2.0, "paper.md": 2.0, "results.md": 2.0, "log.md": 0.1,
     "changelog.md": 0.1,
 }  # fmt: skip
 _BOOST_BELOW = {"studies/": 0.3, "design/": 0.2}
@@ -43,6 +43,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the files outside docs/ as pages, with links that lead to pages."""
     for name, page in _OUTSIDE.items():
         text = (_ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](").replace("](../../docs/", "](../")
+        text = re.sub(r"\]\(\.\./(\w+)/README\.md", r"](\1.md", text)  # from one study to another
         files.append(File.generated(config, page, content=_link_pages(text, "")))
     return files
 

@@ -26,6 +26,8 @@ PAGES = sorted(page for folder in (".", "docs", "docs/design", "studies/*") for 
 SHOWN = {"", "text", "math", "diff"}
 # Records of what was once typed: their commands and scripts may be gone.
 HISTORY = ("log.md", "CHANGELOG.md")
+# Run from top to bottom as a notebook, below: it trains networks and draws.
+NOTEBOOK = "docs/tutorial.md"
 # Commands that take at most a second, and need no files.
 CHEAP = ("--version", "recipes")
 
@@ -94,7 +96,7 @@ def test_a_cheap_command_runs(command, capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", sorted({one.page for one in blocks() if one.language == "python"}))
+@pytest.mark.parametrize("page", sorted({one.page for one in blocks() if one.language == "python"} - {NOTEBOOK}))
 def test_python_runs(page, tmp_path, monkeypatch):
     """The blocks of a page run one after the other, with what a reader has at hand: a model, a loader and torch."""
     monkeypatch.chdir(tmp_path)
@@ -105,6 +107,38 @@ def test_python_runs(page, tmp_path, monkeypatch):
     for one in blocks():
         if one.page == page and one.language == "python":
             exec(compile("\n" * one.line + one.text, page, "exec"), names)
+
+
+@pytest.mark.parametrize("block", of("py"))
+def test_an_excerpt_is_in_the_source(block):
+    """The lines of a block marked `py` stand in one file of the source, in this order."""
+    shown = [line.strip() for line in block.text.splitlines()]
+
+    def has(path: Path) -> bool:
+        lines = iter(line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+        return all(line in lines for line in shown)
+
+    assert any(has(path) for path in (ROOT / "src").rglob("*.py")), block
+
+
+def test_the_notebook_is_the_tutorial():
+    nbformat = pytest.importorskip("nbformat")
+    import tutorial
+
+    kept, made = nbformat.read(tutorial.NOTEBOOK, 4), tutorial.notebook()
+    sources = [[(one.cell_type, one.source) for one in cells.cells] for cells in (kept, made)]
+    assert sources[0] == sources[1], "the page has changed: run python tools/tutorial.py"
+    assert list(tutorial.pictures(kept)) == re.findall(r"\((\S+\.png)\)", tutorial.PAGE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_the_notebook_runs():
+    pytest.importorskip("nbclient")
+    import tutorial
+
+    cells = tutorial.notebook()
+    tutorial.run(cells)
+    assert len(tutorial.pictures(cells)) == 2
 
 
 @pytest.mark.parametrize("block", of("toml"))
@@ -120,7 +154,7 @@ def test_json_is_whole(block):
 
 
 def test_every_block_is_of_a_kind_that_is_checked():
-    kinds = {"python", "console", "toml", "json"} | SHOWN
+    kinds = {"python", "py", "console", "toml", "json"} | SHOWN
     assert [one[:3] for one in blocks() if one.language not in kinds] == []
     # A console block shows commands; what they print goes into a block of its own.
     for one in blocks():
@@ -150,7 +184,7 @@ def test_every_public_name_is_in_the_reference():
     import conadv
 
     listed = {line.rpartition(".")[2] for line in (ROOT / "docs" / "api.md").read_text().splitlines() if ":::" in line}
-    assert listed == set(conadv.__all__)
+    assert listed == {*conadv.__all__, "Pool"}  # of conadv.ray, an extra
 
 
 @pytest.mark.parametrize("page", ["paper.md", "how-it-works.md"])

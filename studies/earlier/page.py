@@ -28,7 +28,7 @@ HEAD = """# Earlier small studies (12 and 16 pixels)
 
 These studies were run with version 0.1 and 0.2 on 2 CPU cores: a ResNet-8 on 500 or 2,000 CIFAR-10 images of 12 or 16
 pixels. They are small, and their networks are far from what CIFAR-10 allows, so read them as experiments on the
-method, not as results on CIFAR-10. [What was measured](../../docs/measured.md) says what they show together, and the
+method, not as results on CIFAR-10. [Results](../../docs/results.md) says what they show together, and the
 [log](../../docs/log.md) has the commands, commits and failures.
 
 Each folder has the study file, the results, and every cell as a line of `cells.csv`. A full report, with a figure of

@@ -24,7 +24,7 @@ DELAYS, EVERY = (1, 2, 4, 8), 10
 def measure(
     model: nn.Module, old: nn.Module, batch: Images, epsilon: float = 24 / 255, weight: float = 0.5
 ) -> dict[str, float]:
-    """Compare the twins of the weights of then with those of now, on one batch; docs/theory.md explains the names."""
+    """Compare the twins of the weights of then with those of now, on one batch; README.md explains the names."""
     images, labels = batch
     attack = conadv.PGD(epsilon)
     fresh = attack(model, F.cross_entropy, images, labels, seed=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import pytest
 from studies.earlier import page
@@ -56,17 +56,21 @@ def test_the_rates_of_a_study_are_the_best_ones_and_inside_their_grids(study: st
         assert min(accuracies) < best < max(accuracies), arm
 
 
-def test_the_guide_quotes_the_accuracies_by_batch_size() -> None:
-    found = defaultdict(list)
-    for line in (RESULTS / "cifar10-batch" / "results.jsonl").read_text().splitlines():
-        result = json.loads(line)
-        if result["values"]["data.path"] != "runs/cifar10-tuning":
-            found[result["arm"], result["values"]["batch_size"]].append(result["summary"]["test_top1"])
-    page = (ROOT / "docs" / "measured.md").read_text()
-    head, _, *rows = page[page.index("| batch | 125 |") :].split("\n\n")[0].splitlines()
-    batches = [int(cell.replace(",", "")) for cell in head.strip("| ").split(" | ")[1:]]
-    assert len(rows) == 7
-    for row in rows:
-        arm, *quoted = row.strip("| ").split(" | ")
-        several = [found[arm, batch] for batch in batches]
-        assert quoted == [f"{fmean(one):.1f} ± {stdev(one):.1f}" if one else "–" for one in several], arm
+@pytest.mark.parametrize(
+    "arm",
+    [
+        "ConAdv",
+        "recycled",
+        "recycled, twins of a quarter",
+        "recycled, epsilon 0, twins of a quarter",
+        "Fast AdvProp",
+        "SAM",
+        "SAM, stale",
+        "vanilla, 400 epochs",
+    ],
+)
+def test_the_comparison_quotes_the_differences_of_the_study_by_work(arm: str) -> None:
+    study = (RESULTS / "README.md").read_text().partition("## cifar10-cost")[2].partition("\n## ")[0]
+    row = next(line for line in study.splitlines() if line.startswith(f"| {arm} |"))
+    mean, interval = (cell.replace("+", "").replace("−", "-") for cell in row.strip("| ").split(" | ")[2:4])
+    assert f"{mean} ({interval})" in (ROOT / "docs" / "compare.md").read_text()
