@@ -26,7 +26,7 @@ import torch.distributed as dist
 from conadv import cli
 from conadv.last_words import explained_status
 from conadv.ranks import watch
-from conadv.trainer import build_task, saver
+from conadv.trainer import build_task, checkpoint
 from support import covering, teams
 
 # mutants.py forks them from the process that runs the tests, which has imported the mutant.
@@ -249,8 +249,8 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
     gc.freeze()
     watch._BEAT, watch._HASTE, watch._PATIENCE = 0.5, 0.2, 1.5  # enough on one machine
     if "SLOW_SAVE" in settings:
-        write = saver.write_checkpoint
-        saver.write_checkpoint = lambda *arguments: (time.sleep(float(settings["SLOW_SAVE"])), write(*arguments))
+        write = checkpoint.write_checkpoint
+        checkpoint.write_checkpoint = lambda *arguments: (time.sleep(float(settings["SLOW_SAVE"])), write(*arguments))
     if "ENDLESS_LISTING" in settings:
         build_task.open_data = lambda *_, share=None, **__: share(_list_endlessly) if share else _list_endlessly()
     if settings.get("STOP_RANK") == settings["RANK"]:

@@ -20,11 +20,11 @@ from conadv.ranks.collectives import World
 from conadv.ranks.member import Member
 from conadv.trainer.build import build_job, build_policy, build_stream, check_fit
 from conadv.trainer.build_task import build_task
+from conadv.trainer.checkpoint import NullSaver
 from conadv.trainer.ledger import Progress
 from conadv.trainer.loop import run
 from conadv.trainer.metrics import Sinks
 from conadv.trainer.profiling import Profile
-from conadv.trainer.saver import NullSaver
 from conadv.trainer.stop import StopRequest
 from support import tiny
 

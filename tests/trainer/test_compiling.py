@@ -12,7 +12,7 @@ import torch
 
 from conadv import cli
 from conadv.trainer import build_task
-from conadv.trainer.compiling import compile_model
+from conadv.trainer.kernels import compile_model
 from support import tiny
 
 # The kinds of passes of each method: by branch, with statistics or without. Evaluation is not compiled. The first

@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from conadv.trainer.checkpoint import Checkpoint, checkpoints, read_checkpoint, step_of, write_checkpoint
-from conadv.trainer.saver import CheckpointSaver, NullSaver
+from conadv.trainer.checkpoint import (
+    Checkpoint,
+    CheckpointSaver,
+    NullSaver,
+    checkpoints,
+    read_checkpoint,
+    step_of,
+    write_checkpoint,
+)
 
 ABOUT: dict[str, Any] = {"recipe": {}, "versions": {}, "plain": []}
 POSITION = {"seconds": 0.0, "skipped": 0}

@@ -27,7 +27,7 @@ from conadv.task.draws import stratified
 from conadv.task.models import build_model, check_output, fastest_memory
 
 from .adversary import HeldOut, RobustTest, TwinTest
-from .compiling import compile_model
+from .kernels import compile_model
 from .memory import check_model
 
 # Mean and standard deviation of ImageNet, for color images; others stay in [0, 1].

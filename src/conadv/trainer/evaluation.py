@@ -16,8 +16,8 @@ from conadv.task.stream import evaluation_batches
 
 from .adversary import RobustTest, TwinTest
 from .build_task import Task
-from .compiling import not_compiled
 from .ema import Ema
+from .kernels import not_compiled
 
 _BATCH = 256
 # Seed of the sample of training images: the same in every run, so that runs can be compared.

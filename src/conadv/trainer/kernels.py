@@ -1,4 +1,9 @@
-"""PyTorch's settings for deterministic kernels, TF32 and cuDNN's benchmark mode, restored after a run."""
+"""How PyTorch computes a run: deterministic kernels, TF32, cuDNN's benchmark mode, and `--compile`.
+
+A compiled run has one graph for each way through the BatchNorm branches:
+
+attack ──► adv, no statistics        clean pass ──► main, statistics        adversarial pass ──► adv, statistics
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.backends import cudnn
 
 # The module has its setting as a property, which type checkers do not see.
@@ -48,3 +54,42 @@ def kernels(device: torch.device, deterministic: bool, tf32: bool) -> Iterator[N
             *of_cudnn, precision = of_cuda
             cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = of_cudnn
             torch.set_float32_matmul_precision(precision)
+
+
+def compile_model(model: nn.Module, backend: str = "inductor") -> None:
+    """Compile the forward and backward passes of a model in place; the names of its parameters stay.
+
+    All chunks of a run have the same size, so shapes are static. Random numbers, as of dropout, are the same as without
+    compilation.
+
+    Args:
+        model: the network, after `split_batchnorm`.
+        backend: the backend of torch.compile.
+    """
+    options: dict[str, Any] | None = {"fallback_random": True} if backend == "inductor" else None
+    # `model.compile()` does not compile the forward method of a torch.nn class, such as nn.Sequential.
+    compiled: Any = torch.compile(model.forward, backend=backend, dynamic=False, options=options)
+    model.forward = compiled
+
+
+@contextmanager
+def not_compiled(model: nn.Module) -> Iterator[None]:
+    """Use the original forward method of a compiled model within the context."""
+    compiled = vars(model).pop("forward", None)
+    try:
+        yield
+    finally:
+        if compiled is not None:
+            model.forward = compiled
+
+
+@contextmanager
+def compiler_errors() -> Iterator[None]:
+    """Turn errors of the compiler within the context into a ValueError of one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ValueError(f"--compile: {' '.join(lines[:2])}: drop --compile, or fix what it names") from error

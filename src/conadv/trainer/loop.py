@@ -17,11 +17,11 @@ from conadv.core.splitbn import update_running_stats
 from conadv.core.step import span
 
 from .build import Job, Policy
+from .checkpoint import StateSaver
 from .evaluation import evaluate_task
 from .ledger import Ledger, Progress, TakenStep
 from .metrics import Sinks
 from .profiling import Profile
-from .saver import StateSaver
 from .state import gather
 from .stop import StopRequest
 from .undo import Undo

@@ -21,9 +21,9 @@ from conadv.task.stream import evaluation_batches
 
 from .adversary import TwinTest
 from .build_task import Task
-from .compiling import not_compiled
 from .ema import Ema
 from .evaluation import sampled
+from .kernels import not_compiled
 
 _PAIRS = 8
 _IMAGES = 1000  # test images whose accuracy by branch is computed

@@ -26,12 +26,11 @@ from conadv.task.stream import Stream
 from .best import BestWeights
 from .build import Job, build_job, build_policy, build_stream, check_fit, method_of, with_chunk_size
 from .build_task import Task, build_task, final_test, network_facts, open_task_data, resolved
-from .checkpoint import Checkpoint
-from .compiling import compiler_errors
+from .checkpoint import Checkpoint, CheckpointSaver, NullSaver, StateSaver
 from .evaluation import evaluate_task
 from .fingerprint import data_facts, software_facts
 from .folder import RunFolder, default_folder, holds, resume_command, versions, write_summary
-from .kernels import kernels
+from .kernels import compiler_errors, kernels
 from .ledger import Progress
 from .loop import position, run
 from .metrics import Callbacks, Metrics, Sinks
@@ -39,7 +38,6 @@ from .preview import preview
 from .profiling import Profile
 from .progress import ProgressBar, tell
 from .resume import find_checkpoint, restore_job
-from .saver import CheckpointSaver, NullSaver, StateSaver
 from .showcase import Showcase
 from .stop import Interrupted, listening, stopped_early
 from .trained import expected, facts
