@@ -16,6 +16,7 @@ from cyclopts import MissingArgumentError
 from torch import nn
 
 from conadv.cli import main, parse
+from conadv.config import Data, Recipe, dump_recipe
 from conadv.study.study_file import read_study
 from conadv.study_commands import resolve
 
@@ -80,9 +81,15 @@ def _own_words(line: str) -> list[str] | None:
 
 
 @pytest.mark.parametrize("words", commands())
-def test_a_command_parses(words):
+def test_a_command_parses(words, tmp_path, monkeypatch):
     if "--help" in words:
         words.remove("--help")
+    if "--resume" in words:  # the recipe of the run is read
+        monkeypatch.chdir(tmp_path)
+        folder = Path(words[words.index("--resume") + 1].lstrip("/"))
+        words[words.index("--resume") + 1] = str(folder)
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text(dump_recipe(Recipe(data=Data(path="photos"))))
     named_only = len(words) <= 2 and all(word.isalpha() for word in words)  # prose that names a command
     try:
         parse(words)

@@ -6,7 +6,6 @@ import re
 import pytest
 
 import conadv
-from conadv.setting import descriptions
 
 # Protocols and results, which nobody constructs, and enumerations.
 NOT_CALLED = {"Attack", "Method", "Losses", "Role", "Common"}
@@ -23,8 +22,3 @@ def test_every_argument_is_explained(name):
     public = getattr(conadv, name)
     parameters = {parameter for parameter in inspect.signature(public).parameters if not parameter.startswith("_")}
     assert parameters <= explained(inspect.getdoc(public) or ""), f"{name} does not explain all of {parameters}"
-
-
-def test_every_field_of_common_has_a_text_below_it():
-    texts = descriptions("conadv.core.step")
-    assert all(texts[f"Common.{field}"] for field in conadv.Common.__annotations__)

@@ -1,6 +1,6 @@
 """The command line: a command reads its input, calls the function that does the work, and prints what it returns.
 
-PyTorch is imported only by commands that compute.
+The text of a command is its help. PyTorch is imported only by commands that compute.
 """
 
 from __future__ import annotations
@@ -10,35 +10,31 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from importlib.metadata import version
 from inspect import BoundArguments
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from conadv import config, study_commands
-from conadv.flags import Json, option, spell_out
+from conadv.config import Recipe
+from conadv.config.fields import OptionalText, number
 from conadv.last_words import witnessed
 from conadv.memory import ADVICE, is_out_of_memory
 from conadv.printing import allow_any_encoding, say
 from conadv.printing import report as report_result
 from conadv.ranks.agreement import AgreedError
 from conadv.ranks.launch import adopt_slurm, local_rank, own_rank, world_size
-from conadv.recipe_flags import Field, dotted, with_fields
 from conadv.trainer.stop import Interrupted
-
-# What `eval` may change of a run: paths on this machine, and code to import, which only a flag may name.
-_EVAL_FIELDS = ("model", "threads", "data.path", "data.workers", "data.memory")
 
 # Seconds that a rank waits for lower ranks to print the error.
 _TURN = 5.0
 
-# --run is short, but torchrun takes it for an abbreviation of its own --run-path, and refuses it.
-_RUN = ("--run-dir", "--run")
+_FIELDS = Group("Recipe", help=" ".join((Recipe.__doc__ or "").split()), sort_key=1)
 
-Run = Annotated[Path, Parameter(help="The folder of a run.")]
+Switch = Annotated[bool, Parameter(negative="", show_default=False)]
+OptionalCount = Annotated[int | None, number(none=True, gte=1, lte=10**12)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,8 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status if isinstance(status, int) else 0
     except CycloptsError as error:
         extra = error.unused_tokens if isinstance(error, UnusedCliTokensError) else []
-        problem = f"unexpected argument {extra[0]!r}." if extra else error
-        return _refuse(f"{problem} See {' '.join(['conadv', *(error.command_chain or ())])} --help")
+        problem = f"unexpected argument {extra[0]!r}." if extra else config.explain(error)
+        more = f" See {' '.join(['conadv', *(error.command_chain or ())])} --help" if problem[-1] in ".?" else ""
+        return _refuse(problem + more)
     except (AgreedError, ArithmeticError) as error:  # known to all ranks: bad input, a loss that is not finite
         if own_rank() == 0:
             say(f"error: {error}")
@@ -82,98 +79,118 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(
-    recipe: Annotated[
-        str | None,
-        Parameter(
-            help="A TOML file or a built-in recipe (see conadv recipes). none: digits, or defaults with --data.path."
-        ),
-    ] = None,
+    recipe: str | None = None,
     /,
     *,
-    run: Annotated[Path | None, option("The folder to write. none: a new one in runs.", "DIR", names=_RUN)] = None,
-    resume: Annotated[Path | None, option("The folder of a run to resume, instead of a recipe.", "DIR")] = None,
-    quiet: Annotated[bool, option("Print no progress.")] = False,
-    json: Json = False,
-    **fields: Field,
+    run_dir: Annotated[Path | None, Parameter(name=("--run-dir", "--run"))] = None,
+    resume: Path | None = None,
+    quiet: Switch = False,
+    json: Switch = False,
+    fields: Annotated[Recipe, Parameter(name="*", group=_FIELDS)] = Recipe(),  # noqa: B008
 ) -> None:
     """Train a model as described by a recipe.
 
     A flag changes one field of the recipe: conadv train digits --method recycled --attack.epsilon 8/255 --seed 1
 
-    A boolean flag without a value is true: --compile is --compile true, and --no-compile is --compile false.
+    Your own photographs: conadv train --data.path photos --epochs 30 --eval-every 1
+
+    Several GPUs: torchrun --nproc-per-node 8 -m conadv train imagenet-32k --layout auto --run-dir runs/first
+
+    Args:
+        recipe: A TOML file or a built-in recipe (see conadv recipes). none: digits, or the defaults with --data.path.
+        run_dir: The folder to write (torchrun refuses the short name). none: a new one in runs.
+        resume: The folder of a run to resume, instead of a recipe.
+        quiet: Print no progress.
+        json: Print one JSON object on standard output, and nothing else there.
     """
-    if resume is None:
-        chosen = config.load_recipe(recipe, dotted(fields))
-    elif recipe is not None or run is not None:
-        raise ValueError("--resume takes the recipe and the folder from the run: drop RECIPE and --run-dir")
-    else:
-        chosen = config.recipe_of_run(resume, dotted(fields))
+    if resume is not None:
+        if recipe is not None or run_dir is not None:
+            raise ValueError("--resume takes the recipe and the folder from the run: drop RECIPE and --run-dir")
+        config.check_resumable(resume, fields)
     # When a connection breaks, PyTorch would print its C++ stack on every rank around our one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from conadv.trainer import training
 
-    report_result(lambda: training.train(chosen, run, resume, quiet), json)
+    report_result(lambda: training.train(fields, run_dir, resume, quiet), json)
 
 
 def evaluate(
-    run: Run,
+    run: Path,
     /,
     *,
-    robust: Annotated[bool, option("Also evaluate under attack by PGD.")] = False,
-    epsilon: Annotated[str | None, option("Radius of the attack.", "X", "that of the run")] = None,
-    steps: Annotated[str | None, option("Steps of the attack.", "N", "20")] = None,
-    restarts: Annotated[str | None, option("Random starts of the attack; the worst one counts.", "N", "2")] = None,
-    images: Annotated[str | None, option("Test images to attack, a fixed sample.", "N", "all")] = None,
-    autoattack: Annotated[bool, option("Attack by AutoAttack; needs pip install 'conadv[robust]'.")] = False,
-    best: Annotated[bool, option("Evaluate RUN/best.safetensors, not the newest checkpoint.")] = False,
-    json: Json = False,
-    **fields: Field,
+    robust: Switch = False,
+    epsilon: Annotated[float | None, number(gte=0, lte=1)] = None,
+    steps: Annotated[int | None, number(gte=1, lte=10**4)] = None,
+    restarts: Annotated[int | None, number(gte=1, lte=10**4)] = None,
+    images: OptionalCount = None,
+    autoattack: Switch = False,
+    best: Switch = False,
+    json: Switch = False,
+    model: OptionalText = None,
+    threads: OptionalCount = None,
+    data_path: Annotated[OptionalText, Parameter(name="--data.path")] = None,
+    data_workers: Annotated[OptionalCount, Parameter(name="--data.workers")] = None,
 ) -> None:
-    """Evaluate the newest checkpoint of a run."""
+    """Evaluate the newest checkpoint of a run.
+
+    For example: conadv eval runs/digits-conadv-001 --robust --epsilon 8/255
+
+    Args:
+        run: The folder of a run.
+        robust: Also evaluate under attack by PGD.
+        epsilon: Radius of the attack. none: that of the run.
+        steps: Steps of the attack. none: 20.
+        restarts: Random starts of the attack; the worst one counts. none: 2.
+        images: Test images to attack, a fixed sample. none: all.
+        autoattack: Attack by AutoAttack; needs pip install 'conadv[robust]'.
+        best: Evaluate RUN/best.safetensors, not the newest checkpoint.
+        json: Print one JSON object on standard output, and nothing else there.
+        model: The model of the run, if it is your own package.module:callable.
+        threads: CPU threads. none: those of the run.
+        data_path: Where the data of the run is now. none: where it was.
+        data_workers: Threads that load images. none: those of the run.
+    """
     given = {"epsilon": epsilon, "steps": steps, "restarts": restarts, "images": images}
-    if not robust and (autoattack or any(value is not None for value in given.values())):
+    attack = {key: value for key, value in given.items() if value is not None}
+    if not robust and (autoattack or attack):
         raise ValueError(
             "--epsilon, --steps, --restarts, --images and --autoattack describe the attack of --robust: "
             "add --robust, or drop them"
         )
     if autoattack and (steps is not None or restarts is not None):
         raise ValueError("AutoAttack has its own steps and restarts: drop --steps and --restarts")
-    kinds = {"epsilon": "attack.epsilon", "steps": "attack.steps", "restarts": "attack.steps", "images": "batch_size"}
-    known = {
-        key: replace(config.settings()[kinds[key]], key=key).parse(value)
-        for key, value in given.items()
-        if value is not None
-    }
-    recipe = config.recipe_of_run(run, dotted(fields))
+    moved = {"model": model, "threads": threads, "data.path": data_path, "data.workers": data_workers}
+    recipe = config.recipe_of_run(run, {key: value for key, value in moved.items() if value is not None})
     from conadv.trainer import trained
     from conadv.trainer.adversary import RobustTest
 
-    settings: dict[str, Any] = {
-        "epsilon": recipe.attack.epsilon,
-        "norm": recipe.attack.norm,
-        "autoattack": autoattack,
-        **known,
-    }
-    test = RobustTest(**settings) if robust else None
+    known: dict[str, Any] = {"epsilon": recipe.attack.epsilon, "norm": recipe.attack.norm, **attack}
+    test = RobustTest(**known, autoattack=autoattack) if robust else None
     report_result(lambda: trained.evaluate(recipe, run, test, best), json)
 
 
 def export(
-    run: Run,
-    out: Annotated[Path, Parameter(help="The file to write: NAME.safetensors, NAME.pt2 (torch-export) or NAME.onnx.")],
+    run: Path,
+    out: Path,
     /,
     *,
-    raw: Annotated[bool, option("Export the weights themselves, not their moving average.")] = False,
-    format: Annotated[
-        Literal["safetensors", "torch-export", "onnx"],
-        option("Weights for the original model, or the network with its weights, by PyTorch's exporters.", "NAME"),
-    ] = "safetensors",
-    model: Annotated[
-        str | None, option("With torch-export and onnx: the model, if it is your own package.module:callable.")
-    ] = None,
-    json: Json = False,
+    raw: Switch = False,
+    format: Literal["safetensors", "torch-export", "onnx"] = "safetensors",
+    model: OptionalText = None,
+    json: Switch = False,
 ) -> None:
-    """Export the weights of a run for the original model; their moving average if the run keeps one."""
+    """Export the weights of a run for the original model; their moving average if the run keeps one.
+
+    For example: conadv export runs/digits-conadv-001 model.safetensors
+
+    Args:
+        run: The folder of a run.
+        out: The file to write: NAME.safetensors, NAME.pt2 (torch-export) or NAME.onnx.
+        raw: Export the weights themselves, not their moving average.
+        format: Weights for the original model, or the network with its weights, by PyTorch's exporters.
+        model: With torch-export and onnx: the model, if it is your own package.module:callable.
+        json: Print one JSON object on standard output, and nothing else there.
+    """
     suffix = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}[format]
     if out.suffix != suffix:
         raise ValueError(f"--format {format} does not write {str(out)!r}: choose a name that ends in {suffix}")
@@ -183,33 +200,43 @@ def export(
 
 
 def predict(
-    source: Annotated[Path, Parameter(help="The folder of a run, or a file that conadv export wrote.")],
+    source: Path,
     /,
-    *images: Annotated[Path, Parameter(help="Image files, and folders of them.")],
-    top: Annotated[str, option("Classes per image, the most likely ones first.", "N", "5")] = "5",
-    model: Annotated[str | None, option("The model of the run, if it is your own package.module:callable.")] = None,
-    json: Json = False,
+    *images: Path,
+    top: Annotated[int, number(gte=1, lte=10**6)] = 5,
+    model: OptionalText = None,
+    json: Switch = False,
 ) -> None:
-    """Print the most likely classes of images, with their probabilities."""
-    count = replace(config.settings()["batch_size"], key="top").parse(top)
-    assert isinstance(count, int)
+    """Print the most likely classes of images, with their probabilities.
+
+    For example: conadv predict runs/photos-conadv-001 cat.jpg more/
+
+    Args:
+        source: The folder of a run, or a file that conadv export wrote.
+        images: Image files, and folders of them.
+        top: Classes per image, the most likely ones first.
+        model: The model of the run, if it is your own package.module:callable.
+        json: Print one JSON object on standard output, and nothing else there.
+    """
     from conadv.trainer import trained
 
     if json:
-        report_result(lambda: trained.predict(source, images, count, model), as_json=True)
+        report_result(lambda: trained.predict(source, images, top, model), as_json=True)
         return
-    for path, classes in trained.predict(source, images, count, model).items():
+    for path, classes in trained.predict(source, images, top, model).items():
         shares = (f"{one['class']} {100 * one['probability']:.1f} %" for one in classes)
         print(" ".join(f"{path}  {', '.join(shares)}".splitlines()))
 
 
-def inspect_data(
-    path: Annotated[Path, Parameter(help="The folder or file of a data set.")],
-    /,
-    *,
-    json: Json = False,
-) -> None:
-    """Describe a data set: images per class, sizes, and damaged files. Every image is decoded once."""
+def inspect_data(path: Path, /, *, json: Switch = False) -> None:
+    """Describe a data set: images per class, sizes, and damaged files. Every image is decoded once.
+
+    For example: conadv data inspect photos
+
+    Args:
+        path: The folder or file of a data set.
+        json: Print one JSON object on standard output, and nothing else there.
+    """
     from conadv.task.data.inspection import as_lines, inspect_data
 
     found = inspect_data(path)
@@ -219,41 +246,53 @@ def inspect_data(
         print("\n".join(as_lines(found)))
 
 
-def recipes(*, json: Json = False) -> None:
-    """List the built-in recipes."""
+def recipes(*, json: Switch = False) -> None:
+    """List the built-in recipes, which conadv train takes by name.
+
+    Args:
+        json: Print one JSON object on standard output, and nothing else there.
+    """
     report_result(lambda: {name: _title(config.find_recipe(name)) for name in config.recipe_names()}, json)
 
 
 def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
     """Return the function of a command line, and its arguments."""
-    app = _app()
-    words = spell_out(app, words, lambda word: config.find_recipe(word).exists())
-    command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+    command, bound, _ = _app().parse_args(_joined(words), print_error=False, exit_on_error=False)
     return command, bound
 
 
+def _joined(words: Sequence[str]) -> list[str]:
+    """Join a flag and true, false or a safetensors file after it: --compile and --pretrained need no value."""
+    joined: list[str] = []
+    for word in words:
+        before = joined[-1] if joined else ""
+        is_value = word.lower() in ("true", "false") or (before == "--pretrained" and word.endswith(".safetensors"))
+        if is_value and before.startswith("--") and "=" not in before:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return ["--pretrained=true" if word == "--pretrained" else word for word in joined]
+
+
 def _app() -> App:
-    """All commands; those that take fields of a recipe get one flag per field."""
     app = App(
         name="conadv",
-        help="Concurrent adversarial learning for large-batch training.",
-        help_format="plaintext",
+        help="Concurrent adversarial learning for large-batch training. Begin with: conadv train digits",
+        help_format="markdown",
         version=lambda: version("conadv"),
         version_flags=["--version"],
+        config=[config.flags_over_file],
     )
-    values = config.flatten(config.Recipe())
-    defaults = {key: config.toml_value(value).strip('"') for key, value in values.items()}
-    app.command(with_fields(train, defaults), sort_key=0)
-    app.command(with_fields(evaluate, dict.fromkeys(_EVAL_FIELDS, "that of the run")), name="eval", sort_key=1)
-    app.command(export, sort_key=2)
-    app.command(predict, sort_key=3)
-    app.command(recipes, sort_key=4)
-    data = App(name="data", help="Inspect data sets.", sort_key=4)
+    data = App(name="data", help="Inspect data sets.")
     data.command(inspect_data, name="inspect")
-    app.command(data)
-    app.command(study_commands.sweep, sort_key=5)
-    app.command(study_commands.report, sort_key=6)
-    app.command(study_commands.timeline, sort_key=9)
+    studies = (study_commands.sweep, study_commands.report, study_commands.timeline)
+    commands: tuple[Any, ...] = (train, evaluate, export, predict, recipes, data, *studies)
+    for order, command in enumerate(commands):
+        if isinstance(command, App):
+            command.sort_key = order
+            app.command(command)
+        else:
+            app.command(command, name="eval" if command is evaluate else None, sort_key=order)
     return app
 
 
@@ -268,5 +307,5 @@ def _refuse(problem: str) -> int:
     # running after a while was the only one with the problem.
     if own_rank() != 0:
         time.sleep(_TURN * (1 + local_rank()))
-    say(f"error: {problem}")
+    say(f"error: {config.one_line(problem)}")
     return 2

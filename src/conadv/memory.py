@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 ADVICE = (
-    "out of memory: lower --chunk-size, --width, --delay, --data.image-size, --data.memory, --data.workers or the "
+    "out of memory: lower --chunk-size, --width, --delay, --data.image-size, --data.workers or the "
     "number of ranks on this machine"
 )
 

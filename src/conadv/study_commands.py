@@ -1,4 +1,4 @@
-"""The commands of studies: sweep, report and timeline."""
+"""The commands of studies: sweep, report and timeline. The text of a command is its help."""
 
 from __future__ import annotations
 
@@ -9,26 +9,35 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from conadv import config
-from conadv.flags import Json, option
+from conadv.config.fields import number
 from conadv.printing import report as report_result
 from conadv.printing import say
 
-_OUT = ("--out", "-o")
+Switch = Annotated[bool, Parameter(negative="", show_default=False)]
+Out = Parameter(name=("--out", "-o"))
 
 
 def sweep(
-    study: Annotated[Path, Parameter(help="A study file (TOML): a base, arms and a grid.")],
+    study: Path,
     /,
     *,
-    out: Annotated[Path | None, option("The folder to write.", "DIR", "runs/STUDY")] = None,
-    jobs: Annotated[int | None, option("How many cells to run at a time.", "N", "as many as the cores allow")] = None,
-    nice: Annotated[int, option("Niceness of the cells, from 0 to 19.", "N", "0")] = 0,
-    quiet: Annotated[bool, option("Print no progress.")] = False,
-    json: Json = False,
+    out: Path | None = None,
+    jobs: Annotated[int | None, number(gte=1, lte=10**4)] = None,
+    nice: Annotated[int, number(gte=0, lte=19)] = 0,
+    quiet: Switch = False,
+    json: Switch = False,
 ) -> int:
     """Run the cells of a study as ordinary runs. Finished cells are skipped, and stopped ones are resumed.
 
-    The exit status is 1 if cells failed.
+    The exit status is 1 if cells failed. For example: conadv sweep study.toml --out runs/study
+
+    Args:
+        study: A study file (TOML): a base, arms and a grid.
+        out: The folder to write. none: runs/STUDY.
+        jobs: How many cells to run at a time. none: as many as the cores allow.
+        nice: Niceness of the cells, from 0 to 19.
+        quiet: Print no progress.
+        json: Print one JSON object on standard output, and nothing else there.
     """
     from conadv.study.study_file import read_study
     from conadv.study.sweep import sweep as run_sweep
@@ -37,23 +46,25 @@ def sweep(
     tell = (lambda text: None) if quiet else say
 
     def work() -> Mapping[str, object]:
-        return run_sweep(read_study(study, resolve), folder, resolve, config.added_values(), jobs, nice, tell)
+        defaults = config.flatten(config.Recipe())  # what results of before a field was added stand for
+        return run_sweep(read_study(study, resolve), folder, resolve, defaults, jobs, nice, tell)
 
     return 1 if report_result(work, json)["failed"] else 0
 
 
 def report(
-    folder: Annotated[Path, Parameter(help="The folder of a study, written by conadv sweep.")],
-    /,
-    *,
-    out: Annotated[
-        Path | None,
-        option("The page to write; a CSV file of all cells goes next to it.", "FILE.html", "FOLDER/report.html", _OUT),
-    ] = None,
-    paper: Annotated[bool, option("Add the numbers of the paper.")] = False,
-    json: Json = False,
+    folder: Path, /, *, out: Annotated[Path | None, Out] = None, paper: Switch = False, json: Switch = False
 ) -> None:
-    """Write the results of a study as one self-contained HTML page."""
+    """Write the results of a study as one self-contained HTML page.
+
+    For example: conadv report runs/study -o study.html
+
+    Args:
+        folder: The folder of a study, written by conadv sweep.
+        out: The page to write; a CSV file of all cells goes next to it. none: FOLDER/report.html.
+        paper: Add the numbers of the paper.
+        json: Print one JSON object on standard output, and nothing else there.
+    """
     try:
         from conadv.study.report import write_report
     except ImportError as error:
@@ -61,16 +72,16 @@ def report(
     report_result(lambda: write_report(folder, out, paper), json)
 
 
-def timeline(
-    runs: Annotated[list[Path], Parameter(help="Folders of runs that were profiled with conadv train --profile 5.")],
-    /,
-    *,
-    out: Annotated[Path, option("The picture to write: .svg, .png or .pdf.", "FILE", "timeline.svg", _OUT)] = Path(
-        "timeline.svg"
-    ),
-    json: Json = False,
-) -> None:
-    """Draw what each rank does during one step: one row per rank, time from left to right, for one or more runs."""
+def timeline(runs: list[Path], /, *, out: Annotated[Path, Out] = Path("timeline.svg"), json: Switch = False) -> None:
+    """Draw what each rank does during one step: one row per rank, time from left to right, for one or more runs.
+
+    For example: conadv timeline runs/profiled -o steps.svg
+
+    Args:
+        runs: Folders of runs that were profiled with conadv train --profile 5.
+        out: The picture to write: .svg, .png or .pdf.
+        json: Print one JSON object on standard output, and nothing else there.
+    """
     from conadv.study.timeline import draw_timeline, read_timeline
 
     report_result(lambda: draw_timeline([(run.name, read_timeline(run)) for run in runs], out), json)

@@ -100,7 +100,7 @@ def test_no_pass_and_no_update_waits_for_the_device(method):
 
 
 def test_losses_are_those_of_the_cpu_to_a_few_digits(tmp_path):
-    train(tmp_path / "gpu", method="conadv", tf32="false")
+    train(tmp_path / "gpu", method="conadv", deterministic="true")
     environment = {**_environment(), "CUDA_VISIBLE_DEVICES": ""}
     words = tiny.words(**{**FLOAT32, "method": "conadv"})
     command = [sys.executable, "-m", "conadv", "train", *words, "--run", str(tmp_path / "cpu"), "--quiet"]

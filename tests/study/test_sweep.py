@@ -297,7 +297,7 @@ def test_a_run_that_another_version_finished_counts_and_one_that_it_began_is_ref
     (home / "summary.json").unlink()
     capsys.readouterr()
     assert cli.main(["sweep", str(study), "--out", str(out)]) == 2
-    assert "'gone'" in capsys.readouterr().err
+    assert "unknown field 'gone'" in capsys.readouterr().err
 
 
 def test_each_cell_that_ends_is_a_line_with_the_time_left(

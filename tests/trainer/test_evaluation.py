@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from conadv.config import load_recipe
 from conadv.ranks.collectives import World
 from conadv.task.augment import augmentation
+from conadv.task.data import open_data
 from conadv.trainer import evaluation
 from conadv.trainer.adversary import RobustTest, robust_attack
 from conadv.trainer.build_task import Task, build_task, twins_of
@@ -59,13 +59,6 @@ def test_its_accuracy_is_that_of_its_images(looked_at):
         task.model.eval()
         right = [task.model(images.to(torch.float64) / 255).argmax(1) == labels for images, labels in chosen]
     assert found.top1 == pytest.approx(100 * torch.cat(right).double().mean().item(), abs=1e-9)
-
-
-def test_all_training_images_are_taken_if_asked_for(looked_at):
-    task = task_of(eval_train="all")
-    assert task.train_sample is None
-    evaluate_source(task, World(0, 1, CPU), task.data.train, sample=task.train_sample)
-    assert looked_at == [list(range(len(task.data.train)))]
 
 
 def test_ranks_share_the_sample(looked_at, monkeypatch):
@@ -142,8 +135,7 @@ def test_ranks_share_the_chunks_of_twins_and_their_counts_add_up(looked_at, monk
 
 @pytest.mark.parametrize(("classes", "expected"), [(5, False), (6, True)])
 def test_top5_is_measured_with_more_than_5_classes(classes, expected):
-    fields = {"data.name": "synthetic", "data.classes": classes, "data.channels": 1, "data.image_size": 8}
-    recipe = load_recipe("digits", {**tiny.FIELDS, **fields})
-    task = build_task(recipe, torch.device("cpu"))
+    data = open_data("synthetic", train_size=60, image_size=8, channels=1, classes=classes)
+    task = build_task(tiny.recipe(), torch.device("cpu"), data=data)
     metrics = evaluate_task(task, World(0, 1, torch.device("cpu")), Ema(task.model, 0))
     assert ("test_top5" in metrics) == expected

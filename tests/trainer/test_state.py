@@ -25,15 +25,7 @@ from conadv.trainer.state import (
     stale_versions,
 )
 
-SETTINGS = {
-    "lr": 0.1,
-    "weight_decay": 0.1,
-    "momentum": 0.9,
-    "trust_coefficient": 0.001,
-    "beta1": 0.9,
-    "beta2": 0.99,
-    "eps": None,
-}
+SETTINGS = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.9}
 
 
 class Odd(Optimizer):

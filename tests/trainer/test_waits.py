@@ -27,15 +27,7 @@ from support import recorded
 from support.settings import small_cnn
 
 # What a recipe says of an optimizer, as far as any of them needs it.
-FIELDS = {
-    "lr": 0.1,
-    "momentum": 0.9,
-    "weight_decay": 1e-4,
-    "trust_coefficient": 0.001,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "eps": None,
-}
+FIELDS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 
 
 class Waits(TorchDispatchMode):

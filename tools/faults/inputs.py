@@ -97,8 +97,8 @@ def _flags(random: Random, root: Path) -> Path:
     """One word per line, since words have no line breaks of their own here but for escaped ones."""
     command = random.choice(("train", "eval", "export", "recipes", "data inspect", "report", "timeline"))
     words = command.split() + [random.choice(("digits", str(root), *TEXTS))] * random.randrange(3)
-    for setting in random.choices([*config.settings().values()], k=random.randrange(4)):
-        words += [setting.flag, _value(random)]
+    for key in random.choices([*config.flatten(config.Recipe())], k=random.randrange(4)):
+        words += [config.flag(key), _value(random)]
     (root / "words.json").write_text(json.dumps(words))
     return root / "words.json"
 

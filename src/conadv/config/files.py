@@ -7,65 +7,52 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import tomllib
 from collections.abc import Mapping
-from functools import cache
+from dataclasses import fields, is_dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn, TypeGuard
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
+from cyclopts.argument import ArgumentCollection
+from cyclopts.config import Dict
 
 from conadv.catalog import is_callable, names_dataset
-from conadv.setting import Setting, Value, descriptions, did_you_mean, settings_of, show
-from conadv.toml_file import read_toml
 
-from .recipe import Attack, Checkpoint, Data, Optimizer, Recipe, Schedule
-
-TABLES = {"attack": Attack, "optimizer": Optimizer, "schedule": Schedule, "data": Data, "checkpoint": Checkpoint}
+from .advice import ADVICE, GPUS
+from .fields import did_you_mean, show, spell
+from .recipe import Recipe
 
 # What may change when a run is resumed: it does not affect the results.
 RESUMABLE = (
-    "layout", "threads", "timeout", "max_steps", "eval_every", "eval_train", "eval_robust", "log", "profile",
-    "data.path", "data.workers", "data.memory",
-    "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
+    "layout", "attackers", "threads", "timeout", "max_steps", "eval_every", "eval_robust", "log", "profile",
+    "data.path", "data.workers", "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 )  # fmt: skip
 
-# Fields added later. Runs from before behaved as the default says, so their checkpoints still resume.
-ADDED = (
-    "ema", "rho", "twin_share", "attack.name", "attack.grid", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
-    "data.mixup", "data.cutmix", "deterministic", "tf32", "compile", "twin_branch",
-    "attack.statistics", "data.held_out", "data.copies", "adv_until", "scale_norms", "clip_norm", "shuffle_twins",
-    "optimizer.gsnr",
-)  # fmt: skip
-
+# Recipes and studies have a few thousand bytes: an archive that is named by mistake is not read to its end.
+_LARGEST = 1_000_000
 # Before the digest of what follows, in the first line of a config.toml.
 _SEAL = "# sha256 "
 
 
-@cache
-def settings() -> dict[str, Setting]:
-    """Every field of a recipe by its dotted key, in order."""
-    tables = [settings_of(Recipe), *(settings_of(table, f"{name}.") for name, table in TABLES.items())]
-    return {setting.key: setting for table in tables for setting in table}
-
-
-def description(key: str) -> str:
-    """What the field with this dotted key means."""
-    table, _, name = key.rpartition(".")
-    owner = TABLES[table] if table else Recipe
-    return descriptions(owner.__module__)[f"{owner.__name__}.{name}"]
-
-
-def flatten(recipe: Recipe) -> dict[str, Value]:
-    """The values of a recipe by their dotted keys."""
-    values: dict[str, Value] = {}
-    for key in settings():
-        table, _, name = key.rpartition(".")
-        values[key] = getattr(getattr(recipe, table) if table else recipe, name)
+def flatten(recipe: Recipe) -> dict[str, Any]:
+    """The values of a recipe by their dotted keys, in the order of its fields."""
+    values: dict[str, Any] = {}
+    for field in fields(recipe):
+        value = getattr(recipe, field.name)
+        if is_dataclass(value):
+            values |= {f"{field.name}.{inner.name}": getattr(value, inner.name) for inner in fields(value)}
+        else:
+            values[field.name] = value
     return values
 
 
-def added_values() -> dict[str, Value]:
-    """The fields that were added later (`ADDED`), with the values that older runs stand for."""
-    return {key: value for key, value in flatten(Recipe()).items() if key in ADDED}
+def flag(key: str) -> str:
+    """The flag of a field: --batch-size for batch_size."""
+    return "--" + key.replace("_", "-")
 
 
 def recipe_names() -> list[str]:
@@ -90,25 +77,15 @@ def load_recipe(name: str | Path | None, overrides: Mapping[str, object] | None 
     Returns:
         The recipe, checked: a wrong name or value is a ValueError of one line.
     """
-    changes = _typed(overrides or {})
-    if name is None and changes.get("data.path") is not None:
-        return _build(changes)
-    name = "digits" if name is None else name
-    path = find_recipe(name)
-    values = _read(path)
-    for key, names_code in (("model", is_callable), ("data.path", names_dataset)):
-        value = str(values.get(key) or "")
-        if names_code(value) and key not in changes:
-            flag = f"--{key} {show(value)}"
-            raise ValueError(
-                f"{show(str(path))} names code to import, which a file may not: if you trust it, pass {flag}"
-            )
-    return _build(_combine(values, changes))
+    changes = {key: "none" if value is None else value for key, value in (overrides or {}).items()}
+    path = _file_of(name, changes)
+    return _parse(changes, _below(_read(path), changes, path) if path else {}, path)
 
 
 def override(recipe: Recipe, overrides: Mapping[str, object]) -> Recipe:
     """The recipe with some values changed, by dotted key, under the same rules as flags over a file."""
-    return _build(_combine(flatten(recipe), _typed(overrides)))
+    values = {key: "none" if value is None else value for key, value in flatten(recipe).items()}
+    return _parse(overrides, _below(values, overrides), None)
 
 
 def check_run_folder(run: str | Path) -> Path:
@@ -121,17 +98,22 @@ def check_run_folder(run: str | Path) -> Path:
 
 def recipe_of_run(run: str | Path, overrides: Mapping[str, object] | None = None) -> Recipe:
     """The recipe in a run folder; `overrides` may change only what does not change the results (`RESUMABLE`)."""
+    recipe = load_recipe(check_run_folder(run), overrides)
+    check_resumable(run, recipe)
+    return recipe
+
+
+def check_resumable(run: str | Path, recipe: Recipe) -> None:
+    """Refuse a recipe with which the run in a folder would not continue as it began."""
     path = check_run_folder(run)
-    recipe = load_recipe(path, overrides)
     _check_seal(path)
-    before, after = flatten(_build(_read(path))), flatten(recipe)
-    changed = [settings()[key].flag for key in after if after[key] != before[key] and key not in RESUMABLE]
+    before, after = flatten(_parse({}, _read(path), path)), flatten(recipe)
+    changed = [flag(key) for key in after if after[key] != before[key] and key not in RESUMABLE]
     if changed:
         raise ValueError(
             f"{', '.join(changed)} would change the results of the run {show(str(run))}: start a new run, or change "
-            f"only {', '.join(settings()[key].flag for key in RESUMABLE)}"
+            f"only {', '.join(map(flag, RESUMABLE))}"
         )
-    return recipe
 
 
 def sealed(text: str) -> str:
@@ -139,47 +121,93 @@ def sealed(text: str) -> str:
     return f"{_SEAL}{sha256(text.encode()).hexdigest()}\n{text}"
 
 
-def _check_seal(path: Path) -> None:
-    """Refuse a config.toml that was damaged or edited. Older versions wrote no checksum, but every field."""
-    text, tables = read_toml(path)
-    first, _, rest = text.partition("\n")
-    if text != sealed(rest) if first.startswith(_SEAL) else "method" not in tables:
-        raise ValueError(
-            f"{show(str(path))} is damaged or was edited after the run wrote it: restore it and pass changes as flags, "
-            "or remove its first line to accept it as it is"
-        )
-
-
 def dump_recipe(recipe: Recipe, header: str = "") -> str:
     """TOML that loads back as an equal recipe, every field written out; `header` becomes comments at its top."""
-    lines = [f"# {line}" for line in header.splitlines()]
-    previous = ""
+    lines, previous = [f"# {line}" for line in header.splitlines()], ""
     for key, value in flatten(recipe).items():
         table, _, name = key.rpartition(".")
         if table != previous:
             lines += ["", f"[{table}]"]
             previous = table
-        lines.append(f"{name} = {toml_value(value)}")
+        text = spell(value)
+        plain = isinstance(value, int | float) and "/" not in text
+        # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is.
+        quoted = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+        lines.append(f"{name} = {text if plain else quoted}")
     return "\n".join(lines) + "\n"
 
 
-def toml_value(value: Value) -> str:
-    """The shortest exact spelling: 24/255 as a fraction, 0.8 (which is 204/255) as it is."""
-    match value:
-        case None:
-            return '"none"'
-        case bool():
-            return "true" if value else "false"
-        case float():
-            level = round(min(abs(value), 1.0) * 255)
-            return min(repr(value), f'"{level}/255"', key=len) if level / 255 == value else repr(value)
-        case str():
-            # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is.
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case int():
-            return str(value)
-        case tuple():
-            return f"[{', '.join(map(toml_value, value))}]"
+def flags_over_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Let fields without a flag of `conadv train` have the values of its recipe or run; cyclopts calls it."""
+    if commands != ("train",):
+        return
+    given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}
+    changes = {name[2:].replace("-", "_"): text for name, text in given.items() if name.startswith("--")}
+    for key in changes:
+        if is_dataclass(getattr(Recipe(), key, None)):
+            known = [flag(other) for other in flatten(Recipe()) if other.startswith(f"{key}.")]
+            raise ValueError(f"--{key} is a table of a recipe: change one of its fields, {', '.join(known)}")
+    path = check_run_folder(given["--resume"]) if "--resume" in given else _file_of(given.get("RECIPE"), changes)
+    if path:
+        _source(_below(_read(path), changes, path), path)(app, commands, arguments)
+
+
+def explain(error: CycloptsError) -> str:
+    """What is wrong with a flag or a file, in one line that ends with what to do."""
+    text, token = str(error), getattr(error, "token", None)
+    if isinstance(error, UnknownOptionError):
+        text = _unknown((error.token.keyword or error.token.value).partition("=")[0], error) or text
+    tokens = [token] if token else error.argument.tokens if error.argument else []
+    source = next((token.source for token in tokens if token.source not in ("", "cli")), "")
+    text = re.sub(r"\[([\w.-]+)\]", r"\1", text, count=1)  # cyclopts writes [attack.epsilon] for a key of a file
+    return one_line(text if source in text else f"{source}: {text}")
+
+
+def _unknown(given: str, error: CycloptsError) -> str:
+    """What to write instead of a field that left, or of a flag that other programs have; empty if nothing is known."""
+    key = given.lstrip("-").replace("][", ".").strip("[]").replace("-", "_")
+    if key in GPUS:
+        words = list(error.root_input_tokens or ())
+        place = next((number for number, word in enumerate(words) if word.partition("=")[0] == given), len(words))
+        width = 1 if "=" in "".join(words[place : place + 1]) else 2
+        count = words[place : place + width][-1:] or ["8"]
+        rest = shlex.join(words[:place] + words[place + width :])
+        return f"{given}: {ADVICE[key]}: torchrun --nproc-per-node {count[0].rpartition('=')[2]} -m conadv {rest}"
+    if key in ADVICE:
+        return f"{given}: {ADVICE[key]}"
+    known = list(flatten(Recipe()))
+    same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2] and flag(other) != given]
+    if given.startswith("-"):
+        return f"unknown option {given}; did you mean {flag(same[0])}?" if same else ""
+    return f"unknown field {show(key)}" + (f"; did you mean {same[0]}?" if same else did_you_mean(key, known))
+
+
+def one_line(text: str) -> str:
+    """A text of any length and content as one line that a terminal can show."""
+    plain = "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
+    plain = " ".join(plain.split())
+    return plain if len(plain) <= 900 else f"{plain[:600]} ... {plain[-250:]}"
+
+
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of a TOML file that a user wrote, and its tables. A missing file is a FileNotFoundError."""
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe would wait forever
+            raise OSError("not a regular file")
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise OSError(f"larger than {_LARGEST} bytes")
+        text = content.decode("utf-8-sig")
+        return text, tomllib.loads(text)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{error.strerror or error}; pass a TOML file that can be read") from None
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text; pass a TOML file") from None
+    except RecursionError:
+        raise ValueError("brackets nested too deeply") from None
 
 
 def _folder() -> Path:
@@ -189,78 +217,93 @@ def _folder() -> Path:
     return inside if inside.is_dir() else package.parents[1] / "recipes"
 
 
-def _read(path: Path) -> dict[str, Value]:
-    """The checked values of a recipe file by their dotted keys."""
+def _file_of(name: str | Path | None, changes: Mapping[str, object]) -> Path | None:
+    """The file of a recipe; without a name `digits`, or none if the changes name your own data."""
+    if name is None and str(changes.get("data.path", "none")) != "none":
+        return None
+    return find_recipe("digits" if name is None else name)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The values of a recipe file by dotted key, not checked yet."""
     try:
         _, tables = read_toml(path)
-        return {key: settings()[key].check(value) for key, value in _flat(tables).items()}
+        values: dict[str, Any] = {}
+        for name, value in tables.items():
+            if "." in name or is_dataclass(getattr(Recipe(), name, None)) > isinstance(value, dict):
+                table = name.partition(".")[0]
+                raise ValueError(f"{name} is {show(value)}, outside of a table: write [{table}] and its keys below it")
+            values |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+        str(values)  # refuses numbers of thousands of digits, and lists in lists without end
+        old = [key for key in values if key in ADVICE and key not in flatten(Recipe())]
+        if old and path.name == "config.toml":
+            raise ValueError(
+                f"this run is of an older version, whose {old[0]} is no field any more ({ADVICE[old[0]]}): resume or "
+                "evaluate it with the version in its header, or start a new run"
+            )
+        return values
     except FileNotFoundError:
         names = recipe_names()
         raise ValueError(
             f"recipe {show(str(path))}: no such file; pass a TOML file, or a built-in recipe: {', '.join(names)}"
             + did_you_mean(str(path), names)
         ) from None
-    except ValueError as error:
-        raise ValueError(f"recipe {show(str(path))}: {' '.join(str(error).split())}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"recipe {show(str(path))}: {one_line(str(error))}") from None
 
 
-def _flat(tables: Mapping[str, Any]) -> dict[str, object]:
-    """Values by dotted key; a key that no recipe has is an error."""
-    values: dict[str, object] = {}
-    for name, value in tables.items():
-        if name in TABLES and not isinstance(value, dict):
-            raise ValueError(f"{name} is {show(value)} but must be a table: write [{name}] and its keys below it")
-        entries = {f"{name}.{key}": entry for key, entry in value.items()} if name in TABLES else {name: value}
-        for key, entry in entries.items():
-            # A quoted key with a dot in it, "attack.epsilon" = 0, would otherwise be kept next to the table's own.
-            if key not in settings() or key.count(".") != (name in TABLES):
-                _unknown(key)
-            values[key] = entry
-    return values
-
-
-def _unknown(key: str) -> NoReturn:
-    """Suggest a similar key, first by its last part: for `lr`, `optimizer.lr`."""
-    known = list(settings())
-    same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2] and other != key]
-    raise ValueError(f"unknown key {show(key)}" + did_you_mean(same[0] if same else key, known))
-
-
-def _typed(overrides: Mapping[str, object]) -> dict[str, Value]:
-    changes: dict[str, Value] = {}
-    for key, value in overrides.items():
-        if key not in settings():
-            _unknown(key)
-        setting = settings()[key]
-        changes[key] = setting.parse(value) if _is_text(value) else setting.check(value)
-    return changes
-
-
-def _is_text(value: object) -> TypeGuard[str | list[str]]:
-    """Whether a value is a string, or a list of strings, as flags give it."""
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
-
-
-def _combine(values: dict[str, Value], changes: dict[str, Value]) -> dict[str, Value]:
-    """Apply changes to values. Settings of a method, batch or data set that is replaced are dropped."""
-    gone: set[str] = set()
-    batch_size, chunk_size = changes.get("batch_size"), values.get("chunk_size")
-    if isinstance(batch_size, int) and isinstance(chunk_size, int) and chunk_size and batch_size % chunk_size:
-        gone = {"chunk_size"}
-    if changes.get("method", values.get("method", "conadv")) != values.get("method", "conadv"):
+def _below(values: Mapping[str, Any], changes: Mapping[str, Any], path: Path | None = None) -> dict[str, Any]:
+    """What a file or recipe says below these changes: nothing about a method, batch or data set that is replaced."""
+    gone = set(changes)
+    changed = {key: str(value) for key, value in changes.items()}
+    if changed.get("batch_size", "").isdecimal() and isinstance(values.get("chunk_size"), int) and values["chunk_size"]:
+        gone |= {"chunk_size"} if int(changed["batch_size"]) % values["chunk_size"] else set()
+    if changed.get("method", before := str(values.get("method", "conadv"))) != before:
         gone |= {"delay"}
-    own_data = values.get("data.path") is not None
-    if changes.get("data.path") is not None and not own_data:
+    own_data = str(values.get("data.path", "none")) != "none"
+    if changed.get("data.path", "none") != "none" and not own_data:
         gone |= {"data.name", "data.train_size"}
-    if changes.get("data.name") is not None and (own_data or changes["data.name"] != values.get("data.name", "digits")):
+    name = changed.get("data.name", "none")
+    if name != "none" and (own_data or name != values.get("data.name", "digits")):
         gone |= {"data.path", "data.train_size"}
-    return {key: value for key, value in values.items() if key not in gone} | changes
+    kept = {key: value for key, value in values.items() if key not in gone}
+    for key, names_code in (("model", is_callable), ("data.path", names_dataset)):
+        if path and names_code(str(kept.get(key, ""))):
+            raise ValueError(
+                f"{show(str(path))} names code to import, which a file may not: if you trust it, pass "
+                f"--{key} {show(str(kept[key]))}"
+            )
+    return kept
 
 
-def _build(values: Mapping[str, Value]) -> Recipe:
-    arguments: dict[str, Any] = {name: {} for name in TABLES}
-    for key, value in values.items():
-        table, _, name = key.rpartition(".")
-        (arguments[table] if table else arguments)[name] = value
-    tables = {name: table(**arguments[name]) for name, table in TABLES.items() if arguments[name]}
-    return Recipe(**{key: value for key, value in arguments.items() if key not in TABLES}, **tables)
+def _source(values: Mapping[str, Any], path: Path | None) -> Dict:
+    return Dict(dict(values), source=f"recipe {show(str(path))}" if path else "cli", use_commands_as_keys=False)
+
+
+def _parse(changes: Mapping[str, Any], values: Mapping[str, Any], path: Path | None) -> Recipe:
+    """The recipe with these changes over these values, each of them converted and checked by cyclopts."""
+
+    def build(*, recipe: Annotated[Recipe, Parameter(name="*")] = Recipe()) -> Recipe:  # noqa: B008
+        return recipe
+
+    app = App(config=[_source(changes, None), _source(values, path)], help_flags=(), version_flags=())
+    app.default(build)
+    try:
+        _, bound, _ = app.parse_args([], print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        raise ValueError(explain(error)) from None
+    except ValueError as error:
+        raise ValueError(one_line(str(error))) from None
+    recipe: Recipe = bound.arguments.get("recipe", Recipe())
+    return recipe
+
+
+def _check_seal(path: Path) -> None:
+    """Refuse a config.toml that was damaged or edited."""
+    text, tables = read_toml(path)
+    first, _, rest = text.partition("\n")
+    if text != sealed(rest) if first.startswith(_SEAL) else "method" not in tables:
+        raise ValueError(
+            f"{show(str(path))} is damaged or was edited after the run wrote it: restore it and pass changes as flags, "
+            "or remove its first line to accept it as it is"
+        )

@@ -8,41 +8,52 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from cyclopts import Group, Parameter
+
 from conadv.catalog import ATTACKS, METHODS
 from conadv.core.roles import Role
 from conadv.optim.catalog import OPTIMIZERS
-from conadv.setting import (
+
+from .fields import (
     BelowOne,
     Count,
+    Epochs,
     NotNegative,
-    NumberOrPercent,
-    OneOf,
+    OptionalText,
     Positive,
     PositiveShare,
-    Rule,
-    Seed,
+    Precision,
+    Radius,
     Share,
+    Sinks,
+    SwitchOrPath,
+    Text,
     Whole,
-    normalise,
+    number,
+    one_of,
     show,
-    within,
+    switch,
 )
-from conadv.sinks import SINKS
-
-Alpha = Annotated[float, Rule("0, or from 0.001 to 1000", lambda value: value == 0 or 0.001 <= value <= 1000)]
 
 
-@dataclass(frozen=True, slots=True)
+def _table(order: int, table: type) -> Parameter:
+    """Where `--help` lists the fields of a table: after those of the recipe itself, in this order."""
+    text = " ".join((table.__doc__ or "").split())
+    group = Group(f"Recipe: {table.__name__.lower()}", help=text, sort_key=1 + order)
+    return Parameter(group=group, json_dict=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
     """The attack that generates the twins. Sizes are fractions of the pixel range."""
 
-    name: Annotated[str, OneOf(tuple(ATTACKS))] = "pgd"
+    name: Annotated[str, one_of(tuple(ATTACKS))] = "pgd"
     """The attack: projected gradient descent."""
-    epsilon: Share = 4 / 255
+    epsilon: Radius = 4 / 255
     """Radius of the ball around an image, such as 4/255: four of 255 grey levels. 0: twins equal the images."""
-    step_size: NotNegative | None = None
+    step_size: Annotated[float | None, number(none=True, gte=0, lte=1e6)] = None
     """Size of one step, in the unit of epsilon. none: epsilon."""
-    steps: Annotated[int, within(1, 1e4)] = 1
+    steps: Annotated[int, number(gte=1, lte=10**4)] = 1
     """Gradient steps of the attack."""
     norm: Literal["linf", "l2"] = "linf"
     """Norm of the ball."""
@@ -51,23 +62,20 @@ class Attack:
     control without gradient). none: sign for linf, unit for l2."""
     random_start: Share = 0.8
     """Probability of a random start in the ball; otherwise the attack starts at the image."""
-    targeted: bool = False
+    targeted: Annotated[bool, switch("attack.targeted")] = False
     """Attack towards a random wrong label instead of away from the true one."""
     statistics: Literal["batch", "running"] = "batch"
     """What BatchNorm normalizes with during the attack: the statistics of the chunk, or the running ones."""
-    grid: bool = False
+    grid: Annotated[bool, switch("attack.grid")] = False
     """linf only: random starts in whole grey levels. Twins of one step of whole levels then cross between ranks as
     bytes, a quarter of the data."""
 
-    def __post_init__(self) -> None:
-        normalise(self, "attack.")
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
     """The optimizer."""
 
-    name: Annotated[str, OneOf(tuple(OPTIMIZERS))] = "lars"
+    name: Annotated[str, one_of(tuple(OPTIMIZERS))] = "lars"
     """LARS, SGD with momentum, AdamW, LAMB, or Muon (which takes AdamW for biases and normalization layers)."""
     lr: NotNegative = 10.0
     """Peak learning rate, reached after the warm-up."""
@@ -75,27 +83,16 @@ class Optimizer:
     """lars, sgd and muon only: momentum."""
     weight_decay: NotNegative = 5e-4
     """Weight decay; not applied to biases and BatchNorm parameters."""
-    trust_coefficient: Positive = 0.001
-    """lars only: norm of an update relative to the norm of the weights, at learning rate 1."""
-    beta1: BelowOne = 0.9
-    """adamw, lamb and muon only: decay of the mean of the gradients."""
-    beta2: BelowOne = 0.999
-    """adamw, lamb and muon only: decay of the mean of the squared gradients."""
-    eps: Annotated[float, within(1e-30, 1)] | None = None
-    """adamw, lamb and muon only: added to the denominator. none: 1e-6 for lamb, 1e-8 for the others."""
     gsnr: Share = 0.0
     """Multiply each gradient by its signal-to-noise ratio over the chunks, relative to the mean of its tensor and at
     least this, at most 1 (VR-SGD, VR-LARS). On one rank. Its authors take 0.1. 0: off."""
 
-    def __post_init__(self) -> None:
-        normalise(self, "optimizer.")
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """The learning rate over the run: a linear warm-up to its peak, then a decay until the last epoch."""
 
-    warmup_epochs: NumberOrPercent = "5%"
+    warmup_epochs: Epochs = "5%"
     """Warm-up in epochs (fractions allowed), or as a share of the run in percent, such as 30%."""
     decay: Literal["poly", "cosine", "constant"] = "poly"
     """Decay of the learning rate after the warm-up."""
@@ -103,9 +100,6 @@ class Schedule:
     """Exponent of the poly decay."""
     end_lr: NotNegative = 0.0
     """Learning rate at the end of the decay."""
-
-    def __post_init__(self) -> None:
-        normalise(self, "schedule.")
 
     def warmup_steps(self, steps: int, epochs: int) -> int:
         """The warm-up in steps.
@@ -119,31 +113,28 @@ class Schedule:
         return round(self.warmup_epochs * (steps // epochs))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     """The training and test images."""
 
     name: Literal["digits", "synthetic"] | None = None
     """A built-in data set. none: digits, or your own at data.path."""
-    path: str | None = None
+    path: OptionalText = None
     """Path of your own data, whose format is detected; hf:NAME_OR_PATH for a data set of the Hugging Face hub or a
     folder of Parquet files; or package.module:callable for your own Dataset (as a flag only, never in a file)."""
-    train_size: Count | None = None
+    train_size: Annotated[int | None, number(none=True, gte=1, lte=10**12)] = None
     """Training images to use. none: all."""
-    copies: Annotated[int, within(1, 64)] = 1
+    copies: Annotated[int, number(gte=1, lte=64)] = 1
     """How often each image is in a batch and an epoch, augmented differently each time (Batch Augmentation); copies
     are in different chunks, and batch_size counts them all."""
     held_out: Whole = 0
     """Training images, of train_size, not to learn from: the accuracy on them as they are (held_out_top1) and under
-    PGD (held_out_robust_top1) is part of each evaluation, and the weights with the best robust accuracy are kept in
-    RUN/best.safetensors. 0: none."""
-    image_size: Annotated[int, within(1, 8192)] | None = None
+    PGD (held_out_robust_top1) is part of each evaluation, and decides which weights are the best ones. 0: none."""
+    image_size: Annotated[int | None, number(none=True, gte=1, lte=8192)] = None
     """Height and width in pixels to resize to. none: 224 for the augmentations of photographs, else
     as they are stored (synthetic: 32)."""
-    channels: Annotated[int, within(1, 1e4)] = 3
+    channels: Annotated[int, number(gte=1, lte=10**4)] = 3
     """Colour channels: of synthetic data, and what encoded images are converted to (1 or 3)."""
-    classes: Annotated[int, within(1, 1e5)] = 10
-    """Synthetic data only: number of classes."""
     augment: Literal[
         "auto", "none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet",
         "randaugment", "randaugment-imagenet",
@@ -151,25 +142,21 @@ class Data:
     """Augmentation of the training images. Small images: crop, crop-flip, autoaugment-cifar10 and
     randaugment; photographs: the others. auto: crop-flip for images up to 64 pixels, else resized-crop (to 224, unless
     data.image_size says otherwise)."""
-    mixup: Alpha = 0.0
+    mixup: Annotated[float, number(gte=0, lte=1000)] = 0.0
     """Mix the images of a chunk, and their labels, in shares from Beta(mixup, mixup). 0: off."""
-    cutmix: Alpha = 0.0
+    cutmix: Annotated[float, number(gte=0, lte=1000)] = 0.0
     """Paste a box of another image of the chunk into each image, with an area from Beta(cutmix, cutmix). 0: off. With
     mixup on too, each chunk gets one of the two."""
     views: Literal["one", "three"] = "one"
     """one: learn from augmented images and their twins. three: from clean, augmented and adversarial images, a third
     each, with a BatchNorm branch for each."""
-    workers: Annotated[int, within(0, 1024)] | None = None
+    workers: Annotated[int | None, number(none=True, gte=0, lte=1024)] = None
     """Threads that load images in advance. 0: the training thread itself. none: a rank's share of the cores for
     photographs, 0 for images up to 64 pixels."""
-    memory: Annotated[int, within(0, 1e9)] = 1024
-    """MiB of decoded images that a rank keeps in memory. A data set that needs more is decoded again in every epoch.
-    0: keep none."""
     damaged: Literal["stop", "skip"] = "stop"
     """What to do about an image that cannot be read: end the run, or report it and leave it out."""
 
     def __post_init__(self) -> None:
-        normalise(self, "data.")
         if self.name is not None and self.path is not None:
             raise ValueError(
                 f"data.name {self.name} and data.path {show(self.path)} are two data sets: "
@@ -181,39 +168,34 @@ class Data:
             raise ValueError("data.views three needs an augmentation: choose one with --data.augment")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """When to save checkpoints. One is always saved at the end of a run."""
 
     every: Whole = 0
     """Steps between checkpoints. 0: at the end of each epoch."""
-    minutes: Annotated[float, within(0, 1e7)] = 0.0
+    minutes: Annotated[float, number(gte=0, lte=10**7)] = 0.0
     """Minutes between checkpoints, in addition to checkpoint.every. 0: off."""
     keep: Count = 2
     """Number of checkpoints to keep."""
 
-    def __post_init__(self) -> None:
-        normalise(self, "checkpoint.")
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """A run. Fields that a recipe leaves out have these defaults, which suit photographs. Without a recipe: `digits`,
     or these defaults if --data.path is given."""
 
-    method: Annotated[str, OneOf(tuple(METHODS))] = "conadv"
+    method: Annotated[str, one_of(tuple(METHODS))] = "conadv"
     """The training method. disadv is conadv with delay 0."""
-    delay: Annotated[int, within(0, 1000)] = None  # type: ignore[assignment]  # only until __post_init__ asks the method
+    delay: Annotated[int, number(gte=0, lte=1000), Parameter(show_default=False)] = None  # type: ignore[assignment]  # until __post_init__ asks the method
     """Age in steps of the weights that generate the twins. Only conadv (default 1) and sam can change it."""
-    rho: Positive = 0.05
-    """sam only: radius (L2 norm) of the step uphill before the gradient is computed."""
     adv_weight: Share = 0.5
     """Weight of the adversarial loss; the clean loss has the rest. 1: robust training, without a clean pass; it needs
     twin_branch main."""
     twin_share: PositiveShare = 1.0
     """Share of a batch's chunks that get twins, such as 1/4, different ones in each step. Relative to vanilla, a step
     of recycled costs 1 + share, one of conadv or disadv 1 + 5/3 share."""
-    twin_branch: Annotated[str, OneOf(("adv", "main"))] = "adv"
+    twin_branch: Literal["adv", "main"] = "adv"
     """BatchNorm branch that twins go through: adv, with its own statistics and affine parameters (as in the paper), or
     main, with the affine parameters of the images and statistics of the twins' own batch."""
     shuffle_twins: Count = 1
@@ -221,7 +203,7 @@ class Recipe:
     the attack then share their BatchNorm statistics. 1: not shuffled."""
     adv_until: PositiveShare = 1.0
     """Share of the run that learns from twins, such as 1/2; the rest learns from the images alone."""
-    scale_norms: bool = False
+    scale_norms: Annotated[bool, switch("scale-norms")] = False
     """Divide the gradients of BatchNorm's weight and bias by the share of their branch in the loss, so that they learn
     as fast as in vanilla. With sgd or lars."""
     batch_size: Count = 256
@@ -229,27 +211,32 @@ class Recipe:
     chunk_size: Whole = 0
     """Images that share BatchNorm statistics and are processed together; must divide the batch size. Paper: 64. 0: the
     largest divisor, up to 64, of a lane's part of the batch that its ranks can share."""
-    epochs: Annotated[int, within(1, 1e6)] = 90
+    epochs: Annotated[int, number(gte=1, lte=10**6)] = 90
     """Passes over the training images."""
-    max_steps: Count | None = None
+    max_steps: Annotated[int | None, number(none=True, gte=1, lte=10**12)] = None
     """Stop after this many steps; the schedule is still that of all epochs. none: no limit."""
-    seed: Seed = 0
+    seed: Annotated[int, number(gte=0, lt=2**63)] = 0
     """Seed of everything random: weights, order, augmentation, random starts of attacks."""
-    layout: str | None = None
+    layout: OptionalText = None
     """Which ranks of a lane do what, such as "clean | adv | attack" or, with counts, "3 clean | 3 adv | 2 attack".
     auto: the fastest layout that fits the number of ranks. none: everything on each rank."""
-    model: str = "auto"
-    """A network by its name, timm:NAME or torchvision:NAME (with new weights), or your own as package.module:callable
+    attackers: OptionalText = None
+    """Attackers on Ray, besides the ranks of the layout, that generate twins ahead: how many to start on this machine,
+    or the address of a cluster, such as ray://head:10001. They may come and go without changing results. none: none."""
+    model: Text = "auto"
+    """A network by its name, timm:NAME or torchvision:NAME, or your own as package.module:callable
     (as a flag only, never in a file). auto: resnet20 for images up to 64 pixels, resnet50 for larger ones."""
-    width: Annotated[int, within(1, 1e4)] | None = None
+    pretrained: Annotated[bool | str, SwitchOrPath] = False
+    """Start from trained weights: those of the library for timm:NAME and torchvision:NAME, which it downloads, or those
+    of a safetensors file, such as one that conadv export wrote. The last layer is new for other classes."""
+    width: Annotated[int | None, number(none=True, gte=1, lte=10**4)] = None
     """Channels of a built-in network's first stage. none: its own, 16 for small images and 64 for large ones."""
-    precision: Literal["float32", "bfloat16", "float64"] = "float32"
+    precision: Annotated[Literal["float32", "bfloat16", "float64"], Precision] = "float32"
     """Number format of the forward and backward passes; with bfloat16 the weights stay float32."""
-    deterministic: bool = False
-    """Use only deterministic kernels, which are slower on GPUs. CPU runs are deterministic without it."""
-    tf32: bool = True
-    """Use TF32 on GPUs with tensor cores: float32 products with 10 bits of mantissa, several times as fast."""
-    compile: bool = False
+    deterministic: Annotated[bool, switch("deterministic")] = False
+    """Use only deterministic kernels, and no TF32 (float32 products with 10 bits of mantissa), which is slower on GPUs.
+    CPU runs are deterministic without it."""
+    compile: Annotated[bool, switch("compile")] = False
     """Compile forward and backward passes with torch.compile in the first two steps, which takes minutes for a large
     network. Evaluation is not compiled."""
     label_smoothing: BelowOne = 0.1
@@ -260,38 +247,36 @@ class Recipe:
     ema: BelowOne = 0.0
     """Decay of an exponential moving average of the weights, which is evaluated and exported instead of them. It covers
     about the last 1 / (1 - ema) steps, which should be a small part of the run. 0: none."""
-    threads: Annotated[int, within(1, 1024)] | None = None
+    threads: Annotated[int | None, number(none=True, gte=1, lte=1024)] = None
     """CPU threads per rank. none: PyTorch's default."""
-    timeout: Annotated[float, within(0.1, 1e7)] = 600.0
+    timeout: Annotated[float, number(gte=0.1, lte=10**7)] = 600.0
     """Seconds without an answer from another rank after which the run ends."""
-    profile: Annotated[int, within(0, 1000)] = 0
+    profile: Annotated[int, number(gte=0, lte=1000)] = 0
     """Steps to profile after the first few: one Chrome trace per rank in RUN/traces, which Perfetto, TensorBoard and
     conadv timeline read. 0: none."""
     eval_every: Whole = 0
-    """Epochs between evaluations, whose accuracy is printed and logged. 0: only at the end."""
-    eval_train: Literal["sample", "all"] = "sample"
-    """Training images to evaluate on: a fixed sample, as large as the test set, or all of them."""
+    """Epochs between evaluations, whose accuracy is printed and logged; the weights of the best one are kept in
+    RUN/best.safetensors. 0: only at the end."""
     eval_robust: Whole = 0
     """Test images, a fixed sample, whose accuracy under PGD within attack.epsilon (20 steps, 2 random starts) is
     robust_top1 at the end of the run. 0: none."""
-    log: tuple[Annotated[str, OneOf(tuple(SINKS))], ...] | None = None
+    log: Annotated[tuple[str, ...], Sinks] = ()
     """Where else to log metrics, separated by commas; metrics.jsonl is always written. tensorboard and wandb need
     pip install 'conadv[tensorboard]' or 'conadv[wandb]'; wandb is offline unless WANDB_MODE says otherwise."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """What to do if a loss or gradient is not finite: end the run, or skip the step."""
     skip_limit: Count = 10
     """With nonfinite skip: end the run after this many skipped steps."""
-    attack: Attack = Attack()
-    optimizer: Optimizer = Optimizer()
-    schedule: Schedule = Schedule()
-    data: Data = Data()
-    checkpoint: Checkpoint = Checkpoint()
+    attack: Annotated[Attack, _table(1, Attack)] = Attack()
+    optimizer: Annotated[Optimizer, _table(2, Optimizer)] = Optimizer()
+    schedule: Annotated[Schedule, _table(3, Schedule)] = Schedule()
+    data: Annotated[Data, _table(4, Data)] = Data()
+    checkpoint: Annotated[Checkpoint, _table(5, Checkpoint)] = Checkpoint()
 
     def __post_init__(self) -> None:
         if self.delay is None:
             known = METHODS.get(str(self.method))
             object.__setattr__(self, "delay", known.default_delay if known else 0)
-        normalise(self)
         if self.method == "conadv" and self.delay == 0:
             object.__setattr__(self, "method", "disadv")
         own_delay = METHODS[self.method].delay
@@ -336,6 +321,8 @@ class Recipe:
             )
 
     def _check_mixing(self) -> None:
+        if any(0 < alpha < 0.001 for alpha in (self.data.mixup, self.data.cutmix)):
+            raise ValueError("data.mixup and data.cutmix are 0 (off) or at least 0.001: raise them")
         if self.chunk_size == 1:
             raise ValueError("data.mixup and data.cutmix mix the images of a chunk, and --chunk-size is 1: raise it")
         if self.attack.targeted:

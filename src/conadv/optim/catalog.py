@@ -18,9 +18,8 @@ class OptimizerInfo:
     name: str
     target: str
     """Its class, as module:name."""
-    takes: Mapping[str, str | tuple[str, ...]]
-    """Arguments of the class besides the parameter groups and `lr`, each with the field or fields of `[optimizer]` that
-    it comes from. A field that is None is left to the default of the class."""
+    takes: tuple[str, ...] = ()
+    """The fields of `[optimizer]` that its class takes by the same names, besides `lr` and `weight_decay`."""
 
     def build(self, model: Any, settings: Mapping[str, Any]) -> Any:
         """Make the optimizer of a model's parameters. This imports torch.
@@ -33,23 +32,16 @@ class OptimizerInfo:
 
         module, _, name = self.target.partition(":")
         groups = parameter_groups(model, settings["weight_decay"])
-        return getattr(import_module(module), name)(groups, settings["lr"], **self._arguments(settings))
+        return getattr(import_module(module), name)(
+            groups, settings["lr"], **{field: settings[field] for field in self.takes}
+        )
 
-    def _arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        values = {
-            argument: settings[fields] if isinstance(fields, str) else tuple(settings[field] for field in fields)
-            for argument, fields in self.takes.items()
-        }
-        return {argument: value for argument, value in values.items() if value is not None}
-
-
-_ADAM: dict[str, str | tuple[str, ...]] = {"betas": ("beta1", "beta2"), "eps": "eps"}
 
 _ROWS = (
-    OptimizerInfo("lars", "conadv.optim.lars:Lars", {"momentum": "momentum", "trust_coefficient": "trust_coefficient"}),
-    OptimizerInfo("sgd", "torch.optim:SGD", {"momentum": "momentum"}),
-    OptimizerInfo("adamw", "torch.optim:AdamW", _ADAM),
-    OptimizerInfo("lamb", "conadv.optim.lamb:Lamb", _ADAM),
-    OptimizerInfo("muon", "conadv.optim.muon:Muon", {"momentum": "momentum", **_ADAM}),
+    OptimizerInfo("lars", "conadv.optim.lars:Lars", ("momentum",)),
+    OptimizerInfo("sgd", "torch.optim:SGD", ("momentum",)),
+    OptimizerInfo("adamw", "torch.optim:AdamW"),
+    OptimizerInfo("lamb", "conadv.optim.lamb:Lamb"),
+    OptimizerInfo("muon", "conadv.optim.muon:Muon", ("momentum",)),
 )
 OPTIMIZERS = {row.name: row for row in _ROWS}

@@ -18,7 +18,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from conadv.atomic import read_text, replace_file
-from conadv.toml_file import read_toml
+from conadv.config import read_toml
 
 from . import figures
 from .compare import LEVEL, ROBUST, TOP1, cells, conditions, main_cells

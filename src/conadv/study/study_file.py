@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from conadv.catalog import is_callable, names_dataset
-from conadv.toml_file import read_toml
+from conadv.config import read_toml
 
 Resolve = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
 """Maps a recipe's name and overrides (strings by dotted key) to all values; ValueError if one is wrong."""
@@ -35,9 +35,9 @@ Axes = dict[str, list[str]]
 """Lists of values by dotted key; every combination of values is a point of the grid."""
 
 # Fields that do not affect the results of a run: cells that differ only in these are the same cell.
-# Results of version 0.2 also have `diagnose`.
+# Results of version 0.2 also have `diagnose` and `data.memory`.
 NUMBERLESS = frozenset({
-    "layout", "threads", "timeout", "eval_every", "diagnose", "data.workers", "data.memory",
+    "layout", "attackers", "threads", "timeout", "eval_every", "diagnose", "data.workers", "data.memory",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 })  # fmt: skip
 

@@ -169,7 +169,7 @@ def _advice() -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise ValueError(
-            "not enough memory to prepare images: lower chunk_size, data.memory, data.image_size or data.workers"
+            "not enough memory to prepare images: lower chunk_size, data.image_size or data.workers"
         ) from error
 
 

@@ -7,7 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from conadv.config import Recipe, load_recipe, recipe_of_run
+from conadv.config import Recipe, load_recipe, override, recipe_of_run
 
 from .metrics import Callbacks, OnMetrics
 from .stop import Interrupted
@@ -66,7 +66,8 @@ def _recipe(
         return recipe_of_run(fspath(resume))
     if recipe is None:
         raise ValueError("there is nothing to train: pass a recipe, such as load_recipe('digits'), or resume=")
-    return recipe if isinstance(recipe, Recipe) else load_recipe(fspath(recipe))
+    # A recipe that was built by hand is checked like any other.
+    return override(recipe, {}) if isinstance(recipe, Recipe) else load_recipe(fspath(recipe))
 
 
 def _path(path: str | PathLike[str] | None) -> Path | None:

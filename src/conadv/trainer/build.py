@@ -230,7 +230,6 @@ def _method(recipe: Recipe, task: Task, attack: Attack, signal: SignalToNoise | 
         "twin_share": recipe.twin_share,
         "twin_branch": recipe.twin_branch,
         "shuffle_twins": recipe.shuffle_twins,
-        "rho": recipe.rho,
     }
     method: Method = METHODS[recipe.method].build(
         task.model,

@@ -25,6 +25,7 @@ from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Share, keep, open_data
 from conadv.task.draws import stratified
 from conadv.task.models import build_model, check_output, fastest_memory
+from conadv.task.pretrained import LIBRARY, build_pretrained
 
 from .adversary import HeldOut, RobustTest, TwinTest
 from .kernels import compile_model
@@ -34,6 +35,7 @@ from .memory import check_model
 _IMAGENET: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 # Images above this height and width, in pixels, are photographs: their network downsamples first.
 _SMALL = 64
+_KEPT = 1024  # MiB of decoded images that a rank keeps in memory
 _WATCH_STEPS = 10  # of PGD on held-out images: it runs during training
 _BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
@@ -75,23 +77,22 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
     recipe = resolved(recipe, data)
     data, held_out = _hold_out(recipe, data)
     augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
-    data = keep(data, augment.fit, recipe.data.memory, train=augment.looks_at_fit)
+    data = keep(data, augment.fit, _KEPT, train=augment.looks_at_fit)
     with untouched_randomness(device, recipe.seed):
-        images = recipe.chunk_size if trains and device.type == "cpu" else 2
-        model = _model(recipe, data, augment, images, device)
+        model, notes = _model(recipe, data, augment, device, trains)
     model.to(device)
     if recipe.compile and trains:
         compile_model(model)
     loss = partial(_cross_entropy if mix_of(recipe) else F.cross_entropy, label_smoothing=recipe.label_smoothing)
     return Task(
         model,
-        data,
+        replace(data, notes=(*data.notes, *notes)),
         augment,
         loss,
         device,
         _workers(recipe, data),
         torch.bfloat16 if recipe.precision == "bfloat16" else None,
-        len(data.test) if recipe.eval_train == "sample" else None,
+        len(data.test),
         twins_of(recipe),
         held_out,
     )
@@ -183,26 +184,31 @@ def open_task_data(recipe: Recipe, share: Share | None = None) -> DataSet:
         train_size=data.train_size,
         image_size=data.image_size,
         channels=data.channels,
-        classes=data.classes,
         damaged=data.damaged,
         share=share,
     )
 
 
-def _model(recipe: Recipe, data: DataSet, augment: Augmentation, images: int, device: torch.device) -> nn.Module:
-    """Build the network with its branches, in the memory format that is fastest for convolutions."""
+def _model(
+    recipe: Recipe, data: DataSet, augment: Augmentation, device: torch.device, trains: bool
+) -> tuple[nn.Module, list[str]]:
+    """Build the network with its branches, in the memory format that is fastest for convolutions; notes about it."""
     classes, shape = len(data.train.classes), augment.shape(data.train)
     pixels = normalization(recipe, shape[0])
     build = partial(build_model, recipe.model, classes, shape[0], recipe.width, pixels.get("mean"), pixels.get("std"))
     if is_built_in(recipe.model):
+        images = recipe.chunk_size if trains and device.type == "cpu" else 2
         check_model(build, shape, images, _BYTES[recipe.precision])
-    model = build()
+    model, notes = build(), list[str]()
+    if recipe.pretrained and trains:  # otherwise a checkpoint has the weights
+        model, note = build_pretrained(build, LIBRARY if recipe.pretrained is True else recipe.pretrained, classes)
+        notes.append(note)
     check_output(model, shape, classes)
     main, *adv = METHODS[recipe.method].branches if recipe.twin_branch == "adv" else ("main",)
     views = (main, "aug") if recipe.data.views == "three" else (main,)
     model = _with_branches(model, (*views, *adv))
     model.to(DTYPES[recipe.precision])
-    return fastest_memory(model, device)
+    return fastest_memory(model, device), notes
 
 
 def normalization(recipe: Recipe, channels: int) -> dict[str, tuple[float, ...]]:

@@ -38,7 +38,7 @@ def check_model(build: Callable[[], nn.Module], shape: tuple[int, ...], images: 
             model(torch.empty(images, *shape))
     numbers += sum(weight.numel() for weight in model.parameters())
     what = f"the network with {images} images of {' × '.join(map(str, shape))}"
-    check_memory(numbers * itemsize, what, "lower --width, --chunk-size, --data.image-size or --data.classes")
+    check_memory(numbers * itemsize, what, "lower --width, --chunk-size or --data.image-size")
 
 
 def check_copies(model: nn.Module, copies: int) -> None:

@@ -25,7 +25,7 @@ class Expected:
     recipe: dict[str, Any]
     """The fields of the recipe that change results, by dotted key."""
     added: dict[str, Any]
-    """Defaults of the fields that checkpoints of older versions do not have, by dotted key."""
+    """The defaults, which fields stand for that were added after a checkpoint was written, by dotted key."""
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise a ValueError if a checkpoint is of another run; its message follows the name of the checkpoint."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from conadv import bf16
 from conadv.atomic import replace_file
 from conadv.catalog import METHODS
-from conadv.config import RESUMABLE, Recipe, added_values, check_run_folder, flatten
+from conadv.config import RESUMABLE, Recipe, check_run_folder, flatten
 from conadv.ranks.collectives import World, own_device
 
 from .adversary import RobustTest
@@ -52,7 +52,7 @@ def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool
         task.model.load_state_dict(weights)
         ema = Ema(task.model, 0)  # the file has the average already
         about["best_step"] = of_best["step"]
-    with kernels(task.device, recipe.deterministic, recipe.tf32):
+    with kernels(task.device, recipe.deterministic, tf32=not recipe.deterministic):
         metrics = evaluate_task(task, World(0, 1, task.device), ema, robust)
     return {**facts(resolved(recipe, task.data)), **about, **metrics}
 
@@ -109,7 +109,7 @@ def expected(recipe: Recipe, task: Task) -> Expected:
     optimizer = build_optimizer(recipe, task.model)
     fill_state(optimizer)
     tensors = expected_tensors(task.model, optimizer, recipe.delay, recipe.ema > 0)
-    return Expected(tensors, decisive, added_values())
+    return Expected(tensors, decisive, flatten(Recipe()))
 
 
 def facts(recipe: Recipe) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def train(
         callbacks: Functions to call with the metrics.
         owns_process: Whether signals may end the process; False in a notebook.
     """
-    check_sinks(recipe.log or ())
+    check_sinks(recipe.log)
     recipe = with_chunk_size(recipe, world_size())
     layout = check_fit(recipe, world_size())
     with (
@@ -84,7 +84,7 @@ def train(
         check_agreement(world, {"flags": flags})  # first, since everything else depends on the flags
         _try_bfloat16(recipe, world, sets=owns_process)
         task, stream = _build(recipe, world)
-        with kernels(task.device, recipe.deterministic, recipe.tf32):
+        with kernels(task.device, recipe.deterministic, tf32=not recipe.deterministic):
             check_agreement(world, _common(recipe, task))
             job, progress = _start(recipe, layout, world, place, task, stream)
             request.obey_by(None)
@@ -188,7 +188,7 @@ def _optional_sinks(recipe: Recipe, job: Job, folder: Path, progress: Progress, 
     """The sinks of --log, the best weights and the callbacks, which also get the final evaluation."""
     if not job.world.is_main:
         return Sinks()
-    names, values = dict.fromkeys(recipe.log or ()), flatten(recipe)
+    names, values = dict.fromkeys(recipe.log), flatten(recipe)
     made: list[Sink] = [SINKS[name].make(folder, progress.step, values) for name in names]
     galleries = [sink for sink in made if isinstance(sink, Gallery)]
     if galleries and job.task.twins is not None:

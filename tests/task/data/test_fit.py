@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from conadv.config import Data, Recipe
 from conadv.task.augment import AUGMENTATIONS, augmentation
 from conadv.task.data import DataSet, open_data
 from conadv.task.data import fit as fit_module
@@ -19,8 +18,6 @@ from conadv.task.data.arrays import digits
 from conadv.task.data.fit import Fit, fitted, keep, resized
 from conadv.task.data.source import Arrays, Picture, Source
 from conadv.task.stream import Stream, evaluation_batches
-from conadv.trainer.build import build_stream
-from conadv.trainer.build_task import build_task
 from task.data.samples import jpeg_set, picture, write_folder, write_shards_by_hand
 
 TRAIN, TEST = jpeg_set(12, height=20, width=24), jpeg_set(4, height=20, width=24)
@@ -157,7 +154,7 @@ def test_what_does_not_fit_is_decoded_again_and_one_line_says_so(data: DataSet) 
     larger = keep(data, Fit(512), 8)
     assert (larger.train.kept is None, larger.test.kept is None) == (True, False)
     assert larger.notes == (
-        "train images are decoded in every epoch: they take 9 MiB, more than is left of data.memory 8",
+        "train images are decoded in every epoch: they take 9 MiB, more than is left of the 8 MiB for them",
     )
     assert keep(data, Fit(512), 0).notes == ()
 
@@ -184,12 +181,3 @@ def test_a_damaged_first_image_is_named_when_it_is_needed(tmp_path: Path) -> Non
     data = keep(open_data("path", write_folder(tmp_path, [(b"text", 0), *TRAIN], TEST)), Fit(8), 10)
     with pytest.raises(ValueError, match=r"0000\.JPEG: not an image of a known format; repair"):
         list(evaluation_batches(data.train, 4, Fit(8)))
-
-
-@pytest.mark.parametrize(("memory", "expected"), [(1024, True), (0, False)])
-def test_a_recipe_says_how_much_is_kept(tmp_path: Path, memory: int, expected: bool) -> None:
-    root = write_folder(tmp_path, TRAIN, TEST)
-    data = Data(path=str(root), image_size=16, augment="crop-flip", memory=memory)
-    recipe = Recipe(batch_size=4, chunk_size=4, data=data)
-    task = build_task(recipe, torch.device("cpu"))
-    assert (build_stream(recipe, task).source.kept is not None) == expected

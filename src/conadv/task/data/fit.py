@@ -129,7 +129,7 @@ def keep(data: DataSet, fit: Fit, megabytes: int, train: bool = True) -> DataSet
             images = np.empty((len(source), *shape), np.uint8)
             source.kept, room = Kept(fit, images, np.zeros(len(source), np.bool_)), room - size
         elif megabytes and part == "train":
-            needed = f"{size / _MIB:,.0f} MiB, more than is left of data.memory {megabytes}"
+            needed = f"{size / _MIB:,.0f} MiB, more than is left of the {megabytes:,} MiB for them"
             notes += (f"train images are decoded in every epoch: they take {needed}",)
     return replace(data, train=parts["train"], test=parts["test"], notes=notes)
 

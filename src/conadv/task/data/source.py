@@ -48,7 +48,7 @@ def naming(name: object, advice: str = "") -> Iterator[None]:
     except DamagedError:
         raise
     except MemoryError:
-        raise ValueError(f"{one_line(name)}: not enough memory to read it; lower data.memory or data.workers") from None
+        raise ValueError(f"{one_line(name)}: not enough memory to read it; lower data.workers") from None
     except Exception as error:  # readers fail in many ways on damaged bytes
         if isinstance(error, OSError):
             name, reason = error.filename or name, error.strerror or one_line(error)
