@@ -187,7 +187,7 @@ def test_a_missing_package_is_one_line_and_leaves_no_folder(name, tmp_path, monk
 def test_several_sinks_are_separated_by_commas():
     names = ",".join(SINKS)
     assert tiny.recipe(log=names).log == tuple(SINKS)
-    assert tiny.recipe(log="none").log is None
+    assert tiny.recipe(log="none").log == ()
     with pytest.raises(ValueError, match=r"log is 'cvs' but must be one of .*did you mean csv"):
         tiny.recipe(log="cvs")
     check_sinks(["csv"])
