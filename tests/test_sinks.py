@@ -188,6 +188,6 @@ def test_several_sinks_are_separated_by_commas():
     names = ",".join(SINKS)
     assert tiny.recipe(log=names).log == tuple(SINKS)
     assert tiny.recipe(log="none").log == ()
-    with pytest.raises(ValueError, match=r"log is 'cvs' but must be one of .*did you mean csv"):
+    with pytest.raises(ValueError, match=r"'cvs' is not one of .*did you mean csv"):
         tiny.recipe(log="cvs")
     check_sinks(["csv"])
