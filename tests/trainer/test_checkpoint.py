@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conadv.trainer.checkpoint import (
+    BrokenCheckpointError,
     Checkpoint,
-    DamagedError,
     checkpoints,
     newest_whole,
     prune,
@@ -178,7 +178,7 @@ def test_without_any_intact_checkpoint_there_is_nothing_to_resume_from(two):
 
 def test_more_bytes_than_the_model_needs_are_not_even_read(two):
     fill_with_nothing(sixth(two))
-    with pytest.raises(DamagedError, match="more than the model needs"):
+    with pytest.raises(BrokenCheckpointError, match="more than the model needs"):
         read_checkpoint(sixth(two), largest=10_000)
 
 
@@ -212,7 +212,7 @@ def entry(**changes: Any) -> bytes:
 )
 def test_tensors_made_to_harm_are_refused(data, two):
     sixth(two).write_bytes(data)
-    with pytest.raises(DamagedError) as damage:
+    with pytest.raises(BrokenCheckpointError) as damage:
         read_checkpoint(sixth(two))
     assert str(sixth(two)) in str(damage.value)
     assert len(str(damage.value)) < 2000
@@ -241,7 +241,7 @@ def test_a_description_of_any_types_is_refused_or_sound(sound, changes, missing)
     describe(sound, json.dumps({key: value for key, value in fields.items() if key not in missing}))
     try:
         found = read_checkpoint(sound).about
-    except DamagedError:
+    except BrokenCheckpointError:
         return
     finally:
         sound.write_bytes(whole)

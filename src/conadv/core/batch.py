@@ -133,7 +133,7 @@ def count_chunks(batch: Batch | Chunked, chunk_size: int | None) -> int:
 def cut(batch: Batch | Chunked, chunk_size: int | None) -> Iterator[Any]:
     """The chunks of a batch, in order; without a chunk size the batch is its only chunk."""
     if isinstance(batch, Chunked):
-        return _counted(batch)
+        return _all_chunks(batch)
     count = count_chunks(batch, chunk_size)
     return iter([batch]) if count == 1 else _parts(batch, count)
 
@@ -155,7 +155,7 @@ def _parts(batch: Batch, count: int) -> Iterator[Batch]:
         yield Batch(part(batch.images, number), part(batch.labels, number), augmented, part(dict(batch.extra), number))
 
 
-def _counted(batch: Chunked) -> Iterator[Any]:
+def _all_chunks(batch: Chunked) -> Iterator[Any]:
     """Yield its chunks; raise an error if there are fewer than `count`, instead of silently leaving some out."""
     came = 0
     for chunk in batch.chunks:

@@ -354,7 +354,7 @@ def _end_walk(layers: list[SplitLayer], _: _Walk) -> None:
         layer.walk = None
 
 
-def marked(loss: Tensor, model: nn.Module, branch: str, tracked: bool = True) -> Tensor:
+def marked(loss: Tensor, model: nn.Module, branch: str, counted: bool = True) -> Tensor:
     """Mark the loss of images that went through `branch`, for a backward pass outside of `route`."""
     layers = split_layers(model)
-    return _Mark.apply(loss, layers, Way(branch, None, "again" if tracked else "off")) if layers else loss
+    return _Mark.apply(loss, layers, Way(branch, None, "again" if counted else "off")) if layers else loss

@@ -18,14 +18,11 @@ from torch import Tensor, nn
 from conadv.wrappers import unwrap
 
 from .attack import Call, Loss, call_plainly, input_gradient, without_trace
-from .seeds import centered, mix, normal, uniform
+from .seeds import ATTACK_PASS, MOVED, NOISE, START, TARGET, centered, mix, normal, uniform
 from .splitbn import Statistics
 
 Norm = Literal["linf", "l2"]
 Direction = Literal["sign", "unit", "raw", "noise"]
-
-# What a random number of an attack is for.
-_START, _MOVED, _TARGET, _NOISE, _FORWARD = range(1, 6)
 
 
 @dataclass(frozen=True)
@@ -127,21 +124,21 @@ class PGD:
             raise ValueError("targeted needs whole labels: a mixture of them has no wrong label to go towards")
         images = images.detach()
         twins = self._start(images, seed)
-        towards = uniform(labels.shape, mix(seed, _TARGET), images) if self.targeted else None
+        towards = uniform(labels.shape, mix(seed, TARGET), images) if self.targeted else None
         for number in range(self.steps):
             if self.direction == "noise":
-                gradient = _signs(images, mix(seed, _NOISE, number))
+                gradient = _signs(images, mix(seed, NOISE, number))
             else:
-                outputs_seed = mix(seed, _FORWARD, number) >> 1
+                outputs_seed = mix(seed, ATTACK_PASS, number) >> 1
                 gradient = self._gradient(model, loss, twins, labels, towards, outputs_seed, call)
-            twins = self._step(images, twins, gradient)
+            twins = self._stepped(images, twins, gradient)
         return twins
 
     def along(self, images: Tensor, gradient: Tensor, seed: int = 0) -> Tensor:
         """Take one step from the images along a gradient of the loss summed over the images; see `Attack`."""
         if self.direction == "noise":
-            gradient = _signs(images, mix(seed, _NOISE, 0))
-        return self._step(images, images, gradient)
+            gradient = _signs(images, mix(seed, NOISE, 0))
+        return self._stepped(images, images, gradient)
 
     def check_reusable(self) -> None:
         """Raise a ValueError unless this attack is one step along a gradient; see `Attack`."""
@@ -186,12 +183,12 @@ class PGD:
             and all(_is_whole(255 * size) for size in sizes)
         )
 
-    def _step(self, images: Tensor, twins: Tensor, gradient: Tensor) -> Tensor:
+    def _stepped(self, images: Tensor, twins: Tensor, gradient: Tensor) -> Tensor:
         """Step from `twins` along the gradient of the loss summed over images, and project into the ball and range."""
         size = self.epsilon if self.step_size is None else self.step_size
         std = _per_channel(self.std, 1.0, images)
         # Dividing by std converts the gradient to pixel units, and the step back to the unit of the images.
-        return self._project(images, twins + size * self._along(gradient / std) / std)
+        return self._project(images, twins + size * self._direction(gradient / std) / std)
 
     def _gradient(
         self,
@@ -219,7 +216,7 @@ class PGD:
 
         return input_gradient(model, total, images, partial(without_trace, model, self.branch, self.statistics, seed))
 
-    def _along(self, gradient: Tensor) -> Tensor:
+    def _direction(self, gradient: Tensor) -> Tensor:
         direction = self.direction or ("sign" if self.norm == "linf" else "unit")
         if direction == "unit":
             return gradient / _norms(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
@@ -228,8 +225,8 @@ class PGD:
     def _start(self, images: Tensor, seed: int) -> Tensor:
         if self.random_start == 0 or self.epsilon == 0:
             return images
-        noise = self._noise_in_ball(images, mix(seed, _START)).to(images.dtype) / _per_channel(self.std, 1.0, images)
-        moved = uniform((len(images), *[1] * (images.dim() - 1)), mix(seed, _MOVED), images) < self.random_start
+        noise = self._noise_in_ball(images, mix(seed, START)).to(images.dtype) / _per_channel(self.std, 1.0, images)
+        moved = uniform((len(images), *[1] * (images.dim() - 1)), mix(seed, MOVED), images) < self.random_start
         return self._project(images, torch.where(moved, images + noise, images))
 
     def _noise_in_ball(self, images: Tensor, seed: int) -> Tensor:

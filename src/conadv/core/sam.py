@@ -66,7 +66,7 @@ class Sam(Method):
         """The gradient of L(θ_t + ρ·direction, x_t) for one chunk."""
         images = self._step.clean(chunk, 1.0)
         direction = self.directions.take(k, self._step.count, self._uphill(images, self.step, k))
-        return [each._replace(tracked=False, adversarial=True, within=self._moved(direction)) for each in images]
+        return [each._replace(counted=False, adversarial=True, within=self._moved(direction)) for each in images]
 
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
         raise ValueError(
@@ -82,7 +82,7 @@ class Sam(Method):
 
     def direction(self, t: int, k: int, chunk: Batch) -> Direction:
         """The direction of chunk k of the batch of step t, with the weights that the model has now; leaves no trace."""
-        images = [each._replace(tracked=False) for each in self._step.clean(chunk, 1.0)]
+        images = [each._replace(counted=False) for each in self._step.clean(chunk, 1.0)]
         with without_trace(unwrap(self._step.model), "main", None, None):
             return self._uphill(images, t, k)
 

@@ -18,8 +18,11 @@ _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
-# What a random number of a method is for, so that different purposes have different seeds; twins.py has the next one.
-_ATTACK, _FORWARD = 1, 2
+# What a random number is for, so that different purposes have different seeds: of a method, mix(seed, purpose, ...),
+_ATTACK, _PASS, CHOICE_OF_TWINS, ORDER_OF_TWINS = 1, 2, 3, 4
+# and of an attack, mix(seed of the attack, purpose, ...). Without chunks, the images that get twins are chosen with the
+# seed of the attack, too: that number is the one of TARGET, and a targeted attack draws from it again.
+START, MOVED, TARGET, NOISE, ATTACK_PASS = 1, 2, 3, 4, 5
 _BRANCH_NUMBER = {"main": 0, "aug": 1, "adv": 2}
 
 
@@ -38,13 +41,13 @@ class Seeds:
         """The seed that all others are made from."""
         return torch.initial_seed() if self._seed is None else self._seed
 
-    def of_attack(self, batch: int, chunk: int) -> int:
+    def of_attack(self, t: int, chunk: int) -> int:
         """The seed of the attack on a chunk, numbered within the global batch."""
-        return mix(torch.initial_seed() if self._seed is None else self._seed, _ATTACK, batch, chunk)
+        return mix(torch.initial_seed() if self._seed is None else self._seed, _ATTACK, t, chunk)
 
-    def of_pass(self, step: int, chunk: int, branch: str) -> int | None:
+    def of_pass(self, t: int, chunk: int, branch: str) -> int | None:
         """The seed of a forward pass of the model; None if the method has no seed."""
-        return None if self._seed is None else mix(self._seed, _FORWARD, step, chunk, _BRANCH_NUMBER[branch])
+        return None if self._seed is None else mix(self._seed, _PASS, t, chunk, _BRANCH_NUMBER[branch])
 
 
 def mix(*parts: int) -> int:

@@ -226,8 +226,8 @@ def _check_branch(layer: SplitLayer, branch: str, batch_statistics: bool | None,
     if branch not in layer.branches:
         raise ValueError(f"the model has no branch {branch!r}: split it with split_batchnorm(model, branches=...)")
     evaluated = not (layer.training if batch_statistics is None else batch_statistics)
-    tracked = layer.owner(branch)._buffers.get("num_batches_tracked")
-    if evaluated and not in_training and tracked is not None and tracked == 0:
+    batches = layer.owner(branch)._buffers.get("num_batches_tracked")
+    if evaluated and not in_training and batches is not None and batches == 0:
         raise ValueError(
             f"the {branch} branch was never trained, so it has no running statistics: "
             "call model.train() before a training step, or train it before you evaluate it"
@@ -255,9 +255,9 @@ def _new_branch(layer: nn.Module, copies: dict[int, Tensor]) -> nn.Module:
     for name, buffer in layer._buffers.items():
         persistent = name not in layer._non_persistent_buffers_set
         branch.register_buffer(name, None if buffer is None else _copied(buffer, copies), persistent)
-    tracked = branch._buffers.get("num_batches_tracked")
-    if tracked is not None:
-        tracked.zero_()
+    batches = branch._buffers.get("num_batches_tracked")
+    if batches is not None:
+        batches.zero_()
     return branch.train(layer.training)
 
 

@@ -100,8 +100,8 @@ class Pass(NamedTuple):
     weight: float
     per_chunk: float = 1
     """How many passes of this kind a chunk has on average: views of the same images, or the share with twins."""
-    tracked: bool = True
-    """Whether it moves the running statistics."""
+    counted: bool = True
+    """Whether its BatchNorm statistics count for the running ones."""
     adversarial: bool = False
     """Whether its loss is adversarial: of changed images, or at changed weights."""
     chunk: int | None = None
@@ -266,8 +266,8 @@ class Step:
         part = 1.0 if self.chunk_size is None else float(share)
         assert self.twin_branch is not None
         # The running statistics of the main branch are those of the images, unless nothing is learnt from these.
-        tracked = self.twin_branch == "adv" or weight == 1
-        some = Pass(self.twin_branch, twin, weight / part, part, tracked, adversarial=True)
+        counted = self.twin_branch == "adv" or weight == 1
+        some = Pass(self.twin_branch, twin, weight / part, part, counted, adversarial=True)
         if self.shuffle.group == 1:
             return [some]
         due = self.shuffle.add(k, twin, self.attack_seed(self.t, k))
@@ -385,13 +385,13 @@ class Step:
         factor: list[Tensor] = []  # what the caller's framework multiplies the loss by: scaling, accumulation
         for some in passes:
             loss = self._forward(some, self.t if t is None else t, k, self.model if model is None else model)
-            if some.tracked or some.adversarial:  # otherwise only a direction is computed with it
+            if some.counted or some.adversarial:  # otherwise only a direction is computed with it
                 self._means[some.adversarial].append(loss.detach() / (self.count * some.per_chunk))
             if some.receive is not None:
                 images, receive = some.batch.images, some.receive
                 images.register_hook(partial(_unscaled, receive, factor) if marks else receive)
             if marks or len(passes) > 1:
-                loss = marked(loss, self.model, some.branch, some.tracked)
+                loss = marked(loss, self.model, some.branch, some.counted)
             scaled.append(loss * self.scale(some))
         total = scaled[0] if len(scaled) == 1 else sum(scaled[1:], scaled[0])
         if marks and any(some.receive is not None for some in passes):
@@ -406,7 +406,7 @@ class Step:
         with ExitStack() as stack:
             if seed is not None:  # dropout does not depend on what ran before
                 stack.enter_context(untouched_randomness(self.device, seed))
-            stack.enter_context(routed(self.model, some.branch, tracking="step" if some.tracked else "off"))
+            stack.enter_context(routed(self.model, some.branch, tracking="step" if some.counted else "off"))
             stack.enter_context(self._autocasting())
             if not self._watched and innermost(self.model).training:  # only once: this waits for the device
                 broadcast_early(self._parallel)
@@ -423,7 +423,7 @@ class Step:
         """A context for the backward pass, in which activation checkpointing recomputes layers in the same branch."""
         if len(passes) > 1:
             return nullcontext()  # the marks of their losses say it
-        return routed(self.model, passes[0].branch, tracking="again" if passes[0].tracked else "off")
+        return routed(self.model, passes[0].branch, tracking="again" if passes[0].counted else "off")
 
     def _unreached(self, branches: Sequence[str]) -> list[nn.Parameter]:
         """The trainable weights of all other branches."""

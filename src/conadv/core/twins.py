@@ -25,13 +25,12 @@ from torch import Tensor, nn
 from conadv.wrappers import innermost, local, sharded_like, whole
 
 from .batch import Batch, regrouped
-from .seeds import mix, uniform
+from .seeds import CHOICE_OF_TWINS, ORDER_OF_TWINS, mix, uniform
 from .state import Carried, State, below
 
 # twin(t, k, x_t[k]) with the weights that the model has at the moment.
 Evaluate = Callable[[int, int, Batch], Batch]
 
-_SHARE, _SHUFFLE = 3, 4  # the purpose numbers of the choice of twins, and of their order
 # What wrappers put before the names of a model's tensors: torch.compile, DistributedDataParallel and DataParallel.
 _PREFIXES = re.compile(r"^(_orig_mod\.|module\.)+")
 
@@ -240,7 +239,7 @@ class TwinShare:
             return True
         place = number % self.of
         group = first_chunk + number - place
-        order = sorted(range(self.of), key=lambda other: mix(seed, _SHARE, batch, group, other))
+        order = sorted(range(self.of), key=lambda other: mix(seed, CHOICE_OF_TWINS, batch, group, other))
         return place in order[: self.some]
 
     def images_of(self, chunk: Batch, seed: int) -> Tensor | None:
@@ -249,7 +248,7 @@ class TwinShare:
             return None
         size = len(chunk.images)
         wanted = max(min(2, size), round(size * float(self)))  # BatchNorm needs two
-        return uniform((size,), mix(seed, _SHARE), chunk.images).argsort()[:wanted].sort().values
+        return uniform((size,), mix(seed, CHOICE_OF_TWINS), chunk.images).argsort()[:wanted].sort().values
 
 
 class Shuffle:
@@ -277,7 +276,7 @@ class Shuffle:
         numbers, twins = zip(*self._held, strict=True)
         self._held = []
         images = sum(len(one.images) for one in twins)
-        order = uniform((images,), mix(seed, _SHUFFLE), twin.images).argsort(stable=True)
+        order = uniform((images,), mix(seed, ORDER_OF_TWINS), twin.images).argsort(stable=True)
         return list(zip(numbers, regrouped(twins, order), strict=True))
 
     def end(self) -> None:

@@ -33,7 +33,7 @@ _LEGEND = (
 
 
 @dataclass(frozen=True)
-class Picture:
+class Plot:
     """A figure of the page: SVG as data URIs."""
 
     light: str
@@ -41,7 +41,7 @@ class Picture:
     caption: str
 
 
-def dots(cells: pd.DataFrame, labels: Sequence[str]) -> Picture:
+def dots(cells: pd.DataFrame, labels: Sequence[str]) -> Plot:
     """Every run as a hollow dot, with the mean of each condition and its 95 % interval."""
     metrics = [metric for metric in NAMES if cells[metric].notna().any()]
 
@@ -74,14 +74,14 @@ def _draw_row(axis: Any, values: pd.Series, place: int) -> None:
         axis.plot([values.mean()], [place], "D", color=colour, markersize=5)
 
 
-def by_setting(cells: pd.DataFrame) -> list[Picture]:
+def by_setting(cells: pd.DataFrame) -> list[Plot]:
     """Accuracy against each number that takes three or more values within an arm, everything else equal."""
     known = cells[cells.place.notna()]
     known = known[known.groupby(["axis", "arm"]).place.transform("nunique") > 2]
     return [_setting(str(key), own) for key, own in known.groupby("axis", sort=False)]
 
 
-def _setting(key: str, cells: pd.DataFrame) -> Picture:
+def _setting(key: str, cells: pd.DataFrame) -> Plot:
     ticks, arms = sorted(cells.place.unique()), list(cells.arm.unique())[:MOST_LINES]
 
     def draw() -> Figure:
@@ -105,7 +105,7 @@ def _setting(key: str, cells: pd.DataFrame) -> Picture:
     return picture(draw, f"Test accuracy by {word(key)}. {_LEGEND}{first}")
 
 
-def lines(curves: pd.DataFrame, labels: Sequence[str], column: str, name: str, caption: str) -> Picture:
+def lines(curves: pd.DataFrame, labels: Sequence[str], column: str, name: str, caption: str) -> Plot:
     """Curves by epoch, one for each label."""
 
     def draw() -> Figure:
@@ -126,9 +126,9 @@ def _cut(label: str) -> str:
     return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
 
 
-def picture(draw: Callable[[], Figure], caption: str) -> Picture:
+def picture(draw: Callable[[], Figure], caption: str) -> Plot:
     """Draw a figure in both colour schemes."""
-    return Picture(_uri(draw, *_COLOURS["light"]), _uri(draw, *_COLOURS["dark"]), caption)
+    return Plot(_uri(draw, *_COLOURS["light"]), _uri(draw, *_COLOURS["dark"]), caption)
 
 
 def _uri(draw: Callable[[], Figure], ink: str, faint: str, bright: Sequence[str] | None) -> str:

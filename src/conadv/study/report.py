@@ -209,7 +209,7 @@ def _metrics(run: Path, final: float) -> pd.DataFrame:
     return lines
 
 
-def _curve_figures(folder: Path, chosen: pd.DataFrame, table: pd.DataFrame) -> list[figures.Picture]:
+def _curve_figures(folder: Path, chosen: pd.DataFrame, table: pd.DataFrame) -> list[figures.Plot]:
     """Test accuracy and loss by epoch: of vanilla, and of the arms with the highest accuracy."""
     curves = find_curves(folder, chosen)
     ranked = table[TOP1].sort_values(ascending=False).index

@@ -44,7 +44,7 @@ class Checkpoint(NamedTuple):
         return cls(safetensors.torch.load(data[end:]), json.loads(data[8:end]))
 
 
-class DamagedError(ValueError):
+class BrokenCheckpointError(ValueError):
     """A checkpoint whose file was damaged or changed."""
 
 
@@ -69,7 +69,7 @@ def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(path: Path, largest: int | None = None) -> Checkpoint:
-    """Read a checkpoint and verify its digest; a DamagedError names a file that is damaged.
+    """Read a checkpoint and verify its digest; a BrokenCheckpointError names a file that is damaged.
 
     Args:
         path: The file.
@@ -77,20 +77,20 @@ def read_checkpoint(path: Path, largest: int | None = None) -> Checkpoint:
     """
     try:
         if largest is not None and path.stat().st_size > largest:
-            raise DamagedError(f"{path} has more than {largest} bytes, which is more than the model needs")
+            raise BrokenCheckpointError(f"{path} has more than {largest} bytes, which is more than the model needs")
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
         about = json.loads(metadata["about"])
         is_whole = metadata["digest"] == _digest(tensors, metadata["about"])
-    except DamagedError:
+    except BrokenCheckpointError:
         raise
     except (OSError, SafetensorError, ValueError, RuntimeError, LookupError, TypeError, MemoryError) as error:
-        raise DamagedError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+        raise BrokenCheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
     if not is_whole:
-        raise DamagedError(f"{path} is damaged: its digest is not the one that was written")
+        raise BrokenCheckpointError(f"{path} is damaged: its digest is not the one that was written")
     if not _is_sound(about) or f"step-{about['step']:08d}" != path.stem:
-        raise DamagedError(f"{path} belongs to another checkpoint or version")
+        raise BrokenCheckpointError(f"{path} belongs to another checkpoint or version")
     return Checkpoint(tensors, about)
 
 
@@ -119,7 +119,7 @@ def newest_whole(
             checkpoint = read_checkpoint(path, largest)
             check(checkpoint)
         except ValueError as damage:
-            tell(str(damage) if isinstance(damage, DamagedError) else f"{path} {damage}")
+            tell(str(damage) if isinstance(damage, BrokenCheckpointError) else f"{path} {damage}")
             skipped = True
         else:
             if skipped:
