@@ -1,15 +1,167 @@
-"""Models of other libraries by name, as far as that needs none of them; the rest is in tests/integrations."""
+"""Models of other libraries, for which small stand-ins are here, and weights to start from: theirs, or in a file."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
+import torch
+from torch import nn
 
 from conadv import cli
 from conadv.config import load_recipe
 from conadv.task.models import build_model
+from conadv.task.pretrained import build_pretrained
+from support import tiny
+
+SMALL = partial(build_model, "resnet8", in_channels=3, width=4)
+
+
+def saved(path: Path, model: nn.Module, **changes: torch.Tensor) -> str:
+    safetensors.torch.save_file({**model.state_dict(), **changes}, path)
+    return str(path)
+
+
+def test_a_file_gives_all_weights_and_says_so(tmp_path: Path) -> None:
+    trained = SMALL(classes=5)
+    model, line = build_pretrained(partial(SMALL, classes=5), saved(tmp_path / "a.safetensors", trained), 5)
+    assert tiny.equal(model.state_dict(), trained.state_dict())
+    assert line == f"pretrained: {tmp_path / 'a.safetensors'}"
+
+
+def test_for_other_classes_the_last_layer_is_new(tmp_path: Path) -> None:
+    trained, path = SMALL(classes=5).double(), tmp_path / "a.safetensors"
+    torch.manual_seed(7)
+    new = SMALL(classes=3).state_dict()
+    torch.manual_seed(7)
+    model, line = build_pretrained(partial(SMALL, classes=3), saved(path, trained), 3)
+    expected = {**trained.float().state_dict(), "fc.weight": new["fc.weight"], "fc.bias": new["fc.bias"]}
+    assert tiny.equal(model.state_dict(), expected)
+    assert line == f"pretrained: {path}, except fc.bias, fc.weight: new, for 3 classes"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"width": 8},
+            r"conv1\.weight has shape \(4, 3, 3, 3\), not \(8, 3, 3, 3\), .* and \d+ more; choose the model",
+        ),
+        ({"in_channels": 1}, r"conv1\.weight has shape \(4, 3, 3, 3\), not \(4, 1, 3, 3\); choose the model"),
+        ({"name": "resnet14"}, r"layer1\.1\.conv1\.weight is missing, "),
+    ],
+)
+def test_weights_of_another_model_are_refused_in_one_line(tmp_path: Path, change: dict, message: str) -> None:
+    path = saved(tmp_path / "a.safetensors", SMALL(classes=5))
+    options = {"name": "resnet8", "in_channels": 3, "width": 4, "classes": 5, **change}
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        build_pretrained(partial(build_model, **options), path, 5)
+    caught.match(message)
+
+
+def test_a_tensor_that_the_model_has_not_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.safetensors", SMALL(classes=5), extra=torch.zeros(1))
+    with pytest.raises(ValueError, match=r"a\.safetensors are of another model: extra is not one of the model's; "):
+        build_pretrained(partial(SMALL, classes=5), path, 5)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no weights", bytes(100)])
+def test_what_is_no_safetensors_file_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "a.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^pretrained {path}: not a safetensors file that can be read \([^\n]*\)$"):
+        build_pretrained(partial(SMALL, classes=5), str(path), 5)
+
+
+def test_an_export_of_a_run_is_such_a_file(tmp_path: Path) -> None:
+    run, exported = tmp_path / "run", tmp_path / "model.safetensors"
+    assert cli.main(["train", *tiny.words(model="resnet8", width=4), "--run-dir", str(run), "--quiet"]) == 0
+    assert cli.main(["export", str(run), str(exported)]) == 0
+    build = partial(build_model, "resnet8", 3, 1, 4)
+    model, line = build_pretrained(build, str(exported), 3)
+    assert line.endswith("except fc.bias, fc.weight: new, for 3 classes")
+    stored = safetensors.torch.load_file(exported)
+    assert torch.equal(model.state_dict()["conv1.weight"].double(), stored["conv1.weight"].float().double())
+
+
+class Net(nn.Module):
+    """A model of a library: `stem` and `head`."""
+
+    def __init__(self, classes: int, value: float, channels: int = 3, **options: bool) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(channels, 2, 1), nn.Linear(2, classes)
+        self.options = options
+        for parameter in self.parameters():
+            nn.init.constant_(parameter, value)
+
+
+TRAINED, NEW = 3.0, 1.0
+
+
+def fake_timm() -> SimpleNamespace:
+    """timm adapts the head and the channels itself."""
+
+    def create_model(name: str, pretrained: bool, num_classes: int, in_chans: int) -> nn.Module:
+        if pretrained and name == "untrained":
+            raise RuntimeError("No pretrained weights exist for untrained.\nMore.")
+        return Net(num_classes, TRAINED if pretrained else NEW, in_chans)
+
+    return SimpleNamespace(
+        is_model=["net", "untrained"].__contains__, list_models=lambda: ["net"], create_model=create_model
+    )
+
+
+def fake_torchvision() -> SimpleNamespace:
+    """torchvision refuses another number of classes together with weights."""
+
+    def get_model(name: str, weights: str | None, num_classes: int | None = None, **options: bool) -> nn.Module:
+        if weights and (name == "untrained" or num_classes is not None):
+            raise ValueError("no such weights")
+        return Net(num_classes or 1000, TRAINED if weights else NEW, **options)
+
+    names = ["net", "untrained", "googlenet"]
+    return SimpleNamespace(models=SimpleNamespace(list_models=lambda module: names, get_model=get_model))
+
+
+@pytest.fixture(autouse=True)
+def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", fake_timm())
+    monkeypatch.setitem(sys.modules, "torchvision", fake_torchvision())
+
+
+@pytest.mark.parametrize("name", ["timm:net", "torchvision:net", "torchvision:googlenet"])
+@pytest.mark.parametrize("classes", [7, 1000])
+def test_the_weights_of_a_library(name: str, classes: int) -> None:
+    build = partial(build_model, name, classes, 3)
+    model, line = build_pretrained(build, "library", classes)
+    assert line.startswith("pretrained: the weights of its library")
+    assert model.stem.weight.mean().item() == TRAINED
+    assert build().stem.weight.mean().item() == NEW
+    assert len(model.head.bias) == classes
+    if name.startswith("torchvision"):
+        assert model.head.bias[0].item() == (TRAINED if classes == 1000 else NEW)
+    # The weights of this one expect images that it transforms itself.
+    assert model.options.get("transform_input", False) is (name == "torchvision:googlenet")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("timm:untrained", "timm:untrained cannot be built with its weights for 3 channels: .*No pretrained weights"),
+        ("torchvision:untrained", "torchvision has no weights for untrained here: ValueError: no such weights"),
+        ("resnet8", "there are no pretrained weights for 'resnet8': choose timm:NAME or torchvision:NAME, or give"),
+        ("support.tiny:pooled", "there are no pretrained weights for 'support.tiny:pooled'"),
+    ],
+)
+def test_without_weights_of_a_library_it_is_one_line(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        build_pretrained(partial(build_model, name, 7, 3), "library", 7)
+    caught.match(message)
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])

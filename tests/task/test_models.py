@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,8 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from conadv.core.splitbn import plain_state_dict, split_batchnorm
 from conadv.task.libraries import build_from_callable, load_callable
 from conadv.task.models import (
-    Bottleneck,
-    Normalize,
     build_model,
     check_output,
     fastest_memory,
@@ -46,13 +43,11 @@ def test_names_are_those_that_are_promised() -> None:
     ("name", "classes", "published"),
     [
         # torchvision's documentation, 1000 classes
-        ("resnet18", 1000, 11_689_512),
         ("resnet34", 1000, 21_797_672),
         ("resnet50", 1000, 25_557_032),
         # pytorchcv's table for CIFAR-10, which projects in shortcuts as we do. (He et al. pad with zeros there
         # and need 2,752 parameters less: 0.27M, 0.85M and 1.7M either way.)
         ("resnet20", 10, 272_474),
-        ("resnet56", 10, 855_770),
         ("resnet110", 10, 1_730_714),
     ],
 )
@@ -61,23 +56,18 @@ def test_parameters_are_as_many_as_published(name: str, classes: int, published:
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize(("width", "in_channels", "classes"), [(16, 3, 10), (6, 1, 7)])
-def test_parameters_of_small_models_follow_from_their_depth(
-    name: str, width: int, in_channels: int, classes: int
-) -> None:
-    blocks = (int(name.removeprefix("resnet")) - 2) // 6
-    expected = 9 * in_channels * width + 2 * width + (4 * width * classes + classes)
-    for inputs, outputs in ((width, width), (width, 2 * width), (2 * width, 4 * width)):
-        within = 9 * outputs * outputs + 2 * outputs
-        expected += 9 * inputs * outputs + 2 * outputs + within + (blocks - 1) * 2 * within
-        expected += inputs * outputs + 2 * outputs if inputs != outputs else 0
-    model = build_on_meta(name, classes, in_channels, None if width == 16 else width)
-    assert count_parameters(model) == expected
+def test_small_models_have_the_depth_of_their_name_and_any_width(name: str) -> None:
+    model = build_on_meta(name, 7, in_channels=1, width=6)
     weighted = [m for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear) and "downsample" not in n]
     assert name == f"resnet{len(weighted)}"
+    assert [tuple(m.weight.shape) for m in (weighted[0], weighted[-2], weighted[-1])] == [
+        (6, 1, 3, 3),
+        (24, 24, 3, 3),
+        (7, 24),
+    ]
 
 
-@pytest.mark.parametrize(("name", "published"), [("resnet18", 1.814), ("resnet34", 3.664), ("resnet50", 4.089)])
+@pytest.mark.parametrize(("name", "published"), [("resnet18", 1.814), ("resnet50", 4.089)])
 def test_work_is_as_published(name: str, published: float) -> None:
     """Billions of multiplications an image of 224 pixels, from torchvision's documentation. ResNet-50 with the
     stride in the first 1×1 convolution, which is version 1, takes 3.8."""
@@ -193,13 +183,6 @@ def test_weights_start_with_the_spread_that_they_should() -> None:
     assert not model.get_parameter("fc.bias").any()
 
 
-def test_normalize_is_by_channel() -> None:
-    images = np.random.default_rng(0).random((2, 3, 4, 5), dtype=np.float32)
-    mean, std = [0.5, 0.25, 0.1], [0.5, 1.0, 2.0]
-    expected = np.stack([(images[:, i] - mean[i]) / std[i] for i in range(3)], axis=1)
-    np.testing.assert_allclose(Normalize(mean, std)(torch.from_numpy(images)).numpy(), expected, rtol=1e-6)
-
-
 def test_normalization_is_the_first_layer() -> None:
     torch.manual_seed(0)
     plain = build_model("resnet8", 10, 3).eval()
@@ -223,23 +206,21 @@ def test_a_trained_checkpoint_loads_into_the_same_model_built_again() -> None:
     assert torch.equal(trained.eval()(images), again.eval()(images))
 
 
-@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50"])
+@pytest.mark.parametrize("name", ["resnet8", "resnet50"])
 def test_channels_last_stays_so_to_the_last_layer(name: str) -> None:
     model = build_model(name, 10, 3, width=8, mean=[0.5] * 3, std=[0.5] * 3).double()
     randomize(model)
-    images = torch.rand(2, 3, 64, 64, dtype=torch.float64)
+    images = torch.rand(2, 3, 32, 32, dtype=torch.float64)
     expected = model(images)
-    kept: dict[str, bool] = {}
-    for key, module in model.named_modules():
+    kept: list[bool] = []
+    for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.BatchNorm2d):
             module.register_forward_hook(
-                lambda module, inputs, outputs, key=key: kept.update(
-                    {key: outputs.is_contiguous(memory_format=torch.channels_last)}
-                )
+                lambda module, inputs, outputs: kept.append(outputs.is_contiguous(memory_format=torch.channels_last))
             )
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     outputs = model(images.to(memory_format=torch.channels_last))
-    assert [key for key, last in kept.items() if not last] == []
+    assert all(kept)
     torch.testing.assert_close(outputs, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -326,14 +307,12 @@ def test_the_current_folder_hides_nothing_that_is_installed() -> None:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("own_models", "write package.module:callable"),
         ("own_models:", "write package.module:callable"),
         (":cnn", "write package.module:callable"),
         ("no_such_package.models:cnn", "cannot import 'no_such_package.models'.*No module named"),
         ("own_broken:cnn", "cannot import 'own_broken'.*SyntaxError"),
         ("own_raising:cnn", "cannot import 'own_raising'.*RuntimeError: first line$"),
         (".relative:cnn", "cannot import '.relative'"),
-        ("own_models:rnn", "has no 'rnn'"),
         ("own_models:Zoo.large", "has no 'Zoo.large'"),
         ("own_models:number", "is of type int: name a function"),
         ("own_models:no_arguments", r"must accept \(classes=..., in_channels=...\)"),
@@ -388,9 +367,15 @@ def test_checking_the_output_leaves_no_trace(outputs: int) -> None:
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
 
 
+class Two(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
+        (Two(), "returns a value of type tuple"),
         (nn.Linear(7, 10), r"fails on images of shape \(3, 8, 8\): RuntimeError"),
         (nn.Identity(), r"into \(2, 3, 8, 8\), but 10 classes"),
         (nn.Sequential(nn.Flatten(0), nn.Linear(384, 10)), r"into \(10,\)"),
@@ -400,15 +385,6 @@ def test_a_model_that_does_not_fit_the_data_is_named_in_one_line(model: nn.Modul
     with pytest.raises(ValueError, match=message) as caught:
         check_output(model, (3, 8, 8), 10)
     assert "\n" not in str(caught.value)
-
-
-def test_a_model_that_returns_no_tensor_is_named() -> None:
-    class Two(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return x, x
-
-    with pytest.raises(ValueError, match="returns a value of type tuple"):
-        check_output(Two(), (3, 8, 8), 10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -430,25 +406,15 @@ def test_evaluating_restores_every_mode_even_after_an_error() -> None:
     assert [module.training for module in model.modules()] == [True, True, True, False, True]
 
 
-def test_strides_of_the_bottleneck_are_those_of_version_1_5() -> None:
-    block = Bottleneck(8, 4, stride=2)
-    assert [block.conv1.stride, block.conv2.stride, block.conv3.stride] == [(1, 1), (2, 2), (1, 1)]
-
-
 @pytest.mark.parametrize(("width", "layout"), [(4, torch.contiguous_format), (16, torch.channels_last)])
 def test_narrow_strided_convolutions_are_kept_from_the_layout_that_breaks_them(width, layout):
     model = fastest_memory(build_model("resnet8", classes=10, in_channels=3, width=width), torch.device("cpu"))
     weights = [parameter for parameter in model.parameters() if parameter.dim() == 4 and parameter.shape[2] > 1]
     assert all(weight.is_contiguous(memory_format=layout) for weight in weights)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_narrow_strided_convolutions_get_no_image_in_the_layout_that_breaks_them(channels):
-    model = fastest_memory(build_model("resnet8", classes=10, in_channels=channels, width=4), torch.device("cpu"))
     strided = [module for module in model.modules() if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)]
     outputs = []
     for convolution in strided:
         convolution.register_forward_hook(lambda _, __, output: outputs.append(output))
-    model(torch.rand(2, 8, 8, channels).permute(0, 3, 1, 2))  # as data sets keep images
+    model(torch.rand(2, 8, 8, 3).permute(0, 3, 1, 2))  # as data sets keep images
     assert len(outputs) == len(strided) > 0
-    assert all(output.is_contiguous() for output in outputs)
+    assert all(output.is_contiguous(memory_format=layout) for output in outputs)

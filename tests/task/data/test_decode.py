@@ -212,6 +212,14 @@ def test_a_bomb_is_not_decoded(decoder: str, bomb, size: tuple[int, int]) -> Non
         opened(bomb(*size))
 
 
+@pytest.mark.timeout(60)
+def test_a_jpeg_of_very_many_scans_is_not_decoded() -> None:
+    data = encode(np.zeros((3000, 3000, 3), np.uint8), progressive=True)
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    with pytest.raises(DamagedError, match=r"^a\.jpg: a JPEG of so many scans that it would take too long"):
+        opened(data[:-2] + scan * 300 + data[-2:])
+
+
 def test_a_wide_image_below_the_limit_is_read() -> None:
     assert read(encode(np.zeros((2, 50_000, 3), np.uint8))).shape == (2, 50_000, 3)
 

@@ -24,6 +24,7 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"})
 _MODES = {1: "L", 3: "RGB"}
 _MAX_PIXELS = 89_478_485  # of one image: Pillow's own limit, 270 MB decoded
+_MAX_SCANNED = 20 * _MAX_PIXELS  # each scan of a progressive JPEG goes over all pixels; most have a dozen
 
 
 def open_picture(data: bytes, channels: int, name: str) -> Picture:
@@ -35,6 +36,8 @@ def open_picture(data: bytes, channels: int, name: str) -> Picture:
     height, width = plain or _size(_open(data))
     if height * width > _MAX_PIXELS:
         raise ValueError(f"{width} × {height} pixels are more than the limit of {_MAX_PIXELS:,}")
+    if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") * height * width > _MAX_SCANNED:
+        raise ValueError("a JPEG of so many scans that it would take too long to decode; save it again")
 
     def pixels(shrink: int) -> Pixels:
         # JPEG shrinks blocks of 8 × 8 pixels; for an image smaller than that, the decoders differ.
