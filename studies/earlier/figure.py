@@ -23,7 +23,7 @@ BATCHES = (125, 250, 500, 1000)
 def main(out: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "by batch"  # the same file from the same results
     runs_of = main_cells(cells(read_results(Path(__file__).parent / "cifar10-batch")))
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
     axis = figure.add_subplot(xlabel="batch size", ylabel="test accuracy, %")
     for number, method in enumerate(METHODS):
         places = [batch * 1.04 ** (number - 2.5) for batch in BATCHES]  # side by side
@@ -38,7 +38,7 @@ def main(out: Path) -> None:
     axis.minorticks_off()
     axis.grid(axis="y", color="#d9dde3", linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(fontsize=9, frameon=False, loc="outside right center")
+    figure.legend(fontsize=9, frameon=False, loc="outside lower center", ncols=2)
     figure.savefig(out, metadata={"Date": None})
 
 

@@ -85,7 +85,7 @@ def draw(figures: Figures, out: Path) -> None:
     from matplotlib.figure import Figure
 
     matplotlib.rcParams["svg.hashsalt"] = "robust"  # the same file from the same results
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
     axis = figure.add_subplot(xlabel="shortest step with enough devices (vanilla = 1)", ylabel="accuracy under PGD, %")
     arms = [arm for arm in ORDER if arm in figures]
     beside = [
@@ -102,7 +102,7 @@ def draw(figures: Figures, out: Path) -> None:
     axis.grid(axis="y", color="#d9dde3", linewidth=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(fontsize=9, frameon=False, loc="outside right center")
+    figure.legend(fontsize=9, frameon=False, loc="outside lower center", ncols=3)
     figure.savefig(out, metadata={"Date": None})
 
 
