@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -51,19 +49,6 @@ def test_a_loss_that_the_caller_backpropagates_takes_the_same_steps(
         torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=1e-12)
 
 
-@adversarial_methods
-def test_epsilon_0_gives_the_gradient_of_the_plain_loss(setting: Setting) -> None:
-    model, plain = split_batchnorm(small_cnn()), small_cnn()
-    method = setting.make(model, PGD(0, random_start=0))
-    for number, (now, ahead) in enumerate(method.feed(small_batches(3))):
-        model.zero_grad()
-        method.loss(now, ahead).backward()
-        if number == 0:  # recycled takes the twins of another batch later
-            F.cross_entropy(plain(now[0]), now[1]).backward()
-            torch.testing.assert_close(model[0].weight.grad, plain[0].weight.grad, rtol=0, atol=1e-12)
-            torch.testing.assert_close(model[7].weight.grad, plain[7].weight.grad, rtol=0, atol=1e-12)
-
-
 class Checkpointed(nn.Module):
     """A model whose layers run again in the backward pass."""
 
@@ -99,14 +84,6 @@ def test_layers_that_run_again_take_the_branch_of_their_forward_pass(setting: Se
 def test_sam_has_no_loss_to_return() -> None:
     with pytest.raises(ValueError, match=r"call method\(batch\)"):
         conadv.Sam(split_batchnorm(small_cnn()), F.cross_entropy).loss(small_batches(1)[0])
-
-
-def test_recycled_says_that_a_loss_was_not_backpropagated() -> None:
-    method = Recycled(split_batchnorm(small_cnn()), F.cross_entropy, PGD(8 / 255))
-    batches = small_batches(2)
-    method.loss(batches[0])
-    with pytest.raises(ValueError, match="backpropagate the loss of each step"):
-        method.loss(batches[1])
 
 
 def test_recycled_survives_an_overflow() -> None:
@@ -198,19 +175,6 @@ def test_what_is_not_images_and_labels_is_refused(setting: Setting, item) -> Non
         take_steps(method, [item(x, y) for x, y in small_batches(2)])
 
 
-def test_inputs_that_are_not_pixels() -> None:
-    """Signals in volts: the ball is in their unit, and nothing is clipped to a range."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(72, 5)).double()
-    images, labels = small_batches(1)[0]
-    signals = images * 40 - 20
-    attack = PGD(3.0, random_start=0, low=None, high=None)
-    twins = attack(model, F.cross_entropy, signals, labels)
-    leaf = signals.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(F.cross_entropy(model(leaf), labels), leaf)
-    torch.testing.assert_close(twins, signals + 3 * gradient.sign(), rtol=0, atol=1e-12)
-    ConAdv(model, F.cross_entropy, attack)((signals, labels))
-
-
 # --- losses as people have them ----------------------------------------------------------------------------------
 
 
@@ -289,14 +253,6 @@ def test_lbfgs_is_refused_where_a_call_counts_as_a_step() -> None:
         method = method_class(model, F.cross_entropy, ATTACK, **options)
         with pytest.raises(ValueError, match="LBFGS evaluates its closure several times"):
             torch.optim.LBFGS(model.parameters()).step(lambda method=method: method(batch).clean)
-
-
-def test_no_warning_without_other_ranks() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        method = Vanilla(split_batchnorm(small_cnn()), F.cross_entropy)
-        for batch in small_batches(3):
-            method(batch)
 
 
 def test_a_mistake_that_was_refused_is_refused_again() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import conadv
-from conadv import PGD, ConAdv, Recycled, Role, Vanilla, route, split_batchnorm
+from conadv import PGD, ConAdv, Recycled, Role, Vanilla, split_batchnorm
 from conadv.core.batch import Chunked, cut
 from conadv.core.roles import Place
 from support.settings import (
-    CLASSES,
     Method,
     Setting,
     adversarial_methods,
@@ -64,40 +63,6 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
 
 
 @every_method
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 7])
-def test_each_batch_is_learnt_from_once_and_attacked_once(setting: Setting, length: int) -> None:
-    """Also where the loader is shorter than the delay, or empty."""
-    model = make_model()
-    method = setting.make(model)
-    batches = small_batches(length)
-    pairs = []
-    for now, ahead in method.feed(batches):
-        method(now, ahead)
-        pairs.append((now, ahead))
-    assert [now for now, _ in pairs] == batches
-    assert method.step == length
-    assert [ahead for _, ahead in pairs] == [None] * length
-
-
-@every_method
-def test_an_endless_stream_is_read_only_as_far_as_needed(setting: Setting) -> None:
-    taken = []
-
-    def stream() -> Iterator[Batch]:
-        for number in itertools.count():
-            taken.append(number)
-            yield small_batches(1, seed=number)[0]
-
-    model = make_model()
-    method = setting.make(model)
-    train(method, model, (batch for batch in itertools.islice(stream(), 5)))
-    assert len(taken) == 5
-    for _, (now, ahead) in zip(range(3), method.feed(stream()), strict=False):
-        method(now, ahead)
-    assert len(taken) - 5 <= 3 + 1
-
-
-@every_method
 def test_several_epochs_with_a_feed_each(setting: Setting) -> None:
     """What is carried over, such as recycled's last twins, crosses the end of an epoch."""
     batches = small_batches(4)
@@ -114,63 +79,6 @@ def test_several_epochs_with_a_feed_each(setting: Setting) -> None:
         apart(batch)
         optimizers[1].step()
     assert same_weights(model, other)
-
-
-@every_method
-@pytest.mark.parametrize("steps", [1, 2])
-def test_after_an_early_break_a_new_feed_starts_clean(setting: Setting, steps: int) -> None:
-    first, second = small_batches(5), small_batches(4, seed=9)
-    model = make_model()
-    method = setting.make(model)
-    for _, (now, ahead) in zip(range(steps), method.feed(first), strict=False):
-        method(now, ahead)
-    other = copy.deepcopy(model)
-    fresh = setting.make(other)
-    fresh.load_state_dict(method.state_dict())
-    train(method, model, second)
-    train(fresh, other, second)
-    assert same_weights(model, other)
-    assert isinstance(method, Recycled) or not twins_of(method)
-
-
-@every_method
-def test_what_was_loaded_is_for_the_first_feed_only(setting: Setting) -> None:
-    model = make_model()
-    method = setting.make(model)
-    for _, (now, ahead) in zip(range(2), method.feed(small_batches(6)), strict=False):
-        method(now, ahead)
-    method.load_state_dict(method.state_dict())
-    method(*next(iter(method.feed(small_batches(6)[2:]))))
-    other = copy.deepcopy(model)
-    fresh = setting.make(other)
-    fresh.load_state_dict(method.state_dict())
-    train(method, model, small_batches(3, seed=5))
-    train(fresh, other, small_batches(3, seed=5))
-    assert same_weights(model, other)
-
-
-@pytest.mark.parametrize("delay", [0, 1, 2])
-def test_a_step_that_failed_is_forgotten_by_the_next_feed(delay: int) -> None:
-    model, losses_left = make_model(), [100]
-
-    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-        losses_left[0] -= 1
-        if losses_left[0] < 0:
-            raise MemoryError
-        return F.cross_entropy(outputs, labels)
-
-    method = ConAdv(model, loss, ATTACK, delay=delay)
-    feed = iter(method.feed(small_batches(6)))
-    method(*next(feed))
-    losses_left[0] = 1  # the attack succeeds, learning does not
-    with pytest.raises(MemoryError):
-        method(*next(feed))
-    losses_left[0] = 100
-    with pytest.raises(ValueError, match="the step before failed"):
-        method(small_batches(1)[0])
-    for now, ahead in method.feed(small_batches(2)):
-        method(now, ahead)
-    assert method.step == 3
 
 
 def test_batches_may_have_different_sizes() -> None:
@@ -302,18 +210,6 @@ def test_evaluating_a_twin_leaves_no_trace(setting: Setting) -> None:
 # --- what comes in -----------------------------------------------------------------------------------------------
 
 
-@every_method
-def test_a_model_without_batchnorm(setting: Setting) -> None:
-    def norm(channels: int) -> nn.Module:
-        return nn.GroupNorm(2, channels)
-
-    model = small_cnn(norm=norm)
-    before = copy.deepcopy(model.state_dict())
-    train(setting.make(model, chunk_size=4), model, small_batches(3))
-    assert not torch.equal(model.state_dict()["0.weight"], before["0.weight"])
-    assert split_batchnorm(model) is model
-
-
 @image_methods
 @pytest.mark.parametrize("chunk_size", [1, 2])
 def test_without_batchnorm_chunks_of_any_size_take_the_steps_of_the_whole_batch(
@@ -352,18 +248,6 @@ def test_bytes_are_fractions_of_the_pixel_range(setting: Setting) -> None:
     train(setting.make(other, chunk_size=4), other, scaled)
     assert same_weights(one, other)
     assert all(torch.equal(images, before) for (images, _), before in zip(raw, kept, strict=True))
-
-
-@every_method
-def test_batches_as_a_loader_gives_them_stay_as_they_are(setting: Setting) -> None:
-    images, labels = (torch.cat(parts) for parts in zip(*small_batches(3), strict=True))
-    data = torch.utils.data.TensorDataset(images, labels)
-    before = images.clone()
-    one, other = make_model(), make_model()
-    train(setting.make(one), one, torch.utils.data.DataLoader(data, batch_size=8))
-    train(setting.make(other), other, small_batches(3))
-    assert same_weights(one, other)
-    assert torch.equal(images, before) and images.grad is None and not images.requires_grad
 
 
 @every_method
@@ -565,20 +449,6 @@ def test_vanilla_takes_a_plain_model_in_one_chunk_only() -> None:
     Vanilla(split_batchnorm(small_cnn(), ("main",)), F.cross_entropy, chunk_size=4)
 
 
-@every_method
-def test_a_batch_that_the_chunk_does_not_divide_is_refused(setting: Setting) -> None:
-    model = make_model()
-    with pytest.raises(ValueError, match=r"a batch of 8 images is not a whole number of chunks of 3: .*drop_last=True"):
-        train(setting.make(model, chunk_size=3), model, small_batches(1))
-
-
-@every_method
-def test_an_empty_batch_is_refused(setting: Setting) -> None:
-    model = make_model()
-    with pytest.raises(ValueError, match="an empty batch: drop it from the loader"):
-        train(setting.make(model), model, small_batches(1, size=0))
-
-
 def test_recycled_needs_batches_of_one_number_of_chunks() -> None:
     model = make_model()
     method = Recycled(model, F.cross_entropy, ATTACK, chunk_size=4)
@@ -613,46 +483,11 @@ def test_images_outside_of_the_pixel_range_are_refused(setting: Setting, scale: 
         train(setting.make(model), model, batches)
 
 
-@adversarial_methods
-def test_normalized_images_are_welcome_with_mean_and_std(setting: Setting) -> None:
-    model = make_model()
-    batches = [((images - 0.45) / 0.225, labels) for images, labels in small_batches(2)]
-    train(setting.make(model, replace(ATTACK, mean=(0.45, 0.45), std=(0.225, 0.225))), model, batches)
-
-
-@adversarial_methods
-def test_an_optimizer_made_before_the_split_is_refused(setting: Setting) -> None:
-    """It would never move the weights of the adv branch, without a word."""
-    model = small_cnn()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    split_batchnorm(model)
-    method = setting.make(model)
-    feed = iter(method.feed(small_batches(3)))
-    method(*next(feed))
-    optimizer.step()
-    optimizer.zero_grad()
-    with pytest.raises(ValueError, match=r"adv branch .* make the optimizer after split_batchnorm"):
-        method(*next(feed))
-
-
 def test_a_third_view_without_a_branch_for_it_is_refused() -> None:
     images, labels = small_batches(1)[0]
     model = make_model()
     with pytest.raises(ValueError, match="no branch 'aug'"):
         train(ConAdv(model, F.cross_entropy, ATTACK), model, [conadv.Batch(images, labels, images)])
-
-
-def test_evaluation_between_the_steps_goes_through_main() -> None:
-    model = make_model()
-    method = ConAdv(model, F.cross_entropy, ATTACK)
-    images = small_batches(1, seed=4)[0][0]
-    for now, ahead in method.feed(small_batches(3)):
-        method(now, ahead)
-        outputs = model.eval()(images)
-        with route(model, "main"):
-            assert torch.equal(model(images), outputs)
-        model.train()
-    assert outputs.shape == (8, CLASSES)
 
 
 @adversarial_methods

@@ -50,17 +50,6 @@ def test_an_optimizer_of_a_copy_of_the_model_is_refused_in_the_third_step(settin
         train(method, sgd(copy.deepcopy(model)), steps=3)
 
 
-def test_an_optimizer_without_the_adv_branch_is_refused() -> None:
-    model = small_cnn()
-    optimizer = sgd(model)
-    method = ConAdv(split_batchnorm(model), F.cross_entropy, ATTACK)
-    with pytest.raises(ValueError, match="the adv branch is never updated: make the optimizer after"):  # noqa: PT012
-        for batch in small_batches(3):
-            model.zero_grad()
-            method(batch)
-            optimizer.step()
-
-
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
 def test_several_models_and_optimizers_of_one_architecture_stay_silent(accumulate: int) -> None:
     """As with two networks that teach each other: one accumulates gradients while the other is updated."""

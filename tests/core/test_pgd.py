@@ -188,14 +188,6 @@ def test_the_seed_alone_decides_what_is_random() -> None:
     assert not torch.equal(twins(1, 1), twins(2, 1))
 
 
-def test_without_a_seed_it_is_seed_0() -> None:
-    model = small_cnn()
-    ((images, labels),) = small_batches(1)
-    attack = PGD(EPSILON)
-    seeded = attack(model, F.cross_entropy, images, labels, 0)
-    assert torch.equal(attack(model, F.cross_entropy, images, labels), seeded)
-
-
 def test_noise_is_a_random_sign_and_asks_the_model_nothing() -> None:
     images = torch.full((500, 2, 3, 3), 0.5, dtype=torch.float64)
 
@@ -346,12 +338,6 @@ def test_channels_must_meet_the_images() -> None:
     ((images, labels),) = small_batches(1)
     with pytest.raises(ValueError, match="mean and std have 3 channels, the images 2"):
         attack(small_cnn(), F.cross_entropy, images, labels)
-
-
-def test_a_branch_that_does_not_exist_is_refused() -> None:
-    ((images, labels),) = small_batches(1)
-    with pytest.raises(ValueError, match="the model has no branch 'aug'"):
-        PGD(EPSILON, branch="aug")(split_batchnorm(small_cnn()), F.cross_entropy, images, labels)
 
 
 def test_bytes_are_refused_in_words() -> None:

@@ -129,16 +129,6 @@ def test_the_work_is_what_the_share_says(make, share: str) -> None:
     assert 1 + 5 / 3 * fraction - 1e-9 <= ratio <= 1 + 5 / 3 * fraction + 0.25 * fraction
 
 
-@pytest.mark.parametrize("share", ["1/4", "1/2", "1"])
-def test_recycled_costs_one_plus_the_share(share: str) -> None:
-    vanilla = operations(lambda model, share: Vanilla(model, F.cross_entropy, chunk_size=2), share)
-    ratio = operations(
-        lambda model, share: Recycled(model, F.cross_entropy, PGD(0.1), twin_share=share, chunk_size=2), share
-    )
-    fraction = float(Fraction(share))
-    assert 1 + fraction - 1e-9 <= ratio / vanilla <= 1 + fraction + 0.25 * fraction
-
-
 @pytest.mark.parametrize(("images", "twins"), [(1, 1), (2, 2), (5, 2), (16, 4)])
 def test_a_small_last_batch_has_two_twins_for_batchnorm(images: int, twins: int) -> None:
     chosen = TwinShare.from_number("1/4").images_of(Batch(torch.zeros(images, 3), None), seed=1)

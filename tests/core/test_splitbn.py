@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 from typing import Any
 
 import pytest
@@ -76,31 +75,6 @@ def test_outside_of_a_route_it_is_the_layer_that_it_was(kind: type[_BatchNorm], 
         assert_same_model(plain, split)
 
 
-@every_kind
-def test_outputs_and_gradients_are_the_same_bits_in_float32(kind: type[_BatchNorm]) -> None:
-    plain = make_layer(kind).float()
-    split = split_batchnorm(copy.deepcopy(plain))
-    for step in range(3):
-        images = images_for(kind, seed=step, dtype=torch.float32)
-        torch.testing.assert_close(through(split, images), through(plain, images), rtol=0, atol=0)
-    state, expected = plain_state_dict(split), plain.state_dict()
-    for key in expected:  # the moving average is summed up in another order
-        torch.testing.assert_close(state[key], expected[key], rtol=1e-6, atol=1e-7)
-
-
-def test_a_whole_model_trains_as_before() -> None:
-    plain, split = small_cnn(), split_batchnorm(small_cnn())
-    for model in (plain, split):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for images, labels in small_batches(4):
-            optimizer.zero_grad()
-            F.cross_entropy(model(images), labels).backward()
-            optimizer.step()
-    assert_same_model(plain, split)
-    images = small_batches(1, seed=5)[0][0]
-    torch.testing.assert_close(split.eval()(images), plain.eval()(images), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm])
 def test_it_is_still_a_layer_of_its_kind(kind: type[_BatchNorm]) -> None:
     """Code that freezes, initializes or leaves out `nn.BatchNorm2d` layers goes on finding them."""
@@ -109,26 +83,11 @@ def test_it_is_still_a_layer_of_its_kind(kind: type[_BatchNorm]) -> None:
     assert found == [model[0], model[0].adv] and isinstance(model[0], SplitLayer)
 
 
-def test_hooks_and_references_to_a_layer_survive() -> None:
-    model = small_cnn()
-    kept, calls = model[1], []
-    kept.register_forward_hook(lambda *_: calls.append("hook"))
-    split_batchnorm(model)
-    model(small_batches(1)[0][0])
-    assert kept is model[1] and calls == ["hook"]
-
-
 @every_kind
 def test_a_wrong_number_of_dimensions_is_refused_as_before(kind: type[_BatchNorm]) -> None:
     wrong = torch.zeros(2, 3, 4) if kind is not nn.BatchNorm1d else torch.zeros(2, 3, 4, 5)
     with pytest.raises(ValueError, match="expected"):
         split_batchnorm(nn.Sequential(kind(3)))(wrong)
-
-
-def test_one_value_a_channel_is_refused_as_before() -> None:
-    layer = split_batchnorm(nn.Sequential(nn.BatchNorm1d(3)))
-    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
-        layer(torch.zeros(1, 3))
 
 
 # --- branches ----------------------------------------------------------------------------------------------------
@@ -164,11 +123,6 @@ def test_the_keys_of_the_branches() -> None:
     assert list(plain_state_dict(split)) == expected[:5]
 
 
-def test_only_main_adds_nothing() -> None:
-    split = split_batchnorm(small_cnn(), ("main",))
-    assert list(split.state_dict()) == list(small_cnn().state_dict())
-
-
 def test_branches_start_as_copies_but_untrained() -> None:
     model = small_cnn()
     model(small_batches(1)[0][0])
@@ -177,14 +131,6 @@ def test_branches_start_as_copies_but_untrained() -> None:
         assert torch.equal(getattr(layer.adv, name), getattr(layer, name))
         assert getattr(layer.adv, name).data_ptr() != getattr(layer, name).data_ptr()
     assert int(layer.num_batches_tracked) == 1 and int(layer.adv.num_batches_tracked) == 0
-
-
-def test_what_requires_no_gradient_stays_so() -> None:
-    model = small_cnn()
-    model[1].weight.requires_grad_(False)
-    layer = split_batchnorm(model)[1]
-    assert not layer.weight.requires_grad and not layer.adv.weight.requires_grad
-    assert layer.bias.requires_grad and layer.adv.bias.requires_grad
 
 
 def test_nested_and_shared_layers() -> None:
@@ -209,42 +155,6 @@ def test_nested_and_shared_layers() -> None:
     assert_same_model(plain, split)
     plain.load_state_dict(plain_state_dict(split), strict=True)
     split.load_state_dict(plain.state_dict(), strict=True)
-
-
-def test_a_root_batchnorm_is_converted() -> None:
-    plain = make_layer(nn.BatchNorm2d)
-    split = split_batchnorm(copy.deepcopy(plain))
-    assert isinstance(split, SplitLayer)
-    assert sorted(plain_state_dict(split)) == sorted(plain.state_dict())
-    plain.load_state_dict(plain_state_dict(split), strict=True)
-
-
-def test_the_train_flag_comes_along() -> None:
-    model = small_cnn().train()
-    model[1].eval()
-    split_batchnorm(model)
-    assert not model[1].training and not model[1].adv.training
-    assert model[4].training and model[4].adv.training
-    assert not model.eval()[4].adv.training
-
-
-@pytest.mark.parametrize("branch", ["main", "adv"])
-def test_a_frozen_layer_keeps_to_its_running_statistics(branch: str) -> None:
-    model = small_cnn()
-    for images, _ in small_batches(3, seed=7):
-        model(images)
-    split_batchnorm(model)
-    expected = copy.deepcopy(model).eval()
-    model[1].eval()
-    model[4].eval()
-    before = copy.deepcopy(model.state_dict())
-    images = small_batches(1)[0][0]
-    for statistics in (None, "batch", "running"):
-        with route(model, branch, statistics=statistics, tracking="step"):  # type: ignore[arg-type]
-            assert torch.equal(model(images), expected(images))
-    update_running_stats(model)
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key])
 
 
 # --- statistics --------------------------------------------------------------------------------------------------
@@ -290,19 +200,6 @@ def test_nothing_moves_before_the_end_of_a_step_or_without_tracking() -> None:
     update_running_stats(split)
     for key, value in split.state_dict().items():
         assert torch.equal(value, moved[key])
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_statistics_may_be_overwritten_before_the_backward_pass(training: bool) -> None:
-    """As DistributedDataParallel does where it broadcasts buffers: two forward passes, then one backward."""
-    plain, split = small_cnn().train(training), split_batchnorm(small_cnn()).train(training)
-    images, labels = small_batches(1)[0]
-    F.cross_entropy(plain(images), labels).backward()
-    loss = F.cross_entropy(split(images), labels)
-    for buffer in split.buffers():
-        buffer.add_(1)
-    loss.backward()
-    torch.testing.assert_close(split[0].weight.grad, plain[0].weight.grad, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -431,15 +328,6 @@ def test_checkpoints_go_both_ways_strictly() -> None:
         same.load_state_dict(broken, strict=True)
 
 
-@every_option
-def test_checkpoints_of_every_kind_of_layer(options: dict[str, Any]) -> None:
-    plain = nn.Sequential(make_layer(nn.BatchNorm2d, **options))
-    split = split_batchnorm(copy.deepcopy(plain))
-    split.load_state_dict(plain.state_dict(), strict=True)
-    split.load_state_dict(split.state_dict(), strict=True)
-    plain.load_state_dict(plain_state_dict(split), strict=True)
-
-
 def test_a_copy_is_independent_and_whole() -> None:
     split = split_batchnorm(small_cnn())
     images = small_batches(1)[0][0]
@@ -457,18 +345,6 @@ def test_a_copy_is_independent_and_whole() -> None:
     clone.load_state_dict(plain, strict=True)  # the hook that fills the branches belongs to the copy
     with route(clone, "adv"):
         assert clone(images).isfinite().all()
-
-
-def test_a_state_dict_goes_through_a_file() -> None:
-    split, other = split_batchnorm(small_cnn(seed=1)), split_batchnorm(small_cnn(seed=2))
-    with route(split, "adv"):
-        split(small_batches(1)[0][0])
-    file = io.BytesIO()
-    torch.save(split.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file))
-    for key, value in split.state_dict().items():
-        assert torch.equal(other.state_dict()[key], value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -84,6 +84,7 @@ def without_statistics(features: int) -> nn.Module:
 
 
 KINDS: dict[str, Callable[[int], nn.Module]] = {
+    "plain": nn.BatchNorm2d,
     "inherits": Inherits,
     "activation": WithActivation,
     "cumulative": cumulative,
