@@ -24,12 +24,29 @@ def test_the_page_and_the_cells_are_those_of_the_results() -> None:
         assert (RESULTS / name / "cells.csv").read_text(encoding="utf-8") == page.csv(name)
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("**/*.toml")), ids=lambda path: path.name + path.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "studies").glob("**/*.toml")), ids=lambda path: path.name + path.parent.name
+)
 def test_every_study_file_can_be_swept(path: Path) -> None:
     cells = read_study(path, resolve).cells
-    if path.name == "study.toml":
+    if path.name == "study.toml" and path.parent.parent == RESULTS:
         lines = (path.parent / "results.jsonl").read_text(encoding="utf-8").splitlines()
         assert {cell.slug for cell in cells} == {json.loads(line)["cell"] for line in lines}
+
+
+def test_the_study_of_batches_takes_enough_steps_and_tunes_every_arm_that_it_compares() -> None:
+    cells = read_study(ROOT / "studies" / "batch" / "study.toml", resolve).cells
+    steps = {
+        cell.values["epochs"] * (10_000 * cell.values["data.copies"] // cell.values["batch_size"]) for cell in cells
+    }
+    assert min(steps) >= 600
+    tuned, final = defaultdict(set), defaultdict(set)
+    for cell in cells:
+        rates = tuned if all(name.startswith("tuning") for name in cell.grids) else final
+        rates[cell.arm, cell.values["batch_size"]].add(cell.values["optimizer.lr"])
+    borrowed = {("ConAdv, no adversary", 1000), ("DisAdv", 1000), ("three views, no adversary", 1000)}
+    assert final.keys() - tuned.keys() == borrowed
+    assert all(len(final[arm]) == 1 and min(tuned[arm]) < min(final[arm]) < max(tuned[arm]) for arm in tuned)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from conadv.study.compare import TOP1, cells, conditions, holm, interval, main_cells
-from conadv.study.results import read_results
+from conadv.study.compare import ACCURACY, cells, conditions, holm, interval, main_cells
+from conadv.study.figures import names
+from conadv.study.report import rate_table, verdict
+from conadv.study.results import Result, read_results
 from study.studies import SMALL, make_study
 
 # Test accuracies by arm and seed. ConAdv has no seed 3, vanilla no seed 4.
@@ -42,7 +45,7 @@ def test_the_difference_is_paired_by_seed(table: pd.DataFrame) -> None:
 def test_means_and_intervals(table: pd.DataFrame) -> None:
     row = table.loc["vanilla"]
     values = list(RUNS["vanilla"].values())
-    assert (row[TOP1], row[f"{TOP1}_std"]) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+    assert (row[ACCURACY], row[f"{ACCURACY}_std"]) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
     expected = stats.t.interval(0.95, 3, loc=np.mean(values), scale=stats.sem(values))
     assert (row.low, row.high) == pytest.approx(expected)
     assert math.isnan(row.difference), "vanilla is not compared with itself"
@@ -163,3 +166,32 @@ def test_committed_studies_agree_with_scipy(path: Path) -> None:
         )
         assert row.p == pytest.approx(test.pvalue), label
         assert (row.difference_low, row.difference_high) == pytest.approx(tuple(test.confidence_interval())), label
+
+
+def test_tuning_runs_are_judged_on_held_out_images_and_a_best_rate_at_the_edge_is_named(tmp_path: Path) -> None:
+    held_out = {5: 60.0, 10: 70.0, 20: 65.0, 40: 80.0}  # by learning rate; the test accuracy would choose another one
+    text = """arm = [{name = "vanilla", method = "vanilla"}]
+    [[grid]]
+    name = "tuning"
+    "optimizer.lr" = [5, 10, 20]
+    [[grid]]
+    name = "final"
+    seed = [1, 2]
+    """
+    results = read_results(make_study(tmp_path, text))
+
+    def with_held_out(result: Result) -> Result:
+        return replace(result, summary={**result.summary, "held_out_top1": held_out[result.values["optimizer.lr"]]})
+
+    found = cells([with_held_out(result) for result in results])
+    assert rate_table(found).to_dict("records") == [
+        {"arm": "vanilla", "5": "60.0", "10": "70.0", "20": "65.0", "best": "10"}
+    ]
+    table = conditions(main_cells(found))
+    assert names(table)[ACCURACY] == "test accuracy, %"
+    assert table.accuracy["vanilla"] == found[~found.tuning].test_top1.mean()
+    tuning = found[found.tuning & (found.rate < 20)]
+    assert rate_table(tuning).best.tolist() == ["10, at the edge"]
+    alone = conditions(main_cells(tuning))
+    assert (names(alone)[ACCURACY], alone.accuracy["vanilla"]) == ("held-out accuracy, %", 70.0)
+    assert "highest held-out accuracy, 70.0 %" in verdict(tuning, alone)[0]

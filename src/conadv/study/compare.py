@@ -17,8 +17,10 @@ from scipy import stats
 from .results import Result, is_tuning, number
 from .study_file import NUMBERLESS, short
 
-RATE, TOP1, ROBUST = "optimizer.lr", "test_top1", "robust_top1"
-METRICS = (TOP1, ROBUST, "train_top1", "gap", "test_loss", "seconds", "images_per_second")
+RATE, TOP1, HELD_OUT, ROBUST = "optimizer.lr", "test_top1", "held_out_top1", "robust_top1"
+ACCURACY = "accuracy"
+"""What is compared: test accuracy, or that on held-out images if a tuning run has some."""
+METRICS = (ACCURACY, TOP1, ROBUST, "train_top1", "gap", "test_loss")
 LEVEL = 0.05
 """Significance level, after the correction for several comparisons."""
 
@@ -27,8 +29,9 @@ _WORDS = {"attack.epsilon": "ε", RATE: "learning rate", "batch_size": "batch", 
 _ASIDE = {"seed", RATE, "schedule.warmup_epochs", "chunk_size", "max_steps"}
 # What only methods with twins use.
 _OF_TWINS = ("attack", "adv_weight", "adv_until", "scale_norms", "twin_share", "twin_branch", "shuffle_twins")
-# What a condition shares with the vanilla that it is compared with, besides everything about the data but its copies.
-_CONTEXT = ("batch_size", "model", "width", "precision")
+# What a condition shares with the vanilla that it is compared with, besides everything about the data but these.
+_CONTEXT = ("model", "width", "precision")
+_OF_IMAGES = ("data.copies", "data.views")
 
 
 def cells(results: Sequence[Result]) -> pd.DataFrame:
@@ -39,8 +42,9 @@ def cells(results: Sequence[Result]) -> pd.DataFrame:
     rows = []
     for result in results:
         settings = _effective(result.values)
-        data = {key: value for key, value in settings.items() if key.startswith("data.") and key != "data.copies"}
+        data = {key: value for key, value in settings.items() if key.startswith("data.") and key not in _OF_IMAGES}
         context = {**data, **{key: settings.get(key) for key in _CONTEXT}}
+        context["images"] = settings["batch_size"] / settings.get("data.copies", 1)  # different ones in a batch
         known = {
             "cell": result.cell,
             "arm": result.arm,
@@ -55,7 +59,10 @@ def cells(results: Sequence[Result]) -> pd.DataFrame:
             "failed": result.error is not None,
             "commit": result.commit,
         }
-        rows.append({**known, **{name: number((result.summary or {}).get(name)) for name in METRICS}})
+        summary = result.summary or {}
+        held_out = known["tuning"] and HELD_OUT in summary
+        known |= {"held_out": held_out, ACCURACY: number(summary.get(HELD_OUT if held_out else TOP1))}
+        rows.append({**known, **{name: number(summary.get(name)) for name in METRICS[1:]}})
     table = pd.DataFrame(rows)
     return table.join(_labels(table))
 
@@ -67,7 +74,7 @@ def main_cells(table: pd.DataFrame) -> pd.DataFrame:
     """
     rest = table[~table.tuning]
     table = rest if rest.done.any() else table
-    means = table.groupby(["label", "rate"], sort=False)[TOP1].mean()
+    means = table.groupby(["label", "rate"], sort=False)[ACCURACY].mean()
     best = {label: means[label].fillna(-np.inf).idxmax() for label in table.label.unique()}
     chosen = table[table.rate == table.label.map(best)]
     return chosen.sort_values("done", ascending=False, kind="stable").drop_duplicates(["label", "seed"]).sort_index()
@@ -76,19 +83,20 @@ def main_cells(table: pd.DataFrame) -> pd.DataFrame:
 def conditions(chosen: pd.DataFrame) -> pd.DataFrame:
     """One row per condition: means, standard deviations, and the paired difference from its vanilla.
 
-    Columns: rate, n, failed, missing, mean and std of each metric (`test_top1`, `test_top1_std`, ...), low and high
-    (the 95 % interval of the mean of test_top1), baseline, difference, difference_low, difference_high, pairs (the
+    Columns: rate, n, failed, missing, mean and std of each metric (`accuracy`, `accuracy_std`, ...), low and high
+    (the 95 % interval of the mean of accuracy), baseline, difference, difference_low, difference_high, pairs (the
     seeds of both), p and p_holm.
     """
     rows = {}
-    done = chosen[chosen.done & chosen[TOP1].notna()]
+    done = chosen[chosen.done & chosen[ACCURACY].notna()]
     arms = {arm: place for place, arm in enumerate(done.arm.unique())}
     done = done.sort_values("arm", key=lambda names: names.map(arms), kind="stable")  # the rows of an arm together
     for label, own in done.groupby("label", sort=False):
         everyone = chosen[chosen.label == label]
-        low, high = interval(own[TOP1])
+        low, high = interval(own[ACCURACY])
         base = baseline(done, own)
         row = {"rate": own.rate.iloc[0], "n": len(own), "failed": int(everyone.failed.sum()), "low": low, "high": high}
+        row["held_out"] = own.held_out.any()
         row["missing"] = len(everyone) - len(own) - row["failed"]
         row |= {name: own[name].mean() for name in METRICS}
         row |= {f"{name}_std": own[name].std() for name in METRICS}
@@ -110,8 +118,10 @@ def interval(values: pd.Series) -> tuple[float, float]:
 
 
 def paired(own: pd.DataFrame, base: pd.DataFrame) -> dict[str, float]:
-    """The difference of test accuracy over the seeds that both have, its 95 % interval and p-value (paired t-test)."""
-    both = pd.concat({"own": own.set_index("seed")[TOP1], "base": base.set_index("seed")[TOP1]}, axis=1).dropna()
+    """The difference of accuracy over the seeds that both have, its 95 % interval and p-value (paired t-test)."""
+    both = pd.concat(
+        {"own": own.set_index("seed")[ACCURACY], "base": base.set_index("seed")[ACCURACY]}, axis=1
+    ).dropna()
     found: dict[str, float] = {"pairs": len(both)}
     if len(both):
         found["difference"] = float((both.own - both.base).mean())

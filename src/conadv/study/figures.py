@@ -14,12 +14,11 @@ import pandas as pd
 from cycler import cycler
 from matplotlib.figure import Figure
 
-from .compare import ROBUST, TOP1, interval, shown, word
+from .compare import ACCURACY, ROBUST, interval, shown, word
 
 STYLE = Path(__file__).with_name("report.mplstyle")
 MOST_LINES = 8
 """As many lines as can be told apart."""
-NAMES = {TOP1: "test accuracy, %", ROBUST: "robust accuracy, %"}
 
 _BRIGHT = ("#56B4E9", "#FF8C42", "#2FC295", "#EFA0CE", "#F2C14E", "#9FD3F5", "#C0A9E6", "#B0B0B0")
 _WIDTH = 5.2  # inches: on a phone, letters are then still legible
@@ -41,9 +40,16 @@ class Plot:
     caption: str
 
 
+def names(table: pd.DataFrame) -> dict[str, str]:
+    """The metrics of cells or conditions that are shown, with their names."""
+    kind = "held-out" if table.held_out.any() else "test"
+    known = {ACCURACY: f"{kind} accuracy, %", ROBUST: "robust accuracy, %"}
+    return {metric: name for metric, name in known.items() if table[metric].notna().any()}
+
+
 def dots(cells: pd.DataFrame, labels: Sequence[str]) -> Plot:
     """Every run as a hollow dot, with the mean of each condition and its 95 % interval."""
-    metrics = [metric for metric in NAMES if cells[metric].notna().any()]
+    metrics = names(cells)
 
     def draw() -> Figure:
         figure = Figure(figsize=(_WIDTH, 0.75 + 0.46 * len(labels)))
@@ -53,7 +59,7 @@ def dots(cells: pd.DataFrame, labels: Sequence[str]) -> Plot:
                 _draw_row(axis, values, place)
             known = cells[cells.label.isin(labels)][metric].dropna()
             margin = 0.25 * ((known.max() - known.min()) or 1.0)
-            axis.set(xlabel=NAMES[metric], xlim=(known.min() - margin, known.max() + margin))
+            axis.set(xlabel=metrics[metric], xlim=(known.min() - margin, known.max() + margin))
             axis.grid(axis="y", visible=False)
             axis.spines.left.set_visible(False)
         first = figure.axes[0]
@@ -90,19 +96,19 @@ def _setting(key: str, cells: pd.DataFrame) -> Plot:
         for number, arm in enumerate(arms):
             shift, colour = 0.08 * (number - (len(arms) - 1) / 2), f"C{number}"  # so that bars do not cover each other
             own = cells[cells.arm == arm]
-            means = own.groupby("place")[TOP1].mean()
+            means = own.groupby("place")[ACCURACY].mean()
             spots = [ticks.index(place) + shift for place in means.index]
-            bars = [mean - interval(own[own.place == place][TOP1])[0] for place, mean in means.items()]
+            bars = [mean - interval(own[own.place == place][ACCURACY])[0] for place, mean in means.items()]
             axis.errorbar(spots, means, bars, label=_cut(arm), marker=_MARKERS[number], color=colour, elinewidth=1)
             runs = [ticks.index(place) + shift for place in own.place]
-            axis.plot(runs, own[TOP1], "o", markerfacecolor="none", color=colour, markersize=3)
+            axis.plot(runs, own[ACCURACY], "o", markerfacecolor="none", color=colour, markersize=3)
         axis.set_xticks(range(len(ticks)), [shown(key, tick) for tick in ticks])
-        axis.set(xlabel=word(key), ylabel=NAMES[TOP1])
+        axis.set(xlabel=word(key), ylabel=names(cells)[ACCURACY])
         figure.legend(loc="outside lower center", ncols=2)
         return figure
 
     first = f" The first {MOST_LINES} arms." if len(arms) < cells.arm.nunique() else ""
-    return picture(draw, f"Test accuracy by {word(key)}. {_LEGEND}{first}")
+    return picture(draw, f"Accuracy by {word(key)}. {_LEGEND}{first}")
 
 
 def lines(curves: pd.DataFrame, labels: Sequence[str], column: str, name: str, caption: str) -> Plot:

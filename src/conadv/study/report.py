@@ -21,7 +21,7 @@ from conadv.atomic import read_text, replace_file
 from conadv.config import read_toml
 
 from . import figures
-from .compare import LEVEL, ROBUST, TOP1, cells, conditions, main_cells
+from .compare import ACCURACY, LEVEL, ROBUST, TOP1, cells, conditions, main_cells
 from .results import Result, number, parse_json, read_origins, read_results
 
 CURVES, _CURVE = "curves.csv", ["label", "epoch", TOP1, "loss"]
@@ -66,7 +66,7 @@ def render(folder: Path, results: list[Result], everyone: pd.DataFrame, with_pap
     chosen = main_cells(everyone)
     table = conditions(chosen)
     known = list(table.index)
-    done = chosen[chosen.done & chosen[TOP1].notna()]
+    done = chosen[chosen.done & chosen[ACCURACY].notna()]
     environment = Environment(
         loader=PackageLoader("conadv.study", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -97,9 +97,10 @@ def verdict(everyone: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     finished, failed = int(everyone.done.sum()), int(everyone.failed.sum())
     rest = f"{finished} of {len(everyone)} runs have finished" + (f", and {failed} failed." if failed else ".")
     if table.empty:
-        return ["No run has finished with a test accuracy.", "There is nothing to compare yet.", rest]
-    best = table[TOP1].idxmax()
-    first = f"“{best}” has the highest test accuracy, {_spread(table.loc[best], TOP1)} % (mean ± standard deviation)"
+        return ["No run has finished with an accuracy.", "There is nothing to compare yet.", rest]
+    best = table[ACCURACY].idxmax()
+    kind = figures.names(table)[ACCURACY].removesuffix(", %")
+    first = f"“{best}” has the highest {kind}, {_spread(table.loc[best], ACCURACY)} % (mean ± standard deviation)"
     if table[ROBUST].notna().any():
         strongest = table[ROBUST].idxmax()
         first += f"; “{strongest}” has the highest accuracy under attack, {_spread(table.loc[strongest], ROBUST)} %"
@@ -123,9 +124,8 @@ def verdict(everyone: pd.DataFrame, table: pd.DataFrame) -> list[str]:
 def accuracy_table(table: pd.DataFrame) -> pd.DataFrame:
     """The main table as texts."""
     shown = pd.DataFrame({"arm": table.index}, index=table.index)
-    for metric, name in figures.NAMES.items():
-        if table[metric].notna().any():
-            shown[name] = [_spread(row, metric) for _, row in table.iterrows()]
+    for metric, name in figures.names(table).items():
+        shown[name] = [_spread(row, metric) for _, row in table.iterrows()]
     if table.baseline.notna().any():
         shown["minus vanilla, points"] = [
             "baseline" if row.baseline == label else _signed(row.difference) for label, row in table.iterrows()
@@ -144,12 +144,19 @@ def accuracy_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rate_table(everyone: pd.DataFrame) -> pd.DataFrame:
-    """Mean test accuracy by learning rate, if several were tried, of tuning runs if there are any."""
+    """Mean accuracy by learning rate, if several were tried, of tuning runs if there are any; and the best rate."""
     tried = everyone[everyone.tuning] if everyone.tuning.any() else everyone
-    wide = tried.pivot_table(TOP1, "label", "rate", sort=False).sort_index(axis=1)
+    wide = tried.pivot_table(ACCURACY, "label", "rate", sort=False).sort_index(axis=1)
     wide = wide[wide.notna().sum(axis=1) > 1]
-    texts = wide.astype(object).map(lambda mean: "–" if np.isnan(mean) else f"{mean:.1f}")
-    return texts.rename(columns=lambda rate: f"{rate:g}").reset_index(names="arm")
+    shown = wide.astype(object).map(lambda mean: "–" if np.isnan(mean) else f"{mean:.1f}")
+    shown = shown.rename(columns=lambda rate: f"{rate:g}")
+    shown["best"] = [_best_rate(row.dropna()) for _, row in wide.iterrows()]
+    return shown.reset_index(names="arm")
+
+
+def _best_rate(accuracies: pd.Series) -> str:
+    best = accuracies.idxmax()
+    return f"{best:g}" + (", at the edge" if best in (accuracies.index.min(), accuracies.index.max()) else "")
 
 
 # Curves
@@ -212,12 +219,12 @@ def _metrics(run: Path, final: float) -> pd.DataFrame:
 def _curve_figures(folder: Path, chosen: pd.DataFrame, table: pd.DataFrame) -> list[figures.Plot]:
     """Test accuracy and loss by epoch: of vanilla, and of the arms with the highest accuracy."""
     curves = find_curves(folder, chosen)
-    ranked = table[TOP1].sort_values(ascending=False).index
+    ranked = table[ACCURACY].sort_values(ascending=False).index
     vanilla = [label for label in table.index if label == table.baseline[label]][:1]
     kept = [label for label in [*vanilla, *ranked.drop(vanilla)] if label in set(curves.label)][: figures.MOST_LINES]
     fewer = " Vanilla, and the arms with the highest final accuracy." if len(kept) < curves.label.nunique() else ""
     drawn = []
-    for column, name in ((TOP1, figures.NAMES[TOP1]), ("loss", "training loss")):
+    for column, name in ((TOP1, "test accuracy, %"), ("loss", "training loss")):
         known = curves[curves.label.isin(kept) & curves[column].notna()]
         if len(known) > 2:
             caption = f"{name.removesuffix(', %').capitalize()} by epoch, mean over the seeds.{fewer}"

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from types import FrameType
 from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
@@ -25,7 +24,7 @@ from filelock import FileLock, Timeout
 from conadv.atomic import write_atomically
 from conadv.machine import usable_cores
 from conadv.readable import duration
-from conadv.trainer.stop import Interrupted
+from conadv.trainer.stop import Interrupted, StopRequest, listening
 
 from .results import FILE, Result, last_error, read_results, read_summary, record_origin, result_of, write_results
 from .study_file import NUMBERLESS, Cell, Resolve, Study, flags, identity_of
@@ -71,10 +70,11 @@ def sweep(
     if not 0 <= nice <= 19:
         raise ValueError(f"nice is {nice} but must be from 0 to 19: change --nice")
     _check_runs(study, folder, resolve)
-    with _claimed(folder), _noted_signals() as signals:
+    with _claimed(folder), listening() as request:
+        request.obey_by(None)  # not at once: the running cells save their state first
         results = known_results(study, folder, added)
         write_atomically(folder / "study.toml", study.text)
-        _run_missing(study, folder, results, jobs, nice, signals, tell)
+        _run_missing(study, folder, results, jobs, nice, request, tell)
     done = sum(result.summary is not None for result in results.values())
     failed = sum(result.error is not None for result in results.values())
     return {"study": study.title, "cells": len(results), "done": done, "failed": failed, "results": str(folder / FILE)}
@@ -146,7 +146,7 @@ def start(command: list[str], log: Path, cores: frozenset[int], threads: int, ni
 
 
 def _run_missing(
-    study: Study, folder: Path, results: dict[str, Result], jobs: int | None, nice: int, signals: list[int],
+    study: Study, folder: Path, results: dict[str, Result], jobs: int | None, nice: int, request: StopRequest,
     tell: Tell,
 ) -> None:  # fmt: skip
     """Run all cells without a summary, and rewrite results.jsonl whenever one has ended."""
@@ -162,12 +162,12 @@ def _run_missing(
     write_results(folder, results.values())
     tell(f"{len(results)} cells, {jobs} at a time, {len(results) - len(waiting)} are already done")
     while waiting or running:
-        if signals:
+        if request.signal:
             for one in running:
                 one.process.send_signal(signal.SIGTERM)
             for one in running:
                 one.process.wait()
-            raise Interrupted(signals[0])
+            raise Interrupted(request.signal)
         while waiting and free:
             cell, own = waiting.pop(0), free.pop(0)
             words = [sys.executable, "-m", "conadv", *train_words(cell, folder / "runs" / cell.slug)]
@@ -252,23 +252,3 @@ def _claimed(folder: Path) -> Iterator[None]:
         raise ValueError(f"another sweep is running in {str(folder)!r}: wait for it, or stop it") from None
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise ValueError(f"cannot write to {str(folder)!r} ({error.strerror}): choose another with --out") from None
-
-
-@contextmanager
-def _noted_signals() -> Iterator[list[int]]:
-    """Collect the first SIGTERM or SIGINT in a list; a second one has its default effect."""
-    signals: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
-        for known in before:
-            signal.signal(known, signal.SIG_DFL)
-
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
