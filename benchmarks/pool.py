@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import conadv
 from alternate import alternate, arguments, compare, one_core, report
@@ -21,9 +23,13 @@ from conadv.ray import Pool
 from step import ATTACK, chunk, network, sgd
 
 
+def make_model(model: str, width: int) -> nn.Module:
+    return conadv.split_batchnorm(network(model, width))
+
+
 def learner(model: str, width: int, chunk_size: int, batch: object, pool: Pool | None) -> Callable[[], object]:
     """A step that also shows the next batch, which is the same one."""
-    split = conadv.split_batchnorm(network(model, width))
+    split = make_model(model, width)
     method = conadv.ConAdv(split, F.cross_entropy, ATTACK, chunk_size=chunk_size, seed=0, twins=pool)
     optimizer = sgd(split)
 
@@ -43,7 +49,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model, width = given.model, given.width
     sources = {"pool": 0, "here": 0}
-    with Pool(lambda: network(model, width), attackers=1, wait=60) as pool:
+    with Pool(partial(make_model, model, width), attackers=1, wait=60) as pool:
         steps = {
             "pool": learner(model, width, given.chunk_size, batch, pool),
             "alone": learner(model, width, given.chunk_size, batch, None),

@@ -2,9 +2,11 @@
 
 import difflib
 import os
+import re
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,14 @@ from matplotlib.figure import Figure
 from support import tasks
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+SUPPORT = Path(__file__).parent / "support"
+
+
+def new_lines(one: str, other: str) -> int:
+    """Lines of an example that the other one has not, wherever they stand and however they are indented."""
+    texts = (re.sub(r"  # conadv.*", "", (EXAMPLES / name).read_text()) for name in (one, other))
+    before, after = (Counter(line.strip() for line in text.splitlines() if line) for text in texts)
+    return (after - before).total()
 
 
 def changed_lines(one: str, other: str) -> int:
@@ -25,6 +35,15 @@ def test_the_diff_is_short():
     assert 0 < changed_lines("ddp_loop.py", "roles_loop.py") <= 15
 
 
+@pytest.mark.parametrize(
+    ("without", "lines"),
+    [("conadv_loop.py", 10), ("ddp_loop.py", 12), ("lightning_loop.py", 12), ("accelerate_loop.py", 10)],
+)
+def test_a_pool_is_a_matter_of_a_few_lines(without, lines):
+    name = "pool_loop.py" if without == "conadv_loop.py" else without.replace("_loop", "_pool")
+    assert 0 < new_lines(without, name) <= lines
+
+
 @pytest.mark.parametrize("name", ["plain_loop.py", "conadv_loop.py"])
 def test_runs_and_learns(name, tmp_path):
     said = tasks.run_script(str(EXAMPLES / name), str(tmp_path))
@@ -32,12 +51,16 @@ def test_runs_and_learns(name, tmp_path):
     assert (tmp_path / "model.pt").exists()
 
 
-def test_runs_and_learns_with_a_pool(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, str(EXAMPLES / "pool_loop.py")]
+@pytest.mark.parametrize("name", ["pool_loop.py", pytest.param("ddp_pool.py", marks=pytest.mark.slow)])
+def test_runs_and_learns_with_a_pool(name, tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(SUPPORT.parent)}
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name == "ddp_pool.py" else []
+    words = [sys.executable, *ranks, str(SUPPORT / "started_pool.py"), str(EXAMPLES / name)]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[2]) > 85
+    accuracy, *twins = [float(word) for word in re.findall(r"(?:accuracy|of the pool) ([0-9.]+)", done.stdout)]
+    assert accuracy > 85
+    assert all(count > 0 for count in twins) and len(twins) == (2 if ranks else 1)
     assert (tmp_path / "model.pt").exists()
 
 

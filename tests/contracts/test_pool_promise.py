@@ -25,6 +25,7 @@ STEPS = 12
 @pytest.fixture(scope="module")
 def cluster():
     """Ray on this machine, started once: that is what takes long."""
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # by default 15, with which attackers starve on a busy machine
     with conadv.ray.Pool(network, attackers=0) as pool:
         yield pool
 
@@ -40,7 +41,7 @@ def make_model():
 
     def made() -> nn.Module:
         layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1), nn.Flatten()]
-        return nn.Sequential(*layers, nn.Linear(512, 5))
+        return conadv.split_batchnorm(nn.Sequential(*layers, nn.Linear(512, 5)))
 
     return made
 
@@ -53,7 +54,7 @@ def batches(steps: int, rank: int = 0):
 def started(pool: conadv.ray.Pool) -> conadv.ray.Pool:
     """Wait until all attackers of a pool have started."""
     deadline = time.monotonic() + 200
-    while len(pool._crew.ready()) < pool._crew.expected():
+    while len(pool._ready()) < len(pool._actors):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return pool
@@ -61,9 +62,9 @@ def started(pool: conadv.ray.Pool) -> conadv.ray.Pool:
 
 def kill_one(pool: conadv.ray.Pool, chance: random.Random) -> bool:
     """End the process of an attacker that has started."""
-    if not pool._crew.ready():
+    if not pool._ready():
         return False
-    actor = pool._crew._actors[chance.choice(list(pool._crew.ready()))]
+    actor = pool._actors[chance.choice(pool._ready())]
     try:
         os.kill(pool._ray.get(actor.ready.remote(), timeout=60), signal.SIGKILL)
     except pool._ray.exceptions.RayError:  # was killed before, and not noticed yet

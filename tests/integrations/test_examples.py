@@ -30,7 +30,7 @@ each = pytest.mark.parametrize("name", LIBRARIES)
 _ABORTED_AT_EXIT = "terminate called without an active exception"
 
 
-def run(script: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(script: Path, folder: Path, *words: str, by: str = "torchvision_ops.py") -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if script.name == "fsdp2_loop.py" else []
     command = [
@@ -38,11 +38,11 @@ def run(script: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[
         "-W",
         "ignore",
         *ranks,
-        str(ROOT / "tests" / "support" / "torchvision_ops.py"),
+        str(ROOT / "tests" / "support" / by),
         str(script),
         *words,
     ]
-    paths = os.pathsep.join([str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(ROOT / "examples"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     for _ in range(5):
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
@@ -51,18 +51,25 @@ def run(script: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[
     return done
 
 
-def learn(script: Path, folder: Path) -> None:
-    done = run(script, folder)
+def learn(script: Path, folder: Path, by: str = "torchvision_ops.py") -> str:
+    done = run(script, folder, by=by)
     assert done.returncode == 0, done.stderr
     accuracy = next(line for line in done.stdout.splitlines() if line.startswith("test accuracy"))
     assert float(accuracy.split()[2]) > 80
     assert (folder / "model.pt").exists()
+    return done.stdout
 
 
 @pytest.mark.parametrize("name", [name for name in LIBRARIES if name != "resume_loop.py"])  # which has its own test
 def test_runs_and_learns(name: str, tmp_path: Path) -> None:
     pytest.importorskip(LIBRARIES[name], reason=f"{LIBRARIES[name]} is not installed: make integrations")
     learn(ROOT / "examples" / name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lightning_pool.py", "accelerate_pool.py"])
+def test_runs_and_learns_with_a_pool(name: str, tmp_path: Path) -> None:
+    said = learn(ROOT / "examples" / name, tmp_path, by="started_pool.py")
+    assert int(said.split("twins of the pool ")[1].split()[0]) > 0
 
 
 @pytest.mark.slow

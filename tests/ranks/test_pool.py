@@ -1,11 +1,12 @@
-"""What a pool does when attackers are lost, late or new, with attackers in this process: no Ray, no waiting."""
+"""What a pool does when attackers are lost, late or new, with a Ray that is played in this process: no waiting."""
 
 from __future__ import annotations
 
 import pickle
 import random
 import warnings
-from itertools import count
+from types import SimpleNamespace
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -13,68 +14,89 @@ import torch.nn.functional as F
 from torch import nn
 
 import conadv
-from conadv.pool import Attacker, Lost, Pooled, pack
+from conadv.ranks.pool import Attacker, Pooled, pack
 
 
-class FakeCrew:
+class RayError(Exception):
+    """As Ray raises it in place of an answer; the cause is that of a task that failed."""
+
+    cause = None
+
+
+class Reference:
+    """To an answer, or to a value, which is freed with its last reference."""
+
+
+class FakeRay:
     """Attackers that answer some polls later, or never; everything that they are sent is pickled."""
 
-    def __init__(self, attackers: int, seed: int = 0, slowness: float = 0.0, make_model=None) -> None:
-        self.numbers, self.random, self.slowness = count(), random.Random(seed), slowness
-        self.attackers, self.queue, self.lost = {}, {}, set()
-        self.submitted, self.kept, self.make_model = [], [], make_model or network
-        for _ in range(attackers):
-            self.add()
+    exceptions = SimpleNamespace(RayError=RayError)
 
-    def add(self) -> None:
-        self.attackers[next(self.numbers)] = Attacker(self.make_model)
+    def __init__(self, seed=0, slowness=0.0, make_model=None):
+        self.random, self.slowness, self.make_model = random.Random(seed), slowness, make_model or network
+        self.store, self.calls, self.done, self.killed = WeakKeyDictionary(), {}, set(), set()
+        self.submitted, self.starts = [], True
 
-    def kill(self) -> None:
-        if alive := [number for number in self.attackers if number not in self.lost]:
-            self.lost.add(self.random.choice(alive))
+    def start(self):
+        attacker = Attacker(self.make_model)
+        actor = SimpleNamespace()
+        for name in ("ready", "twin"):
+            call = getattr(attacker, name)
+            setattr(actor, name, SimpleNamespace(remote=lambda *words, call=call: self._call(id(actor), call, words)))
+        return actor
 
-    def put(self, value):
-        self.kept.append(pickle.dumps(value))
-        return len(self.kept) - 1
-
-    def ready(self):
-        return list(self.attackers)
-
-    def expected(self):
-        return len(self.attackers)
-
-    def submit(self, attacker, work, version, weights, t, k, piece):
-        ticket = object()
-        self.queue[ticket] = attacker, (work, version, weights, t, k, pickle.dumps(piece))
-        self.submitted.append((t, k))
+    def _call(self, actor, call, words):
+        ticket = Reference()
+        self.calls[ticket] = (
+            actor,
+            call,
+            [word if isinstance(word, Reference) else pickle.dumps(word) for word in words],
+        )
+        if call.__name__ == "ready":
+            self.done.add(ticket)
+        else:
+            self.submitted.append(words[1:3])
         return ticket
 
-    def wait(self, tickets, seconds):
-        if seconds > 0 and self.slowness < 1:  # whoever waits long enough gets an answer
-            return list(tickets)[:1]
-        return [ticket for ticket in tickets if self.random.random() >= self.slowness]
+    def put(self, value):
+        reference = Reference()
+        self.store[reference] = pickle.dumps(value)
+        return reference
 
-    def answer(self, ticket):
-        attacker, (work, version, weights, t, k, piece) = self.queue.pop(ticket)
-        if attacker in self.lost:
-            raise Lost("killed")
-        loaded = [pickle.loads(self.kept[number]) for number in (work, weights)]
-        return self.attackers[attacker].twin(loaded[0], version, loaded[1], t, k, pickle.loads(piece))
+    def wait(self, tickets, num_returns, timeout):
+        if timeout > 0 and self.slowness < 1:  # whoever waits long enough gets an answer
+            self.done.add(tickets[0])
+        elif num_returns == len(tickets):
+            self.done.update(ticket for ticket in tickets if self.random.random() >= self.slowness)
+        return [ticket for ticket in tickets if ticket in self.done], []
 
-    def cancel(self, ticket):
-        pass
+    def get(self, ticket):
+        self.done.discard(ticket)
+        actor, call, words = self.calls.pop(ticket)
+        if actor in self.killed if call.__name__ == "twin" else not self.starts:
+            raise RayError("The actor died.\n\nkilled")
+        try:
+            return call(*(pickle.loads(self.store[word] if isinstance(word, Reference) else word) for word in words))
+        except ValueError as error:
+            failed = RayError("failed")
+            failed.cause = error
+            raise failed from error
 
-    def dismiss(self, attacker):
-        del self.attackers[attacker]
+    def kill(self, actor):
+        self.killed.add(id(actor))
 
 
-class FakePool:
-    def __init__(self, crew: FakeCrew, wait: float = 1.0, lost_after: float = 60.0) -> None:
-        self.crew, self.wait, self.lost_after = crew, wait, lost_after
+def pool(attackers, wait=1.0, replaces=False, **settings):
+    ray = FakeRay(**settings)
+    made = Pooled(ray, ray.start, replaces, wait)
+    made.add(attackers)
+    return made
 
-    def over(self, method, local):
-        self.pooled = Pooled(method, local, self.crew, self.wait, self.lost_after)
-        return self.pooled
+
+def kill_one(some):
+    """Kill an attacker, which the pool does not know yet."""
+    if alive := [actor for actor in some._actors.values() if id(actor) not in some._ray.killed]:
+        some._ray.kill(some._ray.random.choice(alive))
 
 
 def network() -> nn.Module:
@@ -95,7 +117,7 @@ def batches(number: int, as_bytes: bool = False):
     return [(some if as_bytes else some.float() / 255, own) for some, own in zip(images, labels, strict=True)]
 
 
-def train(twins=None, steps=10, each=lambda t, pool, method: None, model=None, data=None, attack=None, **settings):
+def train(twins=None, steps=10, each=lambda t, some, method: None, model=None, data=None, attack=None, **settings):
     """The weights after some steps, and the counts of all of them."""
     model = network() if model is None else model
     settings = {"chunk_size": 2, "seed": 3, "delay": 1, **settings}
@@ -108,12 +130,12 @@ def train(twins=None, steps=10, each=lambda t, pool, method: None, model=None, d
         method(now, ahead)
         optimizer.step()
         if twins is not None:
-            counts.append(dict(twins.pooled.counts))
+            counts.append(twins.metrics())
     return model.state_dict(), method.state_dict(), counts
 
 
 def total(counts, name):
-    return sum(step.get(name, 0) for step in counts)
+    return sum(step[f"twins_{name}"] for step in counts)
 
 
 def assert_equal(one, other):
@@ -126,7 +148,7 @@ def assert_equal(one, other):
 @pytest.mark.parametrize("chunk_size", [None, 2])
 def test_twins_come_from_attackers_and_nothing_changes(delay, chunk_size):
     alone = train(delay=delay, chunk_size=chunk_size)
-    pooled = train(FakePool(FakeCrew(2)), delay=delay, chunk_size=chunk_size)
+    pooled = train(pool(2), delay=delay, chunk_size=chunk_size)
     assert_equal(pooled, alone)
     chunks = 1 if chunk_size is None else 4
     assert total(pooled[2], "pool") == (10 - delay) * chunks  # the first batches of an epoch were not seen ahead
@@ -136,84 +158,86 @@ def test_twins_come_from_attackers_and_nothing_changes(delay, chunk_size):
 @pytest.mark.parametrize("seed", range(6))
 def test_killed_late_and_new_attackers_change_nothing(seed):
     chance = random.Random(seed)
-    delay, crew = 1 + seed % 3, FakeCrew(2, seed, slowness=0.6)
+    delay, some = 1 + seed % 3, pool(2, chance.choice([0.0, 0.01]), seed=seed, slowness=0.6)
 
-    def each(t, pool, method):
+    def each(t, some, method):
         if chance.random() < 0.4:
-            pool.crew.kill()
+            kill_one(some)
         if chance.random() < 0.4:
-            pool.crew.add()
+            some.add()
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pooled = train(FakePool(crew, wait=chance.choice([0.0, 0.01])), 20, each, delay=delay)
+        pooled = train(some, 20, each, delay=delay)
     assert_equal(pooled, train(steps=20, delay=delay))
     assert total(pooled[2], "pool") > 0
     assert total(pooled[2], "pool") + total(pooled[2], "here") == 80
 
 
 def test_chunks_of_a_killed_attacker_go_to_another():
-    crew = FakeCrew(2)
-    with pytest.warns(UserWarning, match="an attacker was lost"):
-        pooled = train(FakePool(crew), each=lambda t, pool, method: pool.crew.kill() if t == 4 else None)
-    assert len(crew.submitted) > len(set(crew.submitted))
+    some = pool(2)
+    with pytest.warns(UserWarning, match=r"an attacker was lost \(killed\)"):
+        pooled = train(some, each=lambda t, some, method: kill_one(some) if t == 4 else None)
+    assert len(some._ray.submitted) > len(set(some._ray.submitted))
     assert total(pooled[2], "here") == 4
     assert_equal(pooled, train())
 
 
-def test_without_attackers_the_run_goes_on_alone_and_says_so_once():
-    crew = FakeCrew(1)
+@pytest.mark.parametrize("replaces", [False, True])
+def test_without_attackers_the_run_goes_on_alone_and_says_so_once(replaces):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        pooled = train(FakePool(crew), each=lambda t, pool, method: pool.crew.kill() if t == 4 else None)
-    assert [str(each.message).split(":")[0] for each in told] == [
-        "an attacker was lost (killed)",
-        "no attacker is left",
-    ]
+        pooled = train(pool(1, replaces=replaces), each=lambda t, some, method: kill_one(some) if t == 4 else None)
+    beginnings = ["an attacker was lost (killed)", "no attacker is left"]
+    assert [str(each.message).split(":")[0] for each in told] == beginnings[: 1 if replaces else 2]
+    assert pooled[2][-1]["attackers"] == replaces
+    assert total(pooled[2], "pool") == (36 if replaces else 16)  # the new one starts at once, and gets all chunks
     assert_equal(pooled, train())
 
 
-def test_one_that_never_answers_gets_nothing_more_and_is_dismissed():
-    crew = FakeCrew(1, slowness=1.0)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        pooled = train(FakePool(crew, wait=0.0, lost_after=0.0))
-    assert "no answer for 0 s" in str(told[0].message)
-    assert len(told) == 2
-    assert not crew.attackers
-    assert total(pooled[2], "pool") == 0
+def test_one_that_never_answers_gets_nothing_more():
+    some = pool(1, wait=0.0, slowness=1.0)
+    pooled = train(some)
+    assert len(some._ray.submitted) == 2  # one to work on, and the next
+    assert [total(pooled[2], name) for name in ("pool", "late", "here")] == [0, 1, 40]
     assert_equal(pooled, train())
 
 
 def test_at_most_delay_steps_are_in_flight():
-    flights = []
-    train(
-        FakePool(FakeCrew(3, slowness=0.9), wait=0.0),
-        20,
-        lambda t, pool, method: flights.append({job.t for job in pool.pooled._jobs.values()}),
-        delay=2,
-    )
+    flights, stored = [], []
+
+    def each(t, some, method):
+        flights.append({t for t, _ in some._jobs})
+        stored.append(len(some._ray.store))
+
+    train(pool(3, wait=0.0, slowness=0.9), 40, each, delay=2)
     assert all(steps <= {t, t + 1} for t, steps in enumerate(flights))
     assert any(flights)
+    # Weights are freed: those of two steps in flight, and of what late attackers still work on.
+    assert max(stored) <= 2 + 3 * 2
 
 
 def test_twins_of_bytes_come_back_as_bytes(monkeypatch):
     sizes = []
-    received = Pooled._received
-    monkeypatch.setattr(
-        Pooled, "_received", lambda self, answer, *rest: sizes.append(len(answer.data)) or received(self, answer, *rest)
-    )
+    received = Pooled._answer_of
+
+    def answer_of(self, job):
+        answer = received(self, job)
+        sizes.append(len(answer[0].data))
+        return answer
+
+    monkeypatch.setattr(Pooled, "_answer_of", answer_of)
     settings = {"data": batches(10, as_bytes=True), "attack": conadv.PGD(4 / 255, random_start=0.0)}
-    assert_equal(train(FakePool(FakeCrew(1)), **settings), train(**settings))
+    assert_equal(train(pool(1), **settings), train(**settings))
     assert set(sizes) == {2 * 3 * 8 * 8}
 
 
 def test_memory_format_survives():
     data = [(images.to(memory_format=torch.channels_last), labels) for images, labels in batches(6)]
     model = network().to(memory_format=torch.channels_last)
-    (back,) = pack([data[0][0]]).unpack()
+    (back,) = pack(data[0][0]).unpack()
     assert back.stride() == data[0][0].stride() and torch.equal(back, data[0][0])
-    pooled = train(FakePool(FakeCrew(1)), model=model, data=data)
+    pooled = train(pool(1), model=model, data=data)
     assert total(pooled[2], "pool") == 20
     assert_equal(pooled, train(model=network().to(memory_format=torch.channels_last), data=data))
 
@@ -225,7 +249,7 @@ def accumulate(twins=None, calls=12, every=2):
     used = 0
     for t, (now, ahead) in enumerate(method.feed(batches(calls))):
         method(now, ahead)
-        used += 0 if twins is None else twins.pooled.counts["pool"]
+        used += 0 if twins is None else twins.metrics()["twins_pool"]
         if t % every == every - 1:
             optimizer.step()
             optimizer.zero_grad()
@@ -233,34 +257,34 @@ def accumulate(twins=None, calls=12, every=2):
 
 
 def test_gradient_accumulation_takes_only_twins_of_the_right_weights():
-    pooled = accumulate(FakePool(FakeCrew(1)))
+    pooled = accumulate(pool(1))
     assert_equal(pooled, accumulate())
     assert pooled[2] == 5 * 4  # the first call of each update but the first
 
 
 def test_a_new_attack_is_not_answered_by_twins_of_the_old_one():
-    def each(t, pool, method):
+    def each(t, some, method):
         if t == 5:
             method.attack = conadv.PGD(16 / 255)
 
-    pooled = train(FakePool(FakeCrew(1)), each=each)
+    pooled = train(pool(1), each=each)
     assert_equal(pooled, train(each=each))
-    assert [step.get("here", 0) for step in pooled[2]] == [4, 0, 0, 0, 0, 4, 0, 0, 0, 0]
+    assert [step["twins_here"] for step in pooled[2]] == [4, 0, 0, 0, 0, 4, 0, 0, 0, 0]
 
 
 def test_layers_frozen_in_the_middle_are_frozen_at_attackers_too():
-    def each(t, pool, method):
+    def each(t, some, method):
         if t == 5:
             method._step.model[1].eval()
 
-    pooled = train(FakePool(FakeCrew(1)), each=each)
+    pooled = train(pool(1), each=each)
     assert_equal(pooled, train(each=each))
     assert total(pooled[2], "here") == 8
 
 
 def test_another_batch_than_the_one_seen_ahead_is_noticed():
     model = network()
-    twins = FakePool(FakeCrew(1))
+    twins = pool(1)
     method = conadv.ConAdv(model, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3, twins=twins)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data = batches(6)
@@ -271,7 +295,7 @@ def test_another_batch_than_the_one_seen_ahead_is_noticed():
             optimizer.step()
             if number == 1:
                 break
-    assert twins.pooled.counts == {"pool": 4}
+    assert twins.metrics()["twins_pool"] == 4
     other = network()
     method = conadv.ConAdv(other, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3)
     optimizer = torch.optim.SGD(other.parameters(), 0.1)
@@ -290,7 +314,7 @@ def test_a_model_that_changes_its_buffers_is_attacked_here():
         return conadv.split_batchnorm(model)
 
     with pytest.warns(UserWarning, match="changes its buffers"):
-        pooled = train(FakePool(FakeCrew(1, make_model=spectral)), model=spectral())
+        pooled = train(pool(1, make_model=spectral), model=spectral())
     assert total(pooled[2], "pool") == 0
     assert_equal(pooled, train(model=spectral()))
 
@@ -299,17 +323,13 @@ def test_resumes_bitwise_with_and_without_attackers():
     whole = train()[0]
     data = batches(10)
     model = network()
-    first = conadv.ConAdv(
-        model, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3, twins=FakePool(FakeCrew(1))
-    )
+    first = conadv.ConAdv(model, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3, twins=pool(1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     steps(first, optimizer, data[:4])
     second = conadv.ConAdv(model, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3)
     second.load_state_dict(first.state_dict())
     steps(second, optimizer, data[4:7])
-    third = conadv.ConAdv(
-        model, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3, twins=FakePool(FakeCrew(1))
-    )
+    third = conadv.ConAdv(model, F.cross_entropy, conadv.PGD(8 / 255), chunk_size=2, seed=3, twins=pool(1))
     third.load_state_dict(second.state_dict())
     steps(third, optimizer, data[7:])
     assert all(torch.equal(mine, model.state_dict()[name]) for name, mine in whole.items())
@@ -322,13 +342,15 @@ def steps(method, optimizer, data):
         optimizer.step()
 
 
-def test_attackers_split_a_plain_model():
-    def make_model():
-        torch.manual_seed(1)
-        return plain_network()
-
-    pooled = train(FakePool(FakeCrew(1, make_model=make_model)))
-    assert total(pooled[2], "pool") == 36
+def test_attackers_that_cannot_start_are_tried_a_few_times():
+    some = pool(0, replaces=True)
+    some._ray.starts = False
+    some.add()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pooled = train(some)
+    assert [str(each.message).split(":")[0] for each in told] == ["an attacker could not start", "no attacker is left"]
+    assert next(some._numbers) == 5
     assert_equal(pooled, train())
 
 
@@ -337,23 +359,23 @@ def test_another_model_is_refused():
         return conadv.split_batchnorm(nn.Sequential(*plain_network()[:-1], nn.Linear(256, 6)))
 
     with pytest.raises(ValueError, match=r"make_model makes another model than the method has .*5\.bias"):
-        train(FakePool(FakeCrew(1, make_model=make_model)))
+        train(pool(1, make_model=make_model))
 
 
 def test_what_cannot_use_a_pool_says_so():
-    model, attack, pool = network(), conadv.PGD(8 / 255), FakePool(FakeCrew(0))
+    model, attack, some = network(), conadv.PGD(8 / 255), pool(0)
     with pytest.raises(ValueError, match="a pool needs delay 1 or more"):
-        conadv.ConAdv(model, F.cross_entropy, attack, delay=0, twins=pool)
+        conadv.ConAdv(model, F.cross_entropy, attack, delay=0, twins=some)
     with pytest.raises(ValueError, match="cannot use a pool"):
-        conadv.Recycled(model, F.cross_entropy, attack, twins=pool)
+        conadv.Recycled(model, F.cross_entropy, attack, twins=some)
     with pytest.raises(ValueError, match="cannot use a pool"):
-        conadv.Sam(model, F.cross_entropy, delay=1, twins=pool)
+        conadv.Sam(model, F.cross_entropy, delay=1, twins=some)
     with pytest.raises(TypeError, match="unknown argument 'chunksize'"):
         conadv.Vanilla(model, F.cross_entropy, chunksize=2)
 
 
 def test_autocast_share_and_half_of_the_images():
     for settings in ({"autocast": torch.bfloat16}, {"twin_share": "1/2"}, {"twin_share": "1/2", "chunk_size": None}):
-        pooled = train(FakePool(FakeCrew(2)), **settings)
+        pooled = train(pool(2), **settings)
         assert total(pooled[2], "pool") > 0
         assert_equal(pooled, train(**settings))
