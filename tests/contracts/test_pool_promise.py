@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -95,24 +96,28 @@ def assert_equal(one, other) -> None:
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+def disturb(pool: conadv.ray.Pool, chance: random.Random, happened: Counter[str]) -> Callable[[int], None]:
+    """What happens before a step: attackers are killed and join at random, and are counted."""
+
+    def each(t: int) -> None:
+        if chance.random() < 0.3:
+            happened["kills"] += kill_one(pool, chance)
+        if chance.random() < 0.2:
+            pool.add()
+            happened["joins"] += 1
+            if chance.random() < 0.5:
+                started(pool)
+
+    return each
+
+
 def with_losses(seed: int, attackers: int, steps: int = STEPS, **settings) -> Counter[str]:
     """Train with attackers that are killed and join at random steps, and compare; count what happened."""
     chance, happened = random.Random(seed), Counter()
-    with conadv.ray.Pool(make_model(), attackers, wait=chance.choice([0.0, 20.0])) as pool:
+    with conadv.ray.Pool(make_model(), attackers, wait=chance.choice([0.0, 20.0])) as pool, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "an attacker was lost|no attacker is left|an attacker could not start")
         started(pool)
-
-        def each(t: int) -> None:
-            if chance.random() < 0.3:
-                happened["kills"] += kill_one(pool, chance)
-            if chance.random() < 0.15:
-                pool.add()
-                happened["joins"] += 1
-                if chance.random() < 0.5:
-                    started(pool)
-
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "an attacker was lost|no attacker is left|an attacker could not start")
-            pooled = train(pool, each, steps, **settings)
+        pooled = train(pool, disturb(pool, chance, happened), steps, **settings)
     assert_equal(pooled, train(steps=steps, **settings))
     return happened + pooled[2]
 
@@ -196,39 +201,38 @@ def test_random_kills_and_joins_change_nothing(cluster, attackers, delay, chunk_
     print(f"happened: {dict(happened)}")  # pytest -s: the counts of docs/log.md
 
 
-def ddp_learner(attackers: int | None, kill_at: int) -> tuple[dict[str, torch.Tensor], int]:
+def ddp_learner(attackers: int | None, seed: int) -> tuple[dict[str, torch.Tensor], Counter[str]]:
     """One of several DDP ranks, with its part of the attackers or without any."""
     torch.distributed.init_process_group("gloo")
     try:
-        return _learn_on_a_rank(attackers, kill_at)
+        return _learn_on_a_rank(attackers, seed)
     finally:
         torch.distributed.destroy_process_group()
 
 
-def _learn_on_a_rank(attackers: int | None, kill_at: int) -> tuple[dict[str, torch.Tensor], int]:
+def _learn_on_a_rank(attackers: int | None, seed: int) -> tuple[dict[str, torch.Tensor], Counter[str]]:
     rank = torch.distributed.get_rank()
+    settings = {"rank": rank, "wrap": DistributedDataParallel, "chunk_size": 2, "delay": 1 + seed % 3}
     if attackers is None:
-        return train(rank=rank, wrap=DistributedDataParallel, chunk_size=2)[0], 0
-    with conadv.ray.Pool(make_model(), attackers, wait=60) as pool:
+        return train(**settings)[0], Counter()
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+    happened: Counter[str] = Counter()
+    with conadv.ray.Pool(make_model(), attackers, wait=60) as pool, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "an attacker was lost|no attacker is left|an attacker could not start")
         started(pool)
         torch.distributed.barrier()
-
-        def each(t: int) -> None:
-            if t == kill_at and rank == 0:
-                assert kill_one(pool, random.Random(0))
-
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "an attacker was lost|no attacker is left")
-            weights, _, counts = train(pool, each, rank=rank, wrap=DistributedDataParallel, chunk_size=2)
+        weights, _, counts = train(pool, disturb(pool, random.Random(2 * seed + rank), happened), **settings)
         torch.distributed.barrier()
-    return weights, counts["twins_pool"]
+    return weights, happened + counts
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_two_ddp_learners_with_a_pool_change_nothing(pool):
-    alone = pool.run(2, ddp_learner, None, 0)
-    pooled = pool.run(2, ddp_learner, 3, 5)
-    for (mine, _), (theirs, used) in zip(alone, pooled, strict=True):
-        assert used > 0
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_two_ddp_learners_with_a_pool_change_nothing(pool, seed):
+    alone = pool.run(2, ddp_learner, None, seed)
+    pooled = pool.run(2, ddp_learner, 3, seed)
+    for (mine, _), (theirs, happened) in zip(alone, pooled, strict=True):
+        assert happened["twins_pool"] > 0
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+        print(f"happened: {dict(happened)}")
