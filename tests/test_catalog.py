@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from conadv import PGD, split_batchnorm
 from conadv.catalog import ATTACKS, METHODS
-from conadv.config import Attack as AttackFields
+from conadv.config import AttackFields
 from conadv.core.attack import Attack
 from support.settings import small_batches, small_cnn
 

@@ -18,12 +18,12 @@ from .files import (
     recipe_of_run,
     sealed,
 )
-from .recipe import Attack, Checkpoint, Data, Optimizer, Recipe, Schedule
+from .recipe import AttackFields, CheckpointFields, Data, Optimizer, Recipe, Schedule
 
 __all__ = [
     "RESUMABLE",
-    "Attack",
-    "Checkpoint",
+    "AttackFields",
+    "CheckpointFields",
     "Data",
     "Optimizer",
     "Recipe",

@@ -44,7 +44,7 @@ def _table(order: int, table: type) -> Parameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attack:
+class AttackFields:
     """The attack that generates the twins. Sizes are fractions of the pixel range."""
 
     name: Annotated[str, one_of(tuple(ATTACKS))] = "pgd"
@@ -169,7 +169,7 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class CheckpointFields:
     """When to save checkpoints. One is always saved at the end of a run."""
 
     every: Whole = 0
@@ -267,11 +267,11 @@ class Recipe:
     """What to do if a loss or gradient is not finite: end the run, or skip the step."""
     skip_limit: Count = 10
     """With nonfinite skip: end the run after this many skipped steps."""
-    attack: Annotated[Attack, _table(1, Attack)] = Attack()
+    attack: Annotated[AttackFields, _table(1, AttackFields)] = AttackFields()
     optimizer: Annotated[Optimizer, _table(2, Optimizer)] = Optimizer()
     schedule: Annotated[Schedule, _table(3, Schedule)] = Schedule()
     data: Annotated[Data, _table(4, Data)] = Data()
-    checkpoint: Annotated[Checkpoint, _table(5, Checkpoint)] = Checkpoint()
+    checkpoint: Annotated[CheckpointFields, _table(5, CheckpointFields)] = CheckpointFields()
 
     def __post_init__(self) -> None:
         if self.delay is None:
