@@ -311,7 +311,7 @@ def count_looks(path: str) -> tuple[int, list[str], str]:
         if counting and event in looks and str(arguments[0]).startswith(path):
             looks[event].append(str(arguments[0]).removeprefix(path))
 
-    recipe = tiny.recipe(data__name="none", data__path=path, data__train_size="none", data__memory=0)
+    recipe = tiny.recipe(data__name="none", data__path=path, data__train_size="none")
     with joined(30) as world:
         sys.addaudithook(notice)  # for as long as the process lives, so that the list tells it to stop
         try:
