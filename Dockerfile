@@ -1,5 +1,5 @@
 # conadv on a CPU: docker build -t conadv . && docker run --rm conadv train digits
-# Not built by us: the machines that this project is developed on have no Docker.
+# Not built by us yet.
 FROM python:3.11-slim
 WORKDIR /conadv
 COPY pyproject.toml constraints.txt README.md LICENSE ./
