@@ -1,4 +1,4 @@
-"""Functions stay small: half of them have at most 8 lines, and none has more than 60. No class name means two things."""
+"""Functions stay small: half of them have at most 8 lines, and none more than 60. A class name means one thing."""
 
 import ast
 from collections import Counter

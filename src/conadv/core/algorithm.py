@@ -8,6 +8,7 @@
 
 A method says which passes a chunk takes: branch of BatchNorm, images, weight in the loss. `step.py` runs them,
 `twins.py` says where twins come from, `pgd.py` is the attack. The loop over t and the update are the caller's.
+θ_{t-τ} is in `twins.StaleWeights`, which is also what a state holds: a resume evaluates the twins again.
 """
 
 from __future__ import annotations
