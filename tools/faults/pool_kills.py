@@ -1,4 +1,4 @@
-"""Kill and start attackers of a pool at random in many short runs; each must end with the weights of one process, to the bit.
+"""Kill and start attackers of a pool at random in many short runs; each must end with the weights of one process.
 
     PYTHONPATH=tests python tools/faults/pool_kills.py --runs 60 --seed 5000
 

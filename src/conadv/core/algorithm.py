@@ -13,7 +13,6 @@ A method says which passes a chunk takes: branch of BatchNorm, images, weight in
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -21,12 +20,11 @@ from typing import Any, Unpack, final
 
 from torch import Tensor, nn
 
-from .attack import Attack, Loss, check_attack
+from .attack import Attack, Loss
 from .batch import Batch, select
 from .roles import Role
-from .step import Common, Method, Pass
+from .step import Common, Method, Pass, WithTwins
 from .twins import Elsewhere, Left, Local, Twins, TwinShare
-from .validate import described
 
 
 @final
@@ -52,48 +50,6 @@ class Vanilla(Method):
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
-
-
-class WithTwins(Method):
-    """What `ConAdv` and `Recycled` share: an attack, and the weight of twins; both may be changed between steps."""
-
-    __slots__ = ("_adv_weight", "_attack", "share")
-
-    _attack: Attack
-    _adv_weight: float
-    share: TwinShare
-
-    @property
-    def attack(self) -> Attack:
-        """What generates the twins."""
-        return self._attack
-
-    @attack.setter
-    def attack(self, attack: Attack) -> None:
-        self._set(attack, self._adv_weight)
-
-    @property
-    def adv_weight(self) -> float:
-        """The share of the twins in the loss."""
-        return self._adv_weight
-
-    @adv_weight.setter
-    def adv_weight(self, adv_weight: float) -> None:
-        self._set(self._attack, adv_weight)
-
-    @abstractmethod
-    def _check(self, attack: Attack, adv_weight: float) -> None:
-        """Refuse an attack, or a weight, that the method cannot take."""
-
-    def _set(self, attack: Attack, adv_weight: float) -> None:
-        check_attack(attack)
-        self._check(attack, adv_weight)
-        self._attack, self._adv_weight = attack, adv_weight
-
-    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        step = self._step
-        kept = {"twin_share": float(self.share), "twin_branch": step.twin_branch, "shuffle_twins": step.shuffle.group}
-        return kept, {"adv_weight": self.adv_weight, **described(self.attack)}
 
 
 @final

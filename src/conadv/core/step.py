@@ -30,7 +30,7 @@ from conadv.wrappers import (
     unwrap,
 )
 
-from .attack import Attack, Call, Loss, call_by_name, call_plainly, input_gradient, without_trace
+from .attack import Attack, Call, Loss, call_by_name, call_plainly, check_attack, input_gradient, without_trace
 from .batch import Batch, Chunked, Feed, as_batch, count_chunks, cut, select, to_device, to_pixels
 from .branches import marked, split_layers
 from .roles import ALONE, Place, Role
@@ -38,7 +38,7 @@ from .seeds import Seeds, untouched_randomness
 from .splitbn import pending_statistics, routed, update_running_stats
 from .state import State, pack, unpack
 from .twins import Shuffle, TwinShare
-from .validate import Checks, check_arguments, check_keywords, no_mixed_statistics
+from .validate import Checks, check_arguments, check_keywords, described, no_mixed_statistics
 
 # The parts of a step, in the order of the timeline.
 SPANS = ("load", "attack", "clean pass", "adversarial pass", "hand-off", "gradient sum", "update")
@@ -561,6 +561,48 @@ class Method(ABC):
     def _identity(self) -> dict[str, Any]:
         own = {"method": type(self).__name__, "delay": self.delay, **self._settings()[0]}
         return own | {"chunk_size": self._step.chunk_size, "seed": self._step.seed}
+
+
+class WithTwins(Method):
+    """What `ConAdv` and `Recycled` share: an attack, and the weight of twins; both may be changed between steps."""
+
+    __slots__ = ("_adv_weight", "_attack", "share")
+
+    _attack: Attack
+    _adv_weight: float
+    share: TwinShare
+
+    @property
+    def attack(self) -> Attack:
+        """What generates the twins."""
+        return self._attack
+
+    @attack.setter
+    def attack(self, attack: Attack) -> None:
+        self._set(attack, self._adv_weight)
+
+    @property
+    def adv_weight(self) -> float:
+        """The share of the twins in the loss."""
+        return self._adv_weight
+
+    @adv_weight.setter
+    def adv_weight(self, adv_weight: float) -> None:
+        self._set(self._attack, adv_weight)
+
+    @abstractmethod
+    def _check(self, attack: Attack, adv_weight: float) -> None:
+        """Refuse an attack, or a weight, that the method cannot take."""
+
+    def _set(self, attack: Attack, adv_weight: float) -> None:
+        check_attack(attack)
+        self._check(attack, adv_weight)
+        self._attack, self._adv_weight = attack, adv_weight
+
+    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        step = self._step
+        kept = {"twin_share": float(self.share), "twin_branch": step.twin_branch, "shuffle_twins": step.shuffle.group}
+        return kept, {"adv_weight": self.adv_weight, **described(self.attack)}
 
 
 def _unscaled(receive: Callable[[Tensor], None], factor: list[Tensor], gradient: Tensor) -> None:
