@@ -65,10 +65,11 @@ class Checkpointed(nn.Module):
 
 
 @image_methods
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_layers_that_run_again_take_the_branch_of_their_forward_pass(setting: Setting, reentrant: bool) -> None:
+@pytest.mark.parametrize(("reentrant", "branch"), [(False, "adv"), (True, "adv"), (False, "main")])
+def test_layers_that_run_again_go_the_way_of_their_forward_pass(setting: Setting, reentrant: bool, branch: str) -> None:
     def trained(model: nn.Module) -> nn.Module:
-        method = setting.make(model, PGD(8 / 255, random_start=0), chunk_size=4)
+        own = {"twin_branch": branch} if setting.adversarial else {}
+        method = setting.make(model, PGD(8 / 255, random_start=0, branch=branch), chunk_size=4, **own)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
         for now, ahead in method.feed(small_batches(4)):
             optimizer.zero_grad()
