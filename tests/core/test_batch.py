@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.core.batch import Batch, Chunked, count_chunks, cut, to_pixels
+from conadv.core.batch import Batch, Chunked, Feed, count_chunks, cut, to_pixels
 
 
 @given(chunks=st.integers(1, 6), chunk_size=st.integers(1, 5), views=st.integers(0, 1))
@@ -69,3 +69,26 @@ def test_more_chunks_than_a_batch_says_it_has_are_refused() -> None:
     batch = Chunked(1, [Batch(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2)])
     with pytest.raises(ValueError, match="more than the 1 chunks"):
         list(cut(batch, 2))
+
+
+# --- a loader that looks ahead -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ahead", "pairs"),
+    [
+        (0, [(1, None), (2, None), (3, None)]),
+        (1, [(1, 2), (2, 3), (3, None)]),
+        (2, [(1, 3), (2, None), (3, None)]),
+        (4, [(1, None), (2, None), (3, None)]),
+    ],
+)
+def test_a_batch_comes_with_the_one_that_is_so_many_steps_later(
+    ahead: int, pairs: list[tuple[int, int | None]]
+) -> None:
+    begun: list[None] = []
+    feed = Feed([1, 2, 3], ahead, lambda: begun.append(None))
+    assert len(feed) == 3
+    for epoch in (1, 2):
+        assert list(feed) == pairs
+        assert len(begun) == epoch
