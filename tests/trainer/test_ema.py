@@ -93,17 +93,14 @@ def test_a_run_is_evaluated_and_exported_with_its_average(tmp_path):
     assert {key: again[key] for key in ("test_top1", "raw_test_top1", "train_top1")} == {
         key: summary[key] for key in ("test_top1", "raw_test_top1", "train_top1")
     }
+    without = train(tiny.recipe(max_steps=1), tmp_path / "without", None, quiet=True)
+    assert not without.keys() & {"ema", "raw_test_top1"}
+    assert not any(name.startswith("ema.") for name in tiny.state(tmp_path / "without"))
+    assert export(tmp_path / "without", tmp_path / "out.safetensors")["weights"] == "raw"
     for raw, prefix, kind in ((False, "ema.", "moving average"), (True, "model.", "raw")):
         assert export(run, tmp_path / "out.safetensors", raw)["weights"] == kind
         for name, tensor in safetensors.torch.load_file(tmp_path / "out.safetensors").items():
             assert torch.equal(tensor, state[prefix + name])
-
-
-def test_a_run_without_an_average_says_nothing_of_one(tmp_path):
-    summary = train(tiny.recipe(max_steps=1), tmp_path / "run", None, quiet=True)
-    assert not summary.keys() & {"ema", "raw_test_top1"}
-    assert not any(name.startswith("ema.") for name in tiny.state(tmp_path / "run"))
-    assert export(tmp_path / "run", tmp_path / "out.safetensors")["weights"] == "raw"
 
 
 def test_a_step_that_is_left_out_leaves_the_average_alone(tmp_path, monkeypatch):

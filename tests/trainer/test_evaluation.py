@@ -87,17 +87,14 @@ def test_the_steps_of_an_attack_cross_the_ball_or_reach_its_edge(steps, path):
     assert (attack.random_start, attack.branch, attack.statistics) == (1.0, "adv", "running")
 
 
-@pytest.mark.parametrize("steps", [0, 1])
-def test_robust_accuracy_is_told_only_where_it_was_measured(steps):
-    task, test = task_of(), RobustTest(8 / 255, steps=steps) if steps else None
-    figures = evaluate_task(task, World(0, 1, CPU), Ema(task.model, 0), test)
-    assert [name for name in figures if "robust" in name] == ["robust_top1"] * steps
-
-
-@pytest.mark.parametrize(("method", "told"), [("vanilla", False), ("sam", False), ("conadv", True), ("recycled", True)])
-def test_the_accuracy_of_twins_is_told_where_there_are_any(method, told):
+@pytest.mark.parametrize(
+    ("method", "twins"), [("vanilla", False), ("sam", False), ("conadv", True), ("recycled", True)]
+)
+@pytest.mark.parametrize("robust", [None, RobustTest(8 / 255, steps=1)], ids=["plain", "robust"])
+def test_accuracy_under_attack_is_told_where_it_was_measured(method, twins, robust):
     task = build_task(tiny.recipe(method=method), CPU)
-    assert ("adv_top1" in evaluate_task(task, World(0, 1, CPU), Ema(task.model, 0))) == told
+    metrics = evaluate_task(task, World(0, 1, CPU), Ema(task.model, 0), robust)
+    assert ("adv_top1" in metrics, "robust_top1" in metrics) == (twins, robust is not None)
 
 
 def test_twins_of_recycled_are_attacked_as_its_clean_pass_does():

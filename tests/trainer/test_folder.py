@@ -34,42 +34,26 @@ def names(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
 
 
-def test_a_new_folder_holds_the_recipe_alone(tmp_path):
+def test_a_folder_that_holds_a_run_or_anything_else_is_left_alone(tmp_path):
     claim(tmp_path / "a" / "b", "config")
+    with pytest.raises(ValueError, match="already holds a run"):
+        claim(tmp_path / "a" / "b", "other")
     assert names(tmp_path / "a" / "b") == ["config.toml", "run.lock"]
     assert (tmp_path / "a" / "b" / "config.toml").read_text() == "config"
-
-
-def test_a_folder_that_holds_a_run_is_left_alone(tmp_path):
-    claim(tmp_path, "config")
-    with pytest.raises(ValueError, match="already holds a run"):
-        claim(tmp_path, "other")
-    assert (tmp_path / "config.toml").read_text() == "config"
-
-
-def test_a_folder_that_holds_anything_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="is not an empty folder"):
-        claim(tmp_path, "config")
-    with pytest.raises(ValueError, match="is not an empty folder"):
-        claim(tmp_path / "thesis.tex", "config")
-    assert names(tmp_path) == ["thesis.tex"]
+    for path in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(ValueError, match="is not an empty folder"):
+            claim(path, "config")
+    with pytest.raises(ValueError, match=r"cannot make .*Not a directory"):
+        claim(tmp_path / "thesis.tex" / "run", "config")
+    assert names(tmp_path) == ["a", "thesis.tex"]
 
 
 def test_a_run_that_was_killed_before_it_had_its_folder_can_be_started_again(tmp_path):
     (tmp_path / ".config.toml.123-456.partial").write_text("half")
     (tmp_path / "run.lock").write_text("")
-    folder = RunFolder(tmp_path, "x = 1\n", is_new=True)
-    folder.prepare()
-    folder.open(0)
-    folder.close()
+    claim(tmp_path, "config")
     assert names(tmp_path) == ["config.toml", "run.lock"]
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot make .*Not a directory"):
-        claim(tmp_path / "file" / "run", "config")
 
 
 def test_runs_are_numbered(tmp_path):
@@ -80,18 +64,13 @@ def test_runs_are_numbered(tmp_path):
     assert default_folder(tmp_path, "other", "config", restarted=False) == tmp_path / "other-001"
 
 
-def test_when_torchrun_starts_again_the_run_goes_on_in_its_folder(tmp_path):
+@pytest.mark.parametrize(("config", "number"), [("config", 1), ("of another run", 2)])
+def test_when_torchrun_starts_again_the_run_goes_on_in_its_folder(config, number, tmp_path):
+    """The folder may be of another run, which was the reason why the first start was refused."""
     claim(tmp_path / "digits-001", "config")
-    assert holds(tmp_path / "digits-001", "config")
-    assert default_folder(tmp_path, "digits", "config", restarted=True) == tmp_path / "digits-001"
-
-
-def test_when_torchrun_starts_again_the_folder_of_another_run_is_left_alone(tmp_path):
-    """As it is when the first start was refused because of that folder."""
-    claim(tmp_path / "digits-001", "other")
-    assert not holds(tmp_path / "digits-001", "config")
-    assert not holds(tmp_path / "nowhere", "config")
-    assert default_folder(tmp_path, "digits", "config", restarted=True) == tmp_path / "digits-002"
+    assert holds(tmp_path / "digits-001", config) == (number == 1)
+    assert default_folder(tmp_path, "digits", config, restarted=True) == tmp_path / f"digits-00{number}"
+    assert not holds(tmp_path / "nowhere", config)
 
 
 def test_a_run_that_goes_on_keeps_its_file_unless_the_recipe_changed(tmp_path):

@@ -29,18 +29,15 @@ def environment(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
 
 
-def test_on_a_gpu_the_fastest_kernels_are_chosen_and_afterwards_all_is_as_before():
+@pytest.mark.parametrize("tf32", [True, False])
+def test_on_a_gpu_the_fastest_kernels_are_chosen_and_afterwards_all_is_as_before(tf32):
     before = _switches()
-    with kernels(CUDA, deterministic=False, tf32=True):
-        assert (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32) == (True, False, True)
-        assert torch.get_float32_matmul_precision() == "high"
+    with kernels(CUDA, deterministic=False, tf32=tf32):
+        assert (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32) == (True, False, tf32)
+        assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
     assert _switches() == before
-
-
-def test_without_tf32_products_have_all_their_digits():
-    with kernels(CUDA, deterministic=False, tf32=False):
-        assert not cudnn.allow_tf32
-        assert torch.get_float32_matmul_precision() == "highest"
+    with kernels(CPU, deterministic=False, tf32=tf32):
+        assert _switches() == before
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
@@ -52,12 +49,6 @@ def test_deterministic_kernels(device, monkeypatch):
         assert not cudnn.benchmark
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert _switches() == before
-
-
-def test_on_the_cpu_nothing_else_changes():
-    before = _switches()
-    with kernels(CPU, deterministic=False, tf32=True):
-        assert _switches() == before
 
 
 def test_an_operation_without_such_a_kernel_is_named():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -83,21 +84,20 @@ def test_one_line_per_image_with_the_likeliest_classes(run, capsys):
     assert capsys.readouterr().out == f"{image}  {', '.join(shares)}\n"
 
 
-def test_an_export_says_what_its_network_takes(run):
-    with safetensors.safe_open(run.parent / "model.safetensors", "pt") as file:
-        facts = json.loads(file.metadata()["network"])
+def facts_of(export: Path) -> dict[str, Any]:
+    with safetensors.safe_open(export, "pt") as file:
+        return json.loads(file.metadata()["network"])
+
+
+def test_an_export_says_what_its_network_takes(run, tmp_path):
+    facts = facts_of(run.parent / "model.safetensors")
     assert facts["classes"] == [str(number) for number in range(10)]
     assert (facts["method"], facts["model"], facts["input"]) == ("conadv", "support.tiny:net", [1, 8, 8])
-
-
-def test_the_normalization_of_color_images_travels_along(tmp_path, capsys):
-    words = (
-        "train --data.name synthetic --data.image-size 8 --data.train-size 8 --batch-size 8 --epochs 1 --model resnet8"
-    )
-    assert cli.main([*words.split(), "--width", "4", "--quiet", "--run-dir", str(tmp_path / "run")]) == 0
+    words = "train --data.name synthetic --data.image-size 8 --data.train-size 8 --batch-size 8 --epochs 1"
+    words += " --model resnet8 --width 4 --quiet --run-dir"
+    assert cli.main([*words.split(), str(tmp_path / "run")]) == 0
     assert cli.main(["export", str(tmp_path / "run"), str(tmp_path / "model.safetensors")]) == 0
-    with safetensors.safe_open(tmp_path / "model.safetensors", "pt") as file:
-        facts = json.loads(file.metadata()["network"])
+    facts = facts_of(tmp_path / "model.safetensors")
     assert (facts["mean"], facts["std"]) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     Image.fromarray(np.full((8, 8, 3), 99, np.uint8)).save(tmp_path / "grey.png")
     assert cli.main(["predict", str(tmp_path / "model.safetensors"), str(tmp_path / "grey.png")]) == 0
@@ -128,31 +128,23 @@ def test_mistakes_are_one_line(words, problem, run, capsys, monkeypatch):
     assert told.out == "" and told.err.count("\n") == 1 and problem in told.err
 
 
-def test_an_exported_program_needs_no_library_and_takes_any_number_of_images(run, tmp_path):
-    out = tmp_path / "model.pt2"
-    assert cli.main(["export", str(run), str(out), "--format", "torch-export", *MODEL]) == 0
+def test_an_exported_program_needs_no_library_and_takes_any_number_of_images(run, tmp_path, capfd):
+    """That of PyTorch in the precision of the run, and ONNX in float32, by another runtime."""
+    for name, form in (("model.pt2", "torch-export"), ("model.onnx", "onnx")):
+        assert cli.main(["export", str(run), str(tmp_path / name), "--format", form, *MODEL]) == 0
+    assert capfd.readouterr().err == ""
     extra = {"network.json": ""}
-    program = torch.export.load(out, extra_files=extra).module()
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=extra).module()
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     model = tiny.net(10, 1).double().eval()
     model.load_state_dict(safetensors.torch.load_file(run.parent / "model.safetensors"))
     for count in (1, 2, 7):
         images = torch.rand(count, 1, 8, 8, dtype=torch.float64)
         torch.testing.assert_close(program(images), model(images), rtol=0, atol=1e-12)
-    assert json.loads(extra["network.json"])["classes"][3] == "3"
-
-
-def test_an_exported_onnx_model_gives_the_same_numbers_in_another_runtime(run, tmp_path, capfd):
-    out = tmp_path / "model.onnx"
-    assert cli.main(["export", str(run), str(out), "--format", "onnx", *MODEL]) == 0
-    assert capfd.readouterr().err == ""
-    session = onnxruntime.InferenceSession(out.read_bytes())
-    model = tiny.net(10, 1).eval()
-    model.load_state_dict(safetensors.torch.load_file(run.parent / "model.safetensors"))
-    for count in (1, 2, 7):
-        images = torch.rand(count, 1, 8, 8)
-        (logits,) = session.run(["logits"], {"images": images.numpy()})
-        torch.testing.assert_close(torch.from_numpy(logits), model(images), rtol=0, atol=1e-6)
-    assert json.loads(session.get_modelmeta().custom_metadata_map["network"])["classes"][3] == "3"
+        (logits,) = session.run(["logits"], {"images": images.float().numpy()})
+        torch.testing.assert_close(torch.from_numpy(logits).double(), model(images), rtol=0, atol=1e-6)
+    for facts in (extra["network.json"], session.get_modelmeta().custom_metadata_map["network"]):
+        assert json.loads(facts)["classes"][3] == "3"
 
 
 def test_onnx_without_its_packages_is_one_line_that_names_the_extra(run, tmp_path, capsys, monkeypatch):
