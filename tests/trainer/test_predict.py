@@ -112,7 +112,7 @@ def test_an_export_says_what_its_network_takes(run, tmp_path):
         ("run run/checkpoints --model support.tiny:net", "no images in "),
         ("run images", "names code to import, which a file may not: if you trust it, pass --model 'support.tiny:net'"),
         ("run images --model resnet8", "do not fit the model resnet8"),
-        ("run images --model support.tiny:net --top 0", "top is 0"),
+        ("run images --model support.tiny:net --top 0", "Must be >= 1"),
         ("images images", "not a run folder"),
         ("nowhere images", "neither a run folder nor an export"),
         ("images/0.png images", "neither a run folder nor an export"),
