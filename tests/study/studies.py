@@ -9,9 +9,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from conadv import config
 from conadv.study.results import read_summary, result_of, write_results
 from conadv.study.study_file import Cell, read_study
+from conadv.study_commands import resolve
 
 STUDY = """
 title = "All that a <study> can have"
@@ -90,10 +90,6 @@ def make_study(
     write_results(folder, results)
     (folder / "origin.json").write_text('[{"processor": "A <processor>", "cores": 2}]', encoding="utf-8")
     return folder
-
-
-def resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
-    return dict(config.flatten(config.load_recipe(recipe, overrides)))
 
 
 def _finish(cell: Cell, home: Path, top1: float, steps: int, robust: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,7 @@ import pytest
 
 from conadv import config
 from conadv.study.study_file import NUMBERLESS, Cell, Study, read_study
-
-
-def resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
-    return dict(config.flatten(config.load_recipe(recipe, overrides)))
+from conadv.study_commands import resolve
 
 
 def study_of(folder: Path, text: str) -> Study:
@@ -26,17 +22,10 @@ def points(cells: tuple[Cell, ...], *keys: str) -> list[tuple[Any, ...]]:
     return [(cell.arm, *(cell.values[key] for key in keys)) for cell in cells]
 
 
-def test_a_grid_is_the_product_of_its_lists_in_their_order(tmp_path: Path) -> None:
+def test_a_grid_is_the_product_of_its_lists_in_their_order_and_without_one_there_is_one_cell(tmp_path: Path) -> None:
     study = study_of(tmp_path, '[grid]\nmethod = ["vanilla", "recycled"]\nseed = [3, 1]\n')
-    assert points(study.cells, "method", "seed") == [
-        ("vanilla", "vanilla", 3),
-        ("vanilla", "vanilla", 1),
-        ("recycled", "recycled", 3),
-        ("recycled", "recycled", 1),
-    ]
-
-
-def test_an_empty_study_is_one_cell_of_its_recipe(tmp_path: Path) -> None:
+    methods = [(name, name, seed) for name in ("vanilla", "recycled") for seed in (3, 1)]
+    assert points(study.cells, "method", "seed") == methods
     (cell,) = study_of(tmp_path, "").cells
     assert (cell.recipe, cell.arm, cell.overrides) == ("digits", "conadv", {"threads": "1"})
 
@@ -63,16 +52,9 @@ def test_tuning_has_its_own_learning_rates_and_seeds_and_the_arm_keeps_its_own_e
         seed = [0, 1]
         """,
     )
-    assert points(study.cells, "seed", "optimizer.lr") == [
-        ("plain", 100, 2.0),
-        ("plain", 100, 4.0),
-        ("delay 2", 100, 2.0),
-        ("delay 2", 100, 4.0),
-        ("plain", 0, 7.0),
-        ("plain", 1, 7.0),
-        ("delay 2", 0, 1.0),
-        ("delay 2", 1, 1.0),
-    ]
+    tuning = [(arm, 100, rate) for arm in ("plain", "delay 2") for rate in (2.0, 4.0)]
+    final = [(arm, seed, rate) for arm, rate in (("plain", 7.0), ("delay 2", 1.0)) for seed in (0, 1)]
+    assert points(study.cells, "seed", "optimizer.lr") == tuning + final
 
 
 def test_an_arm_may_widen_the_grid_and_stay_out_of_one(tmp_path: Path) -> None:
@@ -177,15 +159,12 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, told: str)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"#" * 1_000_001, b"x = " + b"[" * 5000])
-def test_files_that_are_no_study_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_study_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="study"):
-        read_study(path, resolve)
-
-
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    for content in (b"\xff\xfe\x00", b"#" * 1_000_001, b"x = " + b"[" * 5000):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="study"):
+            read_study(path, resolve)
     with pytest.raises(ValueError, match="no such file"):
         read_study(tmp_path / "none.toml", resolve)
     with pytest.raises(ValueError, match="directory"):

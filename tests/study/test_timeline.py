@@ -61,14 +61,29 @@ def test_spans_are_put_on_one_clock(tmp_path: Path) -> None:
     assert draw_timeline([("two ranks", found)], tmp_path / "x.png")["two ranks, ms per step"] == pytest.approx(9)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"traceEvents": 3}', '{"traceEvents": [{"cat": 1}]}'])
+EVENT = '{"cat": "user_annotation", "name": "conadv: step", "ts": %s, "dur": 9.0}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"traceEvents": 3}',
+        '{"traceEvents": [{"cat": 1}]}',
+        f'{{"traceEvents": [{EVENT % 10**400}]}}',  # no clock shows that
+        f'{{"baseTimeNanoseconds": {10**400}, "traceEvents": [{EVENT % 1.0}]}}',
+    ],
+)
 def test_what_is_no_trace_is_refused_in_one_line(content: str, tmp_path: Path, capsys) -> None:
     (tmp_path / "traces").mkdir()
     assert main(["timeline", str(tmp_path)]) == 2
     assert "has no traces" in capsys.readouterr().err
     (tmp_path / "traces" / "rank-0.json").write_text(content)
     assert main(["timeline", str(tmp_path)]) == 2
-    assert "profile" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "profile" in message and message.count("\n") == 1
 
 
 def test_the_step_of_median_length_is_drawn(tmp_path: Path) -> None:
@@ -85,14 +100,3 @@ def test_the_step_of_median_length_is_drawn(tmp_path: Path) -> None:
     found = read_timeline(tmp_path)
     assert found[1] == [Span("step", -50.0, -1.0), Span("step", 0.0, 19.0)]
     assert draw_timeline([("a", found)], tmp_path / "a.svg")["a, ms per step"] == 19.0
-
-
-@pytest.mark.parametrize("key", ["ts", "baseTimeNanoseconds"])
-def test_numbers_that_no_clock_shows_are_refused(tmp_path: Path, key: str) -> None:
-    event = {"cat": "user_annotation", "name": "conadv: step", "ts": 1.0, "dur": 9.0}
-    document = {"baseTimeNanoseconds": 10**9, "traceEvents": [event]}
-    (event if key == "ts" else document)[key] = 10**400
-    (tmp_path / "traces").mkdir()
-    (tmp_path / "traces" / "rank-0.json").write_text(json.dumps(document))
-    with pytest.raises(ValueError, match="is not a trace that conadv train --profile wrote"):
-        read_timeline(tmp_path)
