@@ -144,15 +144,15 @@ def test_training_from_python_names_the_variable_since_it_may_be_too_late_to_set
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_the_tests_set_the_limit_for_their_workers_and_say_so(workers, dying, tmp_path):
+@pytest.mark.slow  # another pytest with workers
+def test_the_tests_set_the_limit_for_their_workers_and_say_so(dying, tmp_path):
     dying(LIMITED)
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT / 'tests'}\n")
     (tmp_path / "test_it.py").write_text(
         "import os\n\ndef test_it():\n    assert os.environ['ONEDNN_MAX_CPU_ISA'] == 'AVX512_CORE_FP16'\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "-p", "no:cacheprovider", "test_it.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", "test_it.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[0] == NOTE

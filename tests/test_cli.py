@@ -487,15 +487,16 @@ def test_every_command_has_help(words, commands, capsys):
 PLAIN = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
 
 
-@pytest.mark.parametrize("settings", [PLAIN, {"PYTHONIOENCODING": "latin-1"}, {"PYTHONIOENCODING": "ascii"}])
 @pytest.mark.parametrize(
-    ("words", "status", "says"),
+    ("words", "status", "says", "settings"),
     [
-        ("sweep --help", 0, "--jobs"),
-        ("recipes", 0, "digits"),
-        ("data inspect {folder}", 0, "train"),
-        ("train ε–日", 2, "no such file"),
-        ("data inspect ε–日", 2, "error: "),
+        ("sweep --help", 0, "--jobs", PLAIN),
+        ("recipes", 0, "digits", {"PYTHONIOENCODING": "ascii"}),
+        ("data inspect {folder}", 0, "train", PLAIN),
+        ("data inspect {folder}", 0, "train", {"PYTHONIOENCODING": "latin-1"}),
+        ("train ε–日", 2, "no such file", {"PYTHONIOENCODING": "latin-1"}),
+        ("train ε–日", 2, "no such file", PLAIN),
+        ("data inspect ε–日", 2, "error: ", {"PYTHONIOENCODING": "ascii"}),
     ],
 )
 def test_terminals_without_utf_8_get_plain_text(words, status, says, settings, tmp_path):

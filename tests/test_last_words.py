@@ -106,6 +106,7 @@ def test_a_rank_under_torchrun_that_dies_is_named_with_its_signal(tmp_path):
         launcher.close()
 
 
+@pytest.mark.slow  # another pytest with workers
 def test_a_worker_of_the_tests_that_dies_is_named_with_its_signal(tmp_path):
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT / 'tests'}\n")
