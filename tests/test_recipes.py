@@ -28,6 +28,7 @@ def test_runs_two_steps(name, tmp_path):
 @pytest.mark.parametrize("name", recipe_names())
 def test_header_teaches(name):
     lines = find_recipe(name).read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")  # the title, which conadv recipes prints
     header = "\n".join(line for line in lines[: lines.index("")])
     for word in ("Command", "Hardware", "Time", "Expected", "Run by us"):
         assert word in header, f"{name} does not say {word}"

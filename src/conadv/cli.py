@@ -20,12 +20,14 @@ from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 from conadv import config, study_commands
 from conadv.config import Recipe
 from conadv.config.fields import OptionalText, number
+from conadv.config.files import check_resumable, explain, flags_over_file, one_line
 from conadv.last_words import witnessed
 from conadv.memory import ADVICE, is_out_of_memory
 from conadv.printing import allow_any_encoding, say
 from conadv.printing import report as report_result
 from conadv.ranks.agreement import AgreedError
 from conadv.ranks.launch import adopt_slurm, local_rank, own_rank, world_size
+from conadv.study_commands import Json, Switch
 from conadv.trainer.stop import Interrupted
 
 # Seconds that a rank waits for lower ranks to print the error.
@@ -33,7 +35,6 @@ _TURN = 5.0
 
 _FIELDS = Group("Recipe", help=" ".join((Recipe.__doc__ or "").split()), sort_key=1)
 
-Switch = Annotated[bool, Parameter(negative="", show_default=False)]
 OptionalCount = Annotated[int | None, number(none=True, gte=1, lte=10**12)]
 
 
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status if isinstance(status, int) else 0
     except CycloptsError as error:
         extra = error.unused_tokens if isinstance(error, UnusedCliTokensError) else []
-        problem = f"unexpected argument {extra[0]!r}." if extra else config.explain(error)
+        problem = f"unexpected argument {extra[0]!r}." if extra else explain(error)
         more = f" See {' '.join(['conadv', *(error.command_chain or ())])} --help" if problem[-1] in ".?" else ""
         return _refuse(problem + more)
     except (AgreedError, ArithmeticError) as error:  # known to all ranks: bad input, a loss that is not finite
@@ -85,7 +86,7 @@ def train(
     run_dir: Annotated[Path | None, Parameter(name=("--run-dir", "--run"))] = None,
     resume: Path | None = None,
     quiet: Switch = False,
-    json: Switch = False,
+    json: Json = False,
     fields: Annotated[Recipe, Parameter(name="*", group=_FIELDS)] = Recipe(),  # noqa: B008
 ) -> None:
     """Train a model as described by a recipe.
@@ -101,12 +102,11 @@ def train(
         run_dir: The folder to write (torchrun refuses the short name). none: a new one in runs.
         resume: The folder of a run to resume, instead of a recipe.
         quiet: Print no progress.
-        json: Print one JSON object on standard output, and nothing else there.
     """
     if resume is not None:
         if recipe is not None or run_dir is not None:
             raise ValueError("--resume takes the recipe and the folder from the run: drop RECIPE and --run-dir")
-        config.check_resumable(resume, fields)
+        check_resumable(resume, fields)
     # When a connection breaks, PyTorch would print its C++ stack on every rank around our one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from conadv.trainer import training
@@ -125,7 +125,7 @@ def evaluate(
     images: OptionalCount = None,
     autoattack: Switch = False,
     best: Switch = False,
-    json: Switch = False,
+    json: Json = False,
     model: OptionalText = None,
     threads: OptionalCount = None,
     data_path: Annotated[OptionalText, Parameter(name="--data.path")] = None,
@@ -144,7 +144,6 @@ def evaluate(
         images: Test images to attack, a fixed sample. none: all.
         autoattack: Attack by AutoAttack; needs pip install 'conadv[robust]'.
         best: Evaluate RUN/best.safetensors, not the newest checkpoint.
-        json: Print one JSON object on standard output, and nothing else there.
         model: The model of the run, if it is your own package.module:callable.
         threads: CPU threads. none: those of the run.
         data_path: Where the data of the run is now. none: where it was.
@@ -177,7 +176,7 @@ def export(
     raw: Switch = False,
     format: Literal["safetensors", "torch-export", "onnx"] = "safetensors",
     model: OptionalText = None,
-    json: Switch = False,
+    json: Json = False,
 ) -> None:
     """Export the weights of a run for the original model; their moving average if the run keeps one.
 
@@ -189,7 +188,6 @@ def export(
         raw: Export the weights themselves, not their moving average.
         format: Weights for the original model, or the network with its weights, by PyTorch's exporters.
         model: With torch-export and onnx: the model, if it is your own package.module:callable.
-        json: Print one JSON object on standard output, and nothing else there.
     """
     suffix = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}[format]
     if out.suffix != suffix:
@@ -205,7 +203,7 @@ def predict(
     *images: Path,
     top: Annotated[int, number(gte=1, lte=10**6)] = 5,
     model: OptionalText = None,
-    json: Switch = False,
+    json: Json = False,
 ) -> None:
     """Print the most likely classes of images, with their probabilities.
 
@@ -216,7 +214,6 @@ def predict(
         images: Image files, and folders of them.
         top: Classes per image, the most likely ones first.
         model: The model of the run, if it is your own package.module:callable.
-        json: Print one JSON object on standard output, and nothing else there.
     """
     from conadv.trainer import trained
 
@@ -228,14 +225,13 @@ def predict(
         print(" ".join(f"{path}  {', '.join(shares)}".splitlines()))
 
 
-def inspect_data(path: Path, /, *, json: Switch = False) -> None:
+def inspect_data(path: Path, /, *, json: Json = False) -> None:
     """Describe a data set: images per class, sizes, and damaged files. Every image is decoded once.
 
     For example: conadv data inspect photos
 
     Args:
         path: The folder or file of a data set.
-        json: Print one JSON object on standard output, and nothing else there.
     """
     from conadv.task.data.inspection import as_lines, inspect_data
 
@@ -246,12 +242,8 @@ def inspect_data(path: Path, /, *, json: Switch = False) -> None:
         print("\n".join(as_lines(found)))
 
 
-def recipes(*, json: Switch = False) -> None:
-    """List the built-in recipes, which conadv train takes by name.
-
-    Args:
-        json: Print one JSON object on standard output, and nothing else there.
-    """
+def recipes(*, json: Json = False) -> None:
+    """List the built-in recipes, which conadv train takes by name."""
     report_result(lambda: {name: _title(config.find_recipe(name)) for name in config.recipe_names()}, json)
 
 
@@ -281,7 +273,7 @@ def _app() -> App:
         help_format="markdown",
         version=lambda: version("conadv"),
         version_flags=["--version"],
-        config=[config.flags_over_file],
+        config=[flags_over_file],
     )
     data = App(name="data", help="Inspect data sets.")
     data.command(inspect_data, name="inspect")
@@ -307,5 +299,5 @@ def _refuse(problem: str) -> int:
     # running after a while was the only one with the problem.
     if own_rank() != 0:
         time.sleep(_TURN * (1 + local_rank()))
-    say(f"error: {config.one_line(problem)}")
+    say(f"error: {one_line(problem)}")
     return 2

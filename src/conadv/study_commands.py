@@ -14,6 +14,7 @@ from conadv.printing import report as report_result
 from conadv.printing import say
 
 Switch = Annotated[bool, Parameter(negative="", show_default=False)]
+Json = Annotated[Switch, Parameter(help="Print one JSON object on standard output, and nothing else there.")]
 Out = Parameter(name=("--out", "-o"))
 
 
@@ -25,7 +26,7 @@ def sweep(
     jobs: Annotated[int | None, number(gte=1, lte=10**4)] = None,
     nice: Annotated[int, number(gte=0, lte=19)] = 0,
     quiet: Switch = False,
-    json: Switch = False,
+    json: Json = False,
 ) -> int:
     """Run the cells of a study as ordinary runs. Finished cells are skipped, and stopped ones are resumed.
 
@@ -37,7 +38,6 @@ def sweep(
         jobs: How many cells to run at a time. none: as many as the cores allow.
         nice: Niceness of the cells, from 0 to 19.
         quiet: Print no progress.
-        json: Print one JSON object on standard output, and nothing else there.
     """
     from conadv.study.study_file import read_study
     from conadv.study.sweep import sweep as run_sweep
@@ -53,7 +53,7 @@ def sweep(
 
 
 def report(
-    folder: Path, /, *, out: Annotated[Path | None, Out] = None, paper: Switch = False, json: Switch = False
+    folder: Path, /, *, out: Annotated[Path | None, Out] = None, paper: Switch = False, json: Json = False
 ) -> None:
     """Write the results of a study as one self-contained HTML page.
 
@@ -63,7 +63,6 @@ def report(
         folder: The folder of a study, written by conadv sweep.
         out: The page to write; a CSV file of all cells goes next to it. none: FOLDER/report.html.
         paper: Add the numbers of the paper.
-        json: Print one JSON object on standard output, and nothing else there.
     """
     try:
         from conadv.study.report import write_report
@@ -72,7 +71,7 @@ def report(
     report_result(lambda: write_report(folder, out, paper), json)
 
 
-def timeline(runs: list[Path], /, *, out: Annotated[Path, Out] = Path("timeline.svg"), json: Switch = False) -> None:
+def timeline(runs: list[Path], /, *, out: Annotated[Path, Out] = Path("timeline.svg"), json: Json = False) -> None:
     """Draw what each rank does during one step: one row per rank, time from left to right, for one or more runs.
 
     For example: conadv timeline runs/profiled -o steps.svg
@@ -80,7 +79,6 @@ def timeline(runs: list[Path], /, *, out: Annotated[Path, Out] = Path("timeline.
     Args:
         runs: Folders of runs that were profiled with conadv train --profile 5.
         out: The picture to write: .svg, .png or .pdf.
-        json: Print one JSON object on standard output, and nothing else there.
     """
     from conadv.study.timeline import draw_timeline, read_timeline
 

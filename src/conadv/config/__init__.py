@@ -2,16 +2,12 @@
 
 from .files import (
     RESUMABLE,
-    check_resumable,
     check_run_folder,
     dump_recipe,
-    explain,
     find_recipe,
     flag,
-    flags_over_file,
     flatten,
     load_recipe,
-    one_line,
     override,
     read_toml,
     recipe_names,
@@ -21,26 +17,7 @@ from .files import (
 from .recipe import AttackFields, CheckpointFields, Data, Optimizer, Recipe, Schedule
 
 __all__ = [
-    "RESUMABLE",
-    "AttackFields",
-    "CheckpointFields",
-    "Data",
-    "Optimizer",
-    "Recipe",
-    "Schedule",
-    "check_resumable",
-    "check_run_folder",
-    "dump_recipe",
-    "explain",
-    "find_recipe",
-    "flag",
-    "flags_over_file",
-    "flatten",
-    "load_recipe",
-    "one_line",
-    "override",
-    "read_toml",
-    "recipe_names",
-    "recipe_of_run",
-    "sealed",
-]
+    "RESUMABLE", "AttackFields", "CheckpointFields", "Data", "Optimizer", "Recipe", "Schedule", "check_run_folder",
+    "dump_recipe", "find_recipe", "flag", "flatten", "load_recipe", "override", "read_toml", "recipe_names",
+    "recipe_of_run", "sealed",
+]  # fmt: skip

@@ -130,11 +130,6 @@ def switch(name: str) -> Parameter:
     return Parameter(negative=f"--no-{name}", show_default=False)
 
 
-def one_of(names: Sequence[str]) -> Parameter:
-    """Return how a name of a table is read."""
-    return Parameter(choices=tuple(names))
-
-
 Count = Annotated[int, number(gte=1, lte=10**12)]
 Whole = Annotated[int, number(gte=0, lte=10**12)]
 Positive = Annotated[float, number(gt=0, lte=1e6)]

@@ -30,16 +30,14 @@ from .fields import (
     Text,
     Whole,
     number,
-    one_of,
     show,
     switch,
 )
 
 
-def _table(order: int, table: type) -> Parameter:
+def _table(order: int, name: str, table: type) -> Parameter:
     """Where `--help` lists the fields of a table: after those of the recipe itself, in this order."""
-    text = " ".join((table.__doc__ or "").split())
-    group = Group(f"Recipe: {table.__name__.lower()}", help=text, sort_key=1 + order)
+    group = Group(f"Recipe: {name}", help=" ".join((table.__doc__ or "").split()), sort_key=1 + order)
     return Parameter(group=group, json_dict=False)
 
 
@@ -47,7 +45,7 @@ def _table(order: int, table: type) -> Parameter:
 class AttackFields:
     """The attack that generates the twins. Sizes are fractions of the pixel range."""
 
-    name: Annotated[str, one_of(tuple(ATTACKS))] = "pgd"
+    name: Annotated[str, Parameter(choices=tuple(ATTACKS))] = "pgd"
     """The attack: projected gradient descent."""
     epsilon: Radius = 4 / 255
     """Radius of the ball around an image, such as 4/255: four of 255 grey levels. 0: twins equal the images."""
@@ -75,7 +73,7 @@ class AttackFields:
 class Optimizer:
     """The optimizer."""
 
-    name: Annotated[str, one_of(tuple(OPTIMIZERS))] = "lars"
+    name: Annotated[str, Parameter(choices=tuple(OPTIMIZERS))] = "lars"
     """LARS, SGD with momentum, AdamW, LAMB, or Muon (which takes AdamW for biases and normalization layers)."""
     lr: NotNegative = 10.0
     """Peak learning rate, reached after the warm-up."""
@@ -185,7 +183,7 @@ class Recipe:
     """A run. Fields that a recipe leaves out have these defaults, which suit photographs. Without a recipe: `digits`,
     or these defaults if --data.path is given."""
 
-    method: Annotated[str, one_of(tuple(METHODS))] = "conadv"
+    method: Annotated[str, Parameter(choices=tuple(METHODS))] = "conadv"
     """The training method. disadv is conadv with delay 0."""
     delay: Annotated[int, number(gte=0, lte=1000), Parameter(show_default=False)] = None  # type: ignore[assignment]  # until __post_init__ asks the method
     """Age in steps of the weights that generate the twins. Only conadv (default 1) and sam can change it."""
@@ -267,11 +265,11 @@ class Recipe:
     """What to do if a loss or gradient is not finite: end the run, or skip the step."""
     skip_limit: Count = 10
     """With nonfinite skip: end the run after this many skipped steps."""
-    attack: Annotated[AttackFields, _table(1, AttackFields)] = AttackFields()
-    optimizer: Annotated[Optimizer, _table(2, Optimizer)] = Optimizer()
-    schedule: Annotated[Schedule, _table(3, Schedule)] = Schedule()
-    data: Annotated[Data, _table(4, Data)] = Data()
-    checkpoint: Annotated[CheckpointFields, _table(5, CheckpointFields)] = CheckpointFields()
+    attack: Annotated[AttackFields, _table(1, "attack", AttackFields)] = AttackFields()
+    optimizer: Annotated[Optimizer, _table(2, "optimizer", Optimizer)] = Optimizer()
+    schedule: Annotated[Schedule, _table(3, "schedule", Schedule)] = Schedule()
+    data: Annotated[Data, _table(4, "data", Data)] = Data()
+    checkpoint: Annotated[CheckpointFields, _table(5, "checkpoint", CheckpointFields)] = CheckpointFields()
 
     def __post_init__(self) -> None:
         if self.delay is None:
