@@ -14,8 +14,8 @@ from torch import nn
 
 from conadv import cli
 from conadv.config import load_recipe
+from conadv.task.libraries import build_pretrained
 from conadv.task.models import build_model
-from conadv.task.pretrained import build_pretrained
 from support import tiny
 
 SMALL = partial(build_model, "resnet8", in_channels=3, width=4)

@@ -127,7 +127,7 @@ def build_model(
         mean: mean of each channel, to normalize images in [0, 1] with; None: do not normalize.
         std: standard deviation of each channel; None: do not normalize.
         pretrained: start from the weights of timm or torchvision, except for the last layer if the number of classes
-            differs. For weights in a file see pretrained.py.
+            differs. For weights in a file see `build_pretrained`.
     """
     if pretrained and (is_callable(name) or is_built_in(name)):
         raise ValueError(

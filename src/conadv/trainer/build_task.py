@@ -24,8 +24,8 @@ from conadv.task.augment import Augmentation, augmentation
 from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Share, keep, open_data
 from conadv.task.draws import stratified
+from conadv.task.libraries import LIBRARY, build_pretrained
 from conadv.task.models import build_model, check_output, fastest_memory
-from conadv.task.pretrained import LIBRARY, build_pretrained
 
 from .adversary import HeldOut, RobustTest, TwinTest
 from .kernels import compile_model

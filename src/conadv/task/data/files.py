@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -176,7 +176,15 @@ def _index(shard: Path) -> tuple[list[tuple[str, int, int, int]], list[tuple[str
     labels: dict[str, int] = {}
     problems: dict[str, str] = {}
     try:
-        _read_headers(shard, images, labels, problems)
+        for key, name, offset, size, text in _members(shard):
+            if key in (images if text is None else labels):
+                problems[name] = f"the key {key} occurs twice"
+            elif text is None:
+                images[key] = (name, offset, size)
+            elif text.isdigit():
+                labels[key] = int(text)
+            else:
+                problems[name] = f"{text[:20]!r} is not a class number"
     except Exception as error:  # tarfile fails in many ways on damaged bytes
         problems[""] = f"the shard is truncated or not a tar file ({error})"
     for key in images.keys() ^ labels.keys():
@@ -185,27 +193,18 @@ def _index(shard: Path) -> tuple[list[tuple[str, int, int, int]], list[tuple[str
     return [(*image, labels[key]) for key, image in images.items() if key in labels], list(problems.items())
 
 
-def _read_headers(
-    shard: Path, images: dict[str, tuple[str, int, int]], labels: dict[str, int], problems: dict[str, str]
-) -> None:
-    """Add the images (name, offset, size) and the labels of a shard by key, and the problems by name."""
+def _members(shard: Path) -> Iterator[tuple[str, str, int, int, bytes | None]]:
+    """Key, name, offset and size of each image in a shard, and of each label, which comes with its text."""
     if not shard.is_file():
         raise ValueError("not a regular file")
     with shard.open("rb", buffering=0) as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             folder, slash, base = member.name.rpartition("/")
             stem, _, extension = base.partition(".")
-            key, is_image = folder + slash + stem, extension.lower() in EXTENSIONS
-            if not member.isreg() or member.issparse() or not (is_image or extension.lower() == "cls"):
-                continue
-            if key in (images if is_image else labels):
-                problems[member.name] = f"the key {key} occurs twice"
-            elif is_image:
-                images[key] = (member.name, member.offset_data, member.size)
-            elif (text := os.pread(file.fileno(), min(member.size, 32), member.offset_data).strip()).isdigit():
-                labels[key] = int(text)
-            else:
-                problems[member.name] = f"{text[:20]!r} is not a class number"
+            is_label = extension.lower() == "cls"
+            if member.isreg() and not member.issparse() and (is_label or extension.lower() in EXTENSIONS):
+                text = os.pread(file.fileno(), min(member.size, 32), member.offset_data).strip() if is_label else None
+                yield folder + slash + stem, member.name, member.offset_data, member.size, text
         # tarfile takes a damaged header for the end, which is a block of zeros.
         end = os.pread(file.fileno(), _LONGEST_END, archive.offset)
         if not end or end.strip(b"\0"):
