@@ -29,14 +29,13 @@ def environment(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
 
 
-@pytest.mark.parametrize("tf32", [True, False])
-def test_on_a_gpu_the_fastest_kernels_are_chosen_and_afterwards_all_is_as_before(tf32):
+def test_on_a_gpu_the_fastest_kernels_are_chosen_and_afterwards_all_is_as_before():
     before = _switches()
-    with kernels(CUDA, deterministic=False, tf32=tf32):
-        assert (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32) == (True, False, tf32)
-        assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
+    with kernels(CUDA, deterministic=False):
+        assert (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32) == (True, False, True)
+        assert torch.get_float32_matmul_precision() == "high"
     assert _switches() == before
-    with kernels(CPU, deterministic=False, tf32=tf32):
+    with kernels(CPU, deterministic=False):
         assert _switches() == before
 
 
@@ -44,16 +43,17 @@ def test_on_a_gpu_the_fastest_kernels_are_chosen_and_afterwards_all_is_as_before
 def test_deterministic_kernels(device, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     before = _switches()
-    with kernels(device, deterministic=True, tf32=True):
+    with kernels(device, deterministic=True):
         assert torch.are_deterministic_algorithms_enabled()
         assert not cudnn.benchmark
+        assert device == CPU or (cudnn.allow_tf32, torch.get_float32_matmul_precision()) == (False, "highest")
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert _switches() == before
 
 
 def test_an_operation_without_such_a_kernel_is_named():
     expected = pytest.raises(ValueError, match=r"--deterministic: put_ .*: replace that layer, or drop it")
-    with expected, kernels(CPU, deterministic=True, tf32=True):
+    with expected, kernels(CPU, deterministic=True):
         torch.zeros(2).put_(torch.tensor([0]), torch.ones(1), accumulate=False)
     assert not torch.are_deterministic_algorithms_enabled()
 

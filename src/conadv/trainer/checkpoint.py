@@ -230,9 +230,9 @@ def _is_sound(about: Any) -> bool:
             "recipe": dict(),
             "versions": dict(),
             "plain": list(plain),
-            "position": {"seconds": int() | float() as seconds, "skipped": int(skipped), **others},
+            "position": {"seconds": int() | float() as seconds, **others},
         }:
-            counts = all(type(number) is int and 0 <= number < 2**63 for number in (step, skipped))
+            counts = all(type(number) is int and 0 <= number < 2**63 for number in (step, others.get("skipped", 0)))
             texts = all(isinstance(name, str) for name in plain)
             flat = not any(isinstance(value, dict | list) for value in others.values())
             return counts and texts and flat and 0 <= seconds < math.inf

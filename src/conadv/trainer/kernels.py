@@ -21,14 +21,14 @@ _FILL: Any = torch.utils.deterministic
 
 
 @contextmanager
-def kernels(device: torch.device, deterministic: bool, tf32: bool) -> Iterator[None]:
+def kernels(device: torch.device, deterministic: bool) -> Iterator[None]:
     """Apply the settings of a run within the context.
 
     Args:
         device: Where the run computes. TF32 and cuDNN's settings are changed on CUDA only.
         deterministic: Use only deterministic kernels; an operation without one raises a ValueError. Otherwise cuDNN
-            tries its kernels once for each shape and takes the fastest (benchmark mode).
-        tf32: Multiply float32 numbers on tensor cores, with 10 bits of their mantissa.
+            tries its kernels once for each shape and takes the fastest (benchmark mode), and float32 numbers are
+            multiplied on tensor cores, with 10 bits of their mantissa (TF32).
     """
     on_cuda = device.type == "cuda"
     before = torch.get_deterministic_debug_mode(), _FILL.fill_uninitialized_memory
@@ -40,8 +40,8 @@ def kernels(device: torch.device, deterministic: bool, tf32: bool) -> Iterator[N
             torch.set_deterministic_debug_mode("error")
             _FILL.fill_uninitialized_memory = False  # only needed by programs that read uninitialized memory
         if on_cuda:
-            cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = deterministic, not deterministic, tf32
-            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+            cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = deterministic, not deterministic, not deterministic
+            torch.set_float32_matmul_precision("highest" if deterministic else "high")
         yield
     except RuntimeError as error:
         if not deterministic or "deterministic implementation" not in str(error):

@@ -52,7 +52,7 @@ def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool
         task.model.load_state_dict(weights)
         ema = Ema(task.model, 0)  # the file has the average already
         about["best_step"] = of_best["step"]
-    with kernels(task.device, recipe.deterministic, tf32=not recipe.deterministic):
+    with kernels(task.device, recipe.deterministic):
         metrics = evaluate_task(task, World(0, 1, task.device), ema, robust)
     return {**facts(resolved(recipe, task.data)), **about, **metrics}
 

@@ -84,7 +84,7 @@ def train(
         check_agreement(world, {"flags": flags})  # first, since everything else depends on the flags
         _try_bfloat16(recipe, world, sets=owns_process)
         task, stream = _build(recipe, world)
-        with kernels(task.device, recipe.deterministic, tf32=not recipe.deterministic):
+        with kernels(task.device, recipe.deterministic):
             check_agreement(world, _common(recipe, task))
             job, progress = _start(recipe, layout, world, place, task, stream)
             request.obey_by(None)
