@@ -9,7 +9,6 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
@@ -35,24 +34,11 @@ def page(study: Path) -> str:
 
 def tables(page: str) -> list[pd.DataFrame]:
     """The tables of the page, as a reader sees them."""
-    found: list[list[list[str]]] = []
-
-    class Reader(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: object) -> None:
-            if tag == "table":
-                found.append([])
-            elif tag == "tr":
-                found[-1].append([])
-            elif tag in ("th", "td"):
-                found[-1][-1].append("")
-
-        def handle_data(self, data: str) -> None:
-            if self.get_starttag_text() and found and found[-1] and found[-1][-1] and data.strip():
-                found[-1][-1][-1] += data
-
+    found = []
     for text in re.findall(r"<table.*?</table>", page, re.DOTALL):
-        Reader().feed(text)
-    return [pd.DataFrame(rows[1:], columns=rows[0]) for rows in found]
+        head, *rows = [["".join(cell.itertext()) for cell in row] for row in ElementTree.fromstring(text).iter("tr")]
+        found.append(pd.DataFrame(rows, columns=head))
+    return found
 
 
 def test_the_order_is_verdict_figure_table_curves(page: str) -> None:

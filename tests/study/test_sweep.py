@@ -25,15 +25,6 @@ from conadv.study.study_file import Cell, read_study
 
 TIMING = ("seconds", "images_per_second")
 
-STUDY = """
-[base]
-recipe = "digits"
-max_steps = 20
-checkpoint.every = 5
-[grid]
-method = ["conadv", "recycled"]
-"""
-
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     """results.jsonl without what depends on the clock, and without commits, which only a sweep knows."""
@@ -50,13 +41,6 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "nothing happened in two minutes"
         time.sleep(0.01)
-
-
-@pytest.fixture
-def study(tmp_path: Path) -> Path:
-    path = tmp_path / "study.toml"
-    path.write_text(STUDY, encoding="utf-8")
-    return path
 
 
 @pytest.fixture
@@ -126,8 +110,10 @@ def begin(home: Path, **changes: Any) -> None:
 
 
 @pytest.mark.slow
-def test_killed_twice_and_started_again_it_gives_what_an_undisturbed_one_gives(study: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_killed_twice_and_started_again_it_gives_what_an_undisturbed_one_gives(tmp_path: Path) -> None:
+    study, out = tmp_path / "study.toml", tmp_path / "out"
+    base, grid = "max_steps = 20\ncheckpoint.every = 5", 'method = ["conadv", "recycled"]'
+    study.write_text(f"[base]\n{base}\n[grid]\n{grid}\n", encoding="utf-8")
     cells = read_study(study, study_commands.resolve).cells
 
     command = [sys.executable, "-m", "conadv", "sweep", str(study), "--out", str(out), "--jobs", "1"]

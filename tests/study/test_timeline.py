@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,17 +45,22 @@ def test_a_profile_changes_no_number(pool: Pool, tmp_path: Path) -> None:
     assert not (tmp_path / "0" / "traces").exists()
 
 
+def write_trace(folder: Path, rank: int, events: list[dict[str, Any]], **about: Any) -> None:
+    path = folder / "traces" / f"rank-{rank}.json"
+    path.parent.mkdir(exist_ok=True)
+    known = [{"cat": "user_annotation", **event} for event in events]
+    path.write_text(json.dumps({**about, "traceEvents": known}))
+
+
 def test_spans_are_put_on_one_clock(tmp_path: Path) -> None:
     """Rank 1 began 5 ms later; time 0 is the start of the last step that all have."""
     for rank, base in ((0, 1_000_000_000), (1, 1_005_000_000)):
         events = [
-            {"cat": "user_annotation", "name": "conadv: step", "ts": 1000.0, "dur": 9000.0},
-            {"cat": "user_annotation", "name": "conadv: attack", "ts": 2000.0, "dur": 500.0},
+            {"name": "conadv: step", "ts": 1000.0, "dur": 9000.0},
+            {"name": "conadv: attack", "ts": 2000.0, "dur": 500.0},
             {"cat": "cpu_op", "name": "conadv: update", "ts": 1.0, "dur": 1.0},
         ]
-        path = tmp_path / "traces" / f"rank-{rank}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"baseTimeNanoseconds": base, "traceEvents": events}))
+        write_trace(tmp_path, rank, events, baseTimeNanoseconds=base)
     found = read_timeline(tmp_path)
     assert found[1] == [Span("step", 0.0, 9.0), Span("attack", 1.0, 1.5)]
     assert found[0] == [Span("step", -5.0, 4.0), Span("attack", -4.0, -3.5)]
@@ -91,12 +97,10 @@ def test_the_step_of_median_length_is_drawn(tmp_path: Path) -> None:
     lengths, starts = (10, 50, 20), (0, 10, 60)
     for rank in (0, 1):
         events = [
-            {"cat": "user_annotation", "name": "conadv: step", "ts": 1e3 * (start + rank), "dur": 1e3 * (length - rank)}
+            {"name": "conadv: step", "ts": 1e3 * (start + rank), "dur": 1e3 * (length - rank)}
             for start, length in list(zip(starts, lengths, strict=True))[rank:]
         ]
-        path = tmp_path / "traces" / f"rank-{rank}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"traceEvents": events}))
+        write_trace(tmp_path, rank, events)
     found = read_timeline(tmp_path)
     assert found[1] == [Span("step", -50.0, -1.0), Span("step", 0.0, 19.0)]
     assert draw_timeline([("a", found)], tmp_path / "a.svg")["a, ms per step"] == 19.0

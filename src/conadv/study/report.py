@@ -167,14 +167,13 @@ def find_curves(folder: Path, chosen: pd.DataFrame) -> pd.DataFrame:
 
     They are kept in curves.csv, for the time when the folders of the runs are gone.
     """
-    fresh = pd.DataFrame(columns=_CURVE)
+    means = []
     for label, own in chosen[chosen.done].groupby("label", sort=False):
-        lines = pd.concat(
-            [_metrics(folder / "runs" / cell, top1) for cell, top1 in zip(own.cell, own[TOP1], strict=True)]
-        )
+        runs = zip(own.cell, own[TOP1], strict=True)
+        lines = pd.concat([_metrics(folder / "runs" / cell, top1) for cell, top1 in runs])
         if lines.epoch.nunique() > 2:
-            curve = mean_curve(lines).assign(label=label)[_CURVE]
-            fresh = pd.concat([fresh, curve]) if len(fresh) else curve
+            means.append(mean_curve(lines).assign(label=label)[_CURVE])
+    fresh = pd.concat(means) if means else pd.DataFrame(columns=_CURVE)
     path = folder / CURVES
     try:
         saved = pd.read_csv(StringIO(read_text(path)), dtype={"label": str, **dict.fromkeys(_CURVE[1:], float)})[_CURVE]

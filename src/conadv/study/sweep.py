@@ -189,18 +189,16 @@ def _run_missing(
 
 
 def _told(result: Result, seconds: float, results: list[Result], left: list[Result], jobs: int) -> str:
-    """One line about a cell that has ended, with the time left by the mean of each arm."""
+    """One line about a cell that has ended, with the time left by the last run of each arm."""
     outcome = f"failed: {result.error}"
     if result.summary is not None:
         accuracy = result.summary.get("test_top1")
         outcome = f"{accuracy:.2f} %" if isinstance(accuracy, float) else "done"
     text = f"[{len(results) - len(left)}/{len(results)}] {result.name}: {outcome} ({duration(seconds)})"
-    times = [(one.arm, float(one.summary.get("seconds") or 0.0)) for one in results if one.summary]
+    times = {one.arm: float(one.summary.get("seconds") or 0.0) for one in results if one.summary}
     if not left or not times:
         return text
-    known = fmean(time for _, time in times)
-    by_arm = {arm: fmean(time for other, time in times if other == arm) for arm, _ in times}
-    work = sum(by_arm.get(one.arm, known) for one in left)
+    work = sum(times.get(one.arm, fmean(times.values())) for one in left)
     return f"{text}, about {duration(work / min(jobs, len(left)))} left"
 
 
