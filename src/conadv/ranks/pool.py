@@ -425,7 +425,7 @@ class Pooled:
         except self._ray.exceptions.RayError as error:
             if isinstance(cause := getattr(error, "cause", None), ValueError):  # it would be raised here, too
                 raise ValueError(str(cause)) from None
-            return Lost(str(error).strip().rpartition("\n")[2])
+            return Lost(str(error).strip().rpartition("\n")[2].strip())
 
     def _tell_once(self, message: str) -> None:
         if message not in self._told:
