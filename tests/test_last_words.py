@@ -97,7 +97,7 @@ def test_a_rank_under_torchrun_that_dies_is_named_with_its_signal(tmp_path):
         os.kill(launcher.ranks()[1], signal.SIGILL)
         assert launcher.status() == 1
         end = time.monotonic() + 10
-        while "rank 1 died of SIGILL" not in launcher.said():
+        while "rank 1 (lane 1, clean+adv+attack) died of SIGILL" not in launcher.said():
             assert time.monotonic() < end, launcher.said()
             time.sleep(0.05)
         (line,) = [line for line in launcher.said().splitlines() if " died of " in line]

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         more = f" See {' '.join(['conadv', *(error.command_chain or ())])} --help" if problem[-1] in ".?" else ""
         return _refuse(problem + more)
     except (AgreedError, ArithmeticError) as error:  # known to all ranks: bad input, a loss that is not finite
-        if own_rank() == 0:
+        if getattr(error, "speaks", own_rank() == 0):
             say(f"error: {error}")
         return 2 if isinstance(error, AgreedError) else 1
     except ValueError as error:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _GOODBYE = b"left"
+_NAME = "name: "
 # As faulthandler calls them.
 _CRASHES = {
     "Aborted": "SIGABRT",
@@ -76,6 +77,12 @@ def witnessed(who: str) -> Iterator[None]:
         leave()
 
 
+def rename(who: str) -> None:
+    """Let the line call this process so from now on."""
+    if _pipe is not None:
+        os.write(_pipe, f"{_NAME}{who}\n".encode())
+
+
 def leave() -> None:
     """Tell the witness that this process ends by itself; to be called before os._exit."""
     global _pipe
@@ -92,9 +99,11 @@ def leave() -> None:
 
 def verdict(who: str, words: bytes) -> str | None:
     """Return what a witness prints after the last words of a process; None: it ended by itself, or was asked to."""
-    text = words.decode(errors="replace")
+    lines = words.decode(errors="replace").splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith(_NAME))
+    who = next((line.removeprefix(_NAME).strip() for line in lines[::-1] if line.startswith(_NAME)), who)
     found = re.search("Fatal Python error: (.+)", text)
-    asked = words and not found  # then they are the stack where a request to stop came
+    asked = text and not found  # then they are the stack where a request to stop came
     if asked or words.endswith(_GOODBYE):
         return None
     name = _CRASHES.get(found[1].replace("-", " "), found[1]) if found else "SIGKILL"

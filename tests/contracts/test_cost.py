@@ -17,7 +17,7 @@ from conadv.core.roles import Role
 from conadv.ranks.layout import Layout
 from conadv.trainer.build_task import build_task
 from support import tiny
-from support.recorded import record_rank
+from support.fake_ranks import record_rank
 from support.settings import CLASSES, Setting, every_method
 
 

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conadv import PGD, split_batchnorm
 from conadv.catalog import METHODS
-from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
-from conadv.ranks.collectives import World
-from conadv.ranks.gradients import Exchange
+from conadv.ranks.layout import Layout
+from conadv.ranks.member import Member
+from conadv.ranks.world import World
 from conadv.task.models import build_model
 
 # Forward and backward passes of a step, and of one in which images and twins share a pass; the update comes once.
@@ -67,13 +67,12 @@ def own_step(name: str) -> Callable[[], None]:
     model = split_batchnorm(build_model(**DEEP), info.branches)
     options = {"attack": PGD(4 / 255), "delay": info.default_delay, "adv_weight": 0.5}
     method = info.build(model, F.cross_entropy, options, seed=0)
-    method.join(Place(updates_stats=False))
     optimizer = Lars(parameter_groups(model, 5e-4), lr=0.1, foreach=True)
-    exchange = Exchange(model, World(0, 1, torch.device("cpu")), 1.0)
+    member = Member(World(0, 1, torch.device("cpu")), Layout.fit(None, info.duties, 1), model, method, chunks=1)
 
     def step() -> None:
-        exchange.zero_grad()
-        exchange.finish(method((IMAGES, LABELS)))
+        optimizer.zero_grad()
+        member.step((IMAGES, LABELS), None).read()
         update_running_stats(model)
         optimizer.step()
 

@@ -15,15 +15,13 @@ import torch.nn.functional as F
 
 from conadv import PGD, split_batchnorm
 from conadv.catalog import METHODS
-from conadv.core.roles import Place
 from conadv.core.seeds import centered
 from conadv.optim.groups import parameter_groups
 from conadv.optim.lars import Lars
-from conadv.ranks.collectives import World
-from conadv.ranks.gradients import Exchange
+from conadv.ranks.layout import Layout
+from conadv.ranks.member import Member
+from conadv.ranks.world import World
 from conadv.task.models import build_model
-from conadv.trainer.ema import Ema
-from conadv.trainer.undo import Undo
 from support import tiny
 
 CUDA = torch.device("cuda", 0)
@@ -78,25 +76,18 @@ def test_no_pass_and_no_update_waits_for_the_device(method):
     model = split_batchnorm(build_model("resnet8", classes=10, in_channels=3), info.branches).to(CUDA)
     options = {"attack": PGD(4 / 255), "delay": info.default_delay, "adv_weight": 0.5, "rho": 0.05}
     step_of = info.build(model, F.cross_entropy, options, seed=0)
-    step_of.join(Place(updates_stats=False))
     optimizer = Lars(parameter_groups(model, 5e-4), lr=0.1)
-    exchange = Exchange(model, World(0, 1, CUDA), 1.0)
-    undo = Undo(model, optimizer, Ema(model, 0.9))
+    member = Member(World(0, 1, CUDA), Layout.fit(None, info.duties, 1), model, step_of, chunks=1)
     batch = torch.rand(8, 3, 32, 32).pin_memory(), torch.randint(10, (8,)).pin_memory()
     for number in range(6):
         torch.cuda.set_sync_debug_mode("error" if number > 2 else "default")
         try:
-            exchange.zero_grad()
-            unread = exchange.end(step_of(batch))
-            if undo.is_ready:
-                undo.keep()
+            optimizer.zero_grad()
+            unread = member.step(batch, None)
             optimizer.step()
-            if undo.is_ready:
-                undo.undo_unless(unread.finite)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        undo.is_ready = True
-        assert unread.read().culprits is None
+        assert unread.read().signal == 0
 
 
 def test_losses_are_those_of_the_cpu_to_a_few_digits(tmp_path):

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from conadv.ranks.collectives import own_device
 from conadv.ranks.launch import adopt_slurm, first_host, launcher_command, slurm_variables
+from conadv.ranks.world import own_device
 
 TASK = {
     "SLURM_JOB_ID": "91234", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8",

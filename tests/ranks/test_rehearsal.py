@@ -11,24 +11,25 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
+from conadv import PGD, split_batchnorm
 from conadv.catalog import METHODS
+from conadv.core.algorithm import ConAdv
 from conadv.core.roles import Role
-from conadv.ranks import watch
+from conadv.ranks import faults
 from conadv.ranks.attempt import agree_on_attempt
-from conadv.ranks.collectives import World
-from conadv.ranks.heartbeats import Heartbeats
 from conadv.ranks.layout import Layout
-from conadv.ranks.member import Member, build_member
-from conadv.ranks.traffic import Message
-from conadv.ranks.wire import Wire
+from conadv.ranks.mail import Wire
+from conadv.ranks.member import Member
+from conadv.ranks.world import World
 from support import tiny
-from support.fake_ranks import CountingStore, Rehearsal, rehearse
+from support.fake_ranks import Call, Calls, CountingStore, Rehearsal, rehearse
 
 ROLES = "clean | adv | attack"
 CHUNK = 64  # images; one chunk per lane
 LARGE = 4608  # ranks, of a batch of 98,304
-HEARTBEAT = "compare_set"  # as many as the run takes time
+LOOK = "check"  # into the store, as many as the run takes time
 
 Rehearsals = dict[tuple[int, int], Rehearsal]
 
@@ -65,16 +66,16 @@ def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> Rehearsals:
 def test_messages_and_sums_do_not_grow_with_the_ranks(role: int, rehearsals: Rehearsals) -> None:
     """From the agreement at the start to the sums of the evaluation: kind, group and size of each call."""
     expected = rehearsals[6, role].calls
-    assert {"allreduce_", "broadcast_"} <= {kind for kind, _, _ in expected}
-    assert {"send"} <= {kind for kind, _, _ in expected} or role == 1
+    assert {"allreduce_", "broadcast_", "message"} <= {call.kind for call in expected}
     for rank in (role, LARGE - 3 + role):
         assert without_lengths(rehearsals[LARGE, rank].calls) == without_lengths(expected)
         assert rehearsals[LARGE, rank].groups == rehearsals[6, role].groups
 
 
-def without_lengths(calls: list[tuple[str, int, int]]) -> list[tuple[str, int, int | None]]:
-    """Texts that are broadcast at the start name numbers, which have more digits in the large run."""
-    return [(kind, group, None if kind == "broadcast_" else size) for kind, group, size in calls]
+def without_lengths(calls: list[Call]) -> list[tuple[str, int, int | None]]:
+    """Kind, number of the group, and size; texts that are broadcast at the start have more digits in the large run."""
+    groups = list(dict.fromkeys(call.group for call in calls))
+    return [(call.kind, groups.index(call.group), None if call.kind == "broadcast_" else call.size) for call in calls]
 
 
 def test_what_is_broadcast_at_the_start_does_not_grow_with_the_ranks(rehearsals: Rehearsals) -> None:
@@ -85,56 +86,56 @@ def test_what_is_broadcast_at_the_start_does_not_grow_with_the_ranks(rehearsals:
 
 def test_requests_to_the_store_do_not_grow_with_the_ranks(rehearsals: Rehearsals) -> None:
     for (_, rank), rehearsal in rehearsals.items():
-        assert rank == 0 or asked(rehearsal) == {"append": 2, "get": 1, "add": 1}
+        assert rank == 0 or asked(rehearsal) == {"append": 2, "get": 1, "add": 1, "set": 1}
     assert asked(rehearsals[LARGE, 0]) == asked(rehearsals[6, 0])
     assert asked(rehearsals[LARGE, 0]).total() <= 6
+    assert faults.BEAT >= 5.0, "a rank looks into the store at most once in 5 seconds"
 
 
 def asked(rehearsal: Rehearsal) -> Counter[str]:
-    return Counter({kind: count for kind, count in rehearsal.requests.items() if kind != HEARTBEAT})
+    return Counter({kind: count for kind, count in rehearsal.requests.items() if kind != LOOK})
 
 
 def build(rank: int, layout: Layout, model: torch.nn.Module) -> Member:
     """The place, groups and routes of a rank; nothing is computed."""
     world = World(rank, layout.world_size, torch.device("cpu"), timeout=60)
-    wire = Wire(CHUNK, (1, 8, 8), torch.float32, as_bytes=True)
-    options = {"delay": 1, "has_twins": lambda *_: True, "keeps_stale": rank == 0}
-    chunks = layout.world_size // 3
-    return build_member(world, layout, model, lambda *_: None, chunks=chunks, wire=wire, **options)  # type: ignore
-
-
-def routes(member: Member) -> tuple[list[Message], list[Message]]:
-    assert member.handoff is not None
-    traffic = member.handoff._traffic
-    return traffic.sent(0, 0, False), traffic.received(0, 0, False)
+    wire = Wire((CHUNK, 1, 8, 8), torch.float32, as_bytes=True)
+    method = ConAdv(model, F.cross_entropy, PGD(0.1), chunk_size=CHUNK)
+    return Member(world, layout, model, method, chunks=layout.world_size // 3, wire=wire)
 
 
 @pytest.mark.slow
 def test_each_of_4608_ranks_builds_its_place_groups_and_routes() -> None:
     layout = Layout.fit(ROLES, METHODS["conadv"].duties, LARGE)
-    model = tiny.net(10, 1)
-    sent, received, chunks, passed_on, groups = set(), set(), Counter(), Counter(), set()
+    model = split_batchnorm(tiny.net(10, 1))
+    sent, received, chunks, groups = Counter(), Counter(), Counter(), set()
     for rank in range(LARGE):
         dist.init_process_group("fake", store=CountingStore(), rank=rank, world_size=LARGE)
         try:
-            member = build(rank, layout, model)
-            for found, messages in zip((sent, received), routes(member), strict=True):
-                found.update(messages)
+            member, calls = build(rank, layout, model), Calls()
+            assert member.post is not None
+            with calls:
+                member.weights.send()  # from a clean rank to the rank of its lane that attacks
+                if Role.ADV in member.place.role:
+                    member.post.expect(0)
+                if member.only_attacks:
+                    member.post.send(0, member.place.first_chunk, torch.zeros(CHUNK, 1, 8, 8))
+            for call in calls.made:
+                (sent if call.members[0] == rank else received)[call.members] += 1
             chunks.update((duty, chunk) for duty in member.place.role for chunk in layout.chunks(rank, LARGE // 3))
-            passed_on.update(member.exchange._recipients.targets)
             groups.add((member.place.role, len(dist.distributed_c10d._world.pg_map)))
         finally:
             dist.destroy_process_group()
-    assert sent == received
-    assert len(sent) == LARGE // 3
+    lanes = range(0, LARGE, 3)
+    assert sent == {**{(lane, lane + 2): 1 for lane in lanes}, **{(lane + 2, lane + 1): 1 for lane in lanes}}
+    assert received == {(lane + 2, lane + 1): 1 for lane in lanes}  # weights are received when they are needed
     assert chunks == {(duty, chunk): 1 for duty in (Role.CLEAN, Role.ADV, Role.ATTACK) for chunk in range(LARGE // 3)}
-    assert passed_on == dict.fromkeys(range(2, LARGE, 3), 1)
-    # All ranks, twins, and passing sums on; those that learn also have the group of their sums.
+    # All ranks, twins, and weights; those that learn also have the group of their gradients.
     assert groups == {(Role.CLEAN, 4), (Role.ADV, 4), (Role.ATTACK, 3)}
 
 
 @pytest.mark.parametrize("size", [6, LARGE])
-def test_a_rank_asks_the_store_four_times_to_start_and_once_per_heartbeat(size: int) -> None:
+def test_a_rank_asks_the_store_four_times_to_start(size: int) -> None:
     store = CountingStore()
     agree_on_attempt(store, 1, size, timeout=1)
     assert store.requests == {"append": 2, "get": 1, "add": 1}
@@ -142,14 +143,4 @@ def test_a_rank_asks_the_store_four_times_to_start_and_once_per_heartbeat(size: 
         agree_on_attempt(store, rank, size, timeout=1)
     store.requests.clear()
     agree_on_attempt(store, 0, size, timeout=1)
-    heartbeats = [Heartbeats(store, rank, size) for rank in range(size)]
-    heartbeats[0].open()
     assert store.requests.total() <= 6, "rank 0 answers all ranks at once"
-    store.requests.clear()
-    for heartbeat in heartbeats:
-        assert heartbeat.beat(awaits=False) is None
-    assert store.requests == {HEARTBEAT: size}
-    assert watch._BEAT >= 5.0, "at most one request of a rank in 5 seconds"
-    store.requests.clear()
-    assert len(heartbeats[0].look()) == size
-    assert store.requests.total() == 1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import conadv
 from conadv.ranks.sampler import TeamSampler
 from support import teams, tiny
-from support.settings import small_batches, small_cnn
+from support.settings import small_cnn
 
 # method, its options, ranks, layout
 CASES = [
@@ -45,45 +45,9 @@ def alone(name: str, options: dict[str, Any]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("name", "options", "size", "layout"), CASES)
 def test_a_team_takes_the_steps_of_one_process(name, options, size, layout, pool, tmp_path):
     digests = pool.run(size, teams.train, layout, name, options, str(tmp_path / "out"))
-    assert len(set(digests)) == 1, "the ranks hold different weights"
+    assert len(set(digests) - {""}) == 1, "the ranks hold different weights"
     found = safetensors.torch.load_file(tmp_path / "out")
     assert tiny.distance(alone(name, options), found) <= 1e-12
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "size", "layout", "step"),
-    [
-        ("Vanilla", {}, 2, None, "call"),
-        ("Sam", {"delay": 1}, 2, None, "call"),
-        ("ConAdv", {}, 3, "clean | adv | attack", "both"),
-        ("ConAdv", {"delay": 2}, 3, "clean | adv | attack", "call"),
-        ("Recycled", {"twin_share": "1/4"}, 3, "2 clean | adv", "both"),
-    ],
-)
-def test_read_one_step_late_as_on_a_gpu_the_steps_are_the_same_bits(name, options, size, layout, step, pool, tmp_path):
-    weights = {
-        digest
-        for when in ("", "late ")
-        for digest in pool.run(
-            size, teams.train, layout, name, options, str(tmp_path / "out"), 0, "", False, 0, when + step
-        )
-    }
-    assert len(weights) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "layout", "at", "then", "noticed"),
-    [
-        ("Vanilla", "clean", 1, "", 3),
-        ("Vanilla", "clean", 1, "save", 2),
-        ("ConAdv", "clean | attack+adv", 2, "", 3),  # the last step of the epoch
-    ],
-)
-def test_read_one_step_late_what_is_not_finite_never_reaches_the_weights(name, layout, at, then, noticed, pool):
-    for said, step, finite in pool.run(2, teams.late_failure, name, layout, at, then):
-        assert f"step {at}: the loss on rank 0" in said
-        assert step == noticed
-        assert finite
 
 
 # "Sam" has no loss, which a test of refusals shows.
@@ -109,7 +73,7 @@ LOSSES = [
 def test_a_scaled_loss_takes_the_same_steps(name, options, size, layout, step, pool, tmp_path):
     """Of one process that calls the method; a GradScaler, whose factors are powers of 2, multiplies the loss."""
     digests = pool.run(size, teams.train, layout, name, options, str(tmp_path / "out"), 0, "", False, 0, step)
-    assert len(set(digests)) == 1, "the ranks hold different weights"
+    assert len(set(digests) - {""}) == 1, "the ranks hold different weights"
     found = safetensors.torch.load_file(tmp_path / "out")
     assert tiny.distance(alone(name, options), found) <= 1e-12
 
@@ -141,15 +105,11 @@ def test_a_state_with_twins_through_another_branch_is_refused():
                     method.load_state_dict(states["adv"])
 
 
-def test_ranks_that_scale_the_loss_differently_end(pool):
-    says = "rank 1 multiplies the loss by 2.0, rank 0 by 1.0: scale the loss by the same number on all ranks"
-    assert pool.run(2, teams.scale_differently) == [says] * 2
-
-
 @pytest.mark.parametrize(("name", "layout"), [("ConAdv", "clean | adv | attack"), ("Recycled", "2 clean | adv")])
 def test_an_update_whose_scaled_gradients_overflow_is_left_out_on_all_ranks(name, layout, pool):
     results = pool.run(3, teams.overflow, layout, name)
-    assert results == [results[0]] * 3
+    assert results[:-1] == [results[0]] * 2
+    assert results[-1] == (results[0] if name == "Recycled" else ([], 0))  # the last rank of ConAdv only attacks
     values, updates = results[0]
     assert 0 < updates < teams.STEPS
     alone, same = pool.run(1, teams.overflow, None, name)[0]
@@ -163,9 +123,8 @@ def test_a_loss_that_is_not_finite_ends_the_team():
         nn.init.constant_(model[7].weight, float("nan"))
         method = team.method(conadv.Vanilla, model, F.cross_entropy)
         ((now, ahead),) = method.feed([(torch.rand(2, 2, 6, 6).double(), torch.tensor([0, 1]))])
-        method.loss(now, ahead).backward()
         with pytest.raises(FloatingPointError, match=r"step 0: .*loss on .* is not finite"):
-            team.all_reduce()
+            method.loss(now, ahead)
 
 
 def test_a_team_of_one_takes_the_same_steps(tmp_path):
@@ -240,10 +199,14 @@ def test_a_rank_of_a_team_that_hangs_is_named(start_team):
     assert run.complaints() == ["error: rank 1 (lane 0, adv) stopped answering: the run ends on all 3 ranks"]
 
 
-def test_an_error_of_one_rank_ends_the_team_and_is_told_once(start_team):
+def test_an_error_in_the_users_code_ends_the_team_and_keeps_its_traceback(start_team):
     run = start_team(TEAM_FAULT="1")
-    assert run.statuses() == [2, 2, 2]
-    assert run.complaints() == ["error: rank 1 (lane 0, adv): this image cannot be read"]
+    assert run.statuses() == [1, 1, 1]
+    assert run.complaints() == []
+    *_, line, last = run.said().splitlines()
+    assert "in train_endlessly" in run.said()
+    assert line == "ValueError: this image cannot be read"
+    assert last == "on rank 1 (lane 0, adv): the run ends on all 3 ranks"
 
 
 @pytest.mark.parametrize("layout", [None, "clean | adv"])
@@ -276,20 +239,6 @@ def method_of(team: conadv.Team, **options: Any) -> Any:
     return team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(0.1), **options)
 
 
-def one_loss(team: conadv.Team, backward: int = 1, then: str = "") -> None:
-    """A step by its loss, in which something is left out or done too often."""
-    method = method_of(team)
-    now, ahead = next(iter(method.feed([(torch.rand(8, 2, 6, 6).double(), torch.zeros(8, dtype=torch.long))] * 2)))
-    loss = method.loss(now, ahead)
-    for _ in range(backward):
-        loss.backward(retain_graph=True)
-    if then == "loss":
-        method.loss(now, ahead)
-    if then == "state":
-        method.state_dict()
-    team.all_reduce()
-
-
 @pytest.mark.parametrize(
     ("misuse", "says"),
     [
@@ -298,12 +247,6 @@ def one_loss(team: conadv.Team, backward: int = 1, then: str = "") -> None:
         (lambda team: team.sampler(range(3)), "3 images do not fill a batch of 8"),
         (lambda team: list(method_of(team).feed(iter([]))), "a loader with a length"),
         (lambda team: list(method_of(team).feed([(torch.rand(2, 2, 6, 6), torch.zeros(2))])), "batches of 8 images"),
-        (lambda team: team.all_reduce(), "make it with team.method"),
-        (lambda team: (method_of(team), team.all_reduce()), "no loss to end a step with"),
-        (lambda team: one_loss(team, backward=0), "backpropagated 0 times: do it once"),
-        (lambda team: one_loss(team, backward=2), "backpropagated 2 times: do it once"),
-        (lambda team: one_loss(team, then="loss"), "the last step is not over: call team.all_reduce"),
-        (lambda team: one_loss(team, then="state"), "the last step is not over: call team.all_reduce"),
         (lambda team: method_of(team, twin_share="1/3"), "multiple of 3 chunks per lane"),
         (lambda team: team.method(conadv.Vanilla, FSDPModule(1, 1), F.mse_loss), "without DistributedDataParallel"),
     ],
@@ -314,14 +257,6 @@ def test_misuse_is_refused_in_one_line(misuse, says):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_step_that_was_not_ended_is_refused_when_the_team_leaves():
-    team = conadv.Team(batch_size=8, chunk_size=2).__enter__()
-    method = method_of(team)
-    method.loss(*next(iter(method.feed(small_batches(1))))).backward()
-    with pytest.raises(ValueError, match="the last step is not over"):
-        team.__exit__(None, None, None)
-
-
 def test_a_team_that_does_not_fit_is_refused_before_it_meets():
     with pytest.raises(ValueError, match="choose a chunk_size that divides"):
         conadv.Team(batch_size=8, chunk_size=3)
@@ -329,19 +264,6 @@ def test_a_team_that_does_not_fit_is_refused_before_it_meets():
         conadv.Team("clean | adv | attack", batch_size=8, chunk_size=2).__enter__()
     with pytest.raises(ValueError, match="Team is not open"):
         conadv.Team(batch_size=8, chunk_size=2).world  # noqa: B018
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_gradients_that_a_team_would_not_accumulate_are_warned_of(accumulate, recwarn):
-    with conadv.Team(batch_size=8, chunk_size=4) as team:
-        model = conadv.split_batchnorm(small_cnn())
-        method = team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(0.1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for number, (now, ahead) in enumerate(method.feed(small_batches(4)), 1):
-            method(now, ahead)
-            if number % accumulate == 0:
-                optimizer.step()
-    assert ["a Team clears the gradients" in str(warning.message) for warning in recwarn] == [True] * (accumulate - 1)
 
 
 def test_numbers_that_are_not_finite_end_the_team():

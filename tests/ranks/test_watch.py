@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 
@@ -62,7 +61,7 @@ def test_a_rank_that_lives_but_keeps_the_others_waiting_is_named(start):
     run = start(words, 3, **tiny.fault("sleep", rank=1, forward_pass=20))
     assert run.statuses(0, 2) == [1, 1]
     assert run.complaints() == [
-        "error: rank 1 (lane 0, adv) kept the others waiting for too long: raise --timeout if a step may take longer"
+        "error: rank 1 (lane 0, adv) kept the others waiting for 6 seconds: raise --timeout if a step may take longer"
     ], run.said()
 
 
@@ -82,24 +81,19 @@ def test_a_fault_in_the_code_on_one_rank_is_told_once_with_its_trace(start):
     assert run.said().count("Traceback") == 1
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_whose_weights_differ_in_one_bit_is_named(rank, start):
-    words = tiny.words(**ENDLESS, layout="clean | adv | attack", model="support.tiny:Faulty")
-    run = start(words, 3, **tiny.fault("drift", rank=rank, forward_pass=20))
+@pytest.mark.parametrize(
+    ("layout", "named"),
+    [
+        ("none", "rank 1 (lane 1, clean+adv+attack)"),
+        ("clean | adv | attack", "rank 0 (lane 0, clean), rank 1 (lane 0, adv)"),  # of two nobody knows which is right
+    ],
+)
+def test_a_rank_whose_weights_differ_in_one_bit_is_named(layout, named, start):
+    words = tiny.words(**ENDLESS, layout=layout, model="support.tiny:Faulty")
+    run = start(words, 3, **tiny.fault("drift", rank=1, forward_pass=20))
     assert run.statuses() == [1, 1, 1]
     (line,) = run.complaints()
-    assert f"the weights of rank {rank} (lane 0, {('clean', 'adv')[rank]}) are not those of the other ranks" in line
-    (kept,) = re.findall(r"remove checkpoints newer than step (\d+), then resume", line)
-    assert int(kept) <= 19 // 6  # the step of the pass: 6 chunks per step
-    assert "Traceback" not in run.said()
-
-
-def test_a_rank_that_only_attacks_and_may_lag_is_named_when_its_weights_differ(start):
-    words = tiny.words(**ENDLESS, layout="clean | adv | attack", delay=2, model="support.tiny:Faulty")
-    run = start(words, 3, **tiny.fault("drift", rank=2, forward_pass=20))
-    assert run.statuses() == [1, 1, 1]
-    (line,) = run.complaints()
-    assert "the weights of rank 2 (lane 0, attack) are not those of the other ranks" in line
+    assert f"the weights of {named} differ from those of other ranks" in line
     assert "Traceback" not in run.said()
 
 

@@ -1,8 +1,12 @@
-"""`conadv train` as one rank of many, alone in this process: PyTorch's `fake` backend, and a store that counts.
+"""One rank of many, alone in this process: PyTorch's `fake` backend, a store that counts, and a record of all calls.
 
 The fake backend runs everything of torch.distributed but the communication. What other ranks would have sent is made
 up: sums are those of ranks with the same numbers, messages are zeros, and what rank 0 broadcasts was recorded when it
 was rehearsed itself.
+
+The replay lets every rank do its calls one at a time, in their order: a message is done when sender and receiver are
+both at it, a collective when its whole group is. That is all that NCCL promises where its kernels do not run at the
+same time.
 """
 
 from __future__ import annotations
@@ -10,9 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,10 +25,17 @@ from torch import Tensor
 from torch.testing._internal.distributed import fake_pg  # registers the backend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conadv.ranks import collectives
-from conadv.ranks.collectives import World
-from conadv.ranks.member import Member
+from conadv.ranks import world as world_module
+from conadv.ranks.world import World
 from conadv.trainer import training
+from conadv.trainer.build import build_job, build_policy, build_stream, check_fit
+from conadv.trainer.build_task import build_task
+from conadv.trainer.checkpoint import NullSaver
+from conadv.trainer.ledger import Progress
+from conadv.trainer.loop import run
+from conadv.trainer.metrics import Sinks
+from conadv.trainer.profiling import Profile
+from conadv.trainer.stop import StopRequest
 from support import tiny
 
 assert fake_pg is not None
@@ -64,19 +75,13 @@ class CountingStore(dist.Store):
         self.requests["get"] += 1
         return self._value(key).encode()
 
+    def check(self, keys: list[str]) -> bool:
+        self.requests["check"] += 1
+        return all(key in self.values for key in keys)
+
     def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
         self.requests["multi_set"] += 1
         self.values.update(zip(keys, map(_text, values), strict=True))
-
-    def multi_get(self, keys: list[str]) -> Sequence[bytes]:
-        self.requests["multi_get"] += 1
-        return [self._value(key).encode() for key in keys]
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        self.requests["compare_set"] += 1
-        if self.values.setdefault(key, _text(expected)) == _text(expected):
-            self.values[key] = _text(desired)
-        return self.values[key].encode()
 
 
 def _text(value: str | bytes) -> str:
@@ -84,28 +89,86 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode()
 
 
+class Call(NamedTuple):
+    """One call of a rank: the same on all members of a collective, and on both ends of a message."""
+
+    kind: str
+    members: tuple[int, ...]
+    """The ranks of a collective; sender and receiver of a message."""
+    group: str
+    size: int
+    """Numbers in the tensors."""
+
+
 class Calls(TorchDispatchMode):
-    """The calls of torch.distributed: operator, number of the group in the order of use, and size of the tensor."""
+    """The calls of torch.distributed, in order; those of DistributedDataParallel, too."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[tuple[str, int, int]] = []
-        self._groups: list[str] = []
+        self.made: list[Call] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         if function.namespace == "c10d":
-            name = dist.ProcessGroup.unbox(arguments[1]).group_name
-            if name not in self._groups:
-                self._groups.append(name)
-            self.made.append((function._opname, self._groups.index(name), sum(x.numel() for x in arguments[0])))
+            group, kind = dist.ProcessGroup.unbox(arguments[1]), function._opname
+            ranks = tuple(dist.get_process_group_ranks(group))
+            own = dist.get_rank()
+            if kind in ("send", "recv_"):
+                ranks = (own, arguments[2]) if kind == "send" else (arguments[2], own)
+                kind = "message"
+            self.made.append(Call(kind, ranks, group.group_name, sum(tensor.numel() for tensor in arguments[0])))
         return function(*arguments, **(options or {}))
+
+
+def replay(calls: list[list[Call]]) -> list[Call | None]:
+    """What each rank waits for in the end: None where it is through."""
+    done = [0] * len(calls)
+
+    def head(rank: int) -> Call | None:
+        return calls[rank][done[rank]] if done[rank] < len(calls[rank]) else None
+
+    moved = True
+    while moved:
+        moved = False
+        for rank in range(len(calls)):
+            call = head(rank)
+            if call is not None and all(head(member) == call for member in call.members):
+                for member in call.members:
+                    done[member] += 1
+                moved = True
+    return [head(rank) for rank in range(len(calls))]
+
+
+def record(size: int, **changes: Any) -> list[list[Call]]:
+    """The calls of each rank in a whole run."""
+    return [record_rank(rank, size, changes) for rank in range(size)]
+
+
+def record_rank(rank: int, size: int, changes: dict[str, Any], device: str = "cpu", late: bool = False) -> list[Call]:
+    """The calls of one rank in a whole run, which may read the outcome of a step one step late."""
+    recipe = tiny.recipe(**changes)
+    layout = check_fit(recipe, size)
+    world = World(rank, size, torch.device(device), 60, layout.learners()[0])
+    task = build_task(recipe, world.device)
+    stream = build_stream(recipe, task)
+    with pytest.MonkeyPatch.context() as patch, _alone(patch) as calls:
+        if size > 1:
+            dist.init_process_group("fake", store=CountingStore(), rank=rank, world_size=size)
+        try:
+            job = build_job(recipe, task, stream, layout, world, start=0)
+            idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
+            policy = build_policy(recipe, stream, world.device)
+            run(job, Progress(), replace(policy, late=policy.late or late), StopRequest(), *idle)
+        finally:
+            if size > 1:
+                dist.destroy_process_group()
+    return calls.made
 
 
 @dataclass
 class Rehearsal:
     """What one rank did in a whole run."""
 
-    calls: list[tuple[str, int, int]]
+    calls: list[Call]
     requests: Counter[str]
     """To the store."""
     groups: int
@@ -124,24 +187,34 @@ def rehearse(rank: int, size: int, folder: Path, changes: dict[str, Any], payloa
         changes: Fields of the recipe.
         payloads: What rank 0 broadcast in its own rehearsal; None for rank 0.
     """
-    with pytest.MonkeyPatch.context() as patch, _pretending(patch, rank, size, payloads) as (store, calls, said):
-        made: list[Any] = []
-        new_group = dist.new_group
+    store, said, made = CountingStore(size - 1), [], []
+    coming = iter(payloads or ())
+    init, broadcast, new_group = dist.init_process_group, World.broadcast, dist.new_group
+
+    def broadcast_of_rank_0(world: World, data: bytes, source: int | None = None) -> bytes:
+        sent = data if payloads is None else next(coming)
+        said.append(sent)
+        broadcast(world, sent, source)
+        return sent
+
+    with pytest.MonkeyPatch.context() as patch, _alone(patch) as calls:
+        for name, value in {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank % 8}.items():
+            patch.setenv(name, str(value))
+        patch.setattr(world_module, "rendezvous", lambda *_, **__: iter([(store, rank, size)]))
+        patch.setattr(dist, "init_process_group", lambda backend, **options: init("fake", **options))
+        patch.setattr(World, "broadcast", broadcast_of_rank_0)
         patch.setattr(dist, "new_group", lambda *ranks, **options: made.append(0) or new_group(*ranks, **options))
         training.train(tiny.recipe(**changes), folder, resume=None, quiet=True)
     return Rehearsal(calls.made, store.requests, len(made), said)
 
 
 @contextmanager
-def _pretending(
-    patch: pytest.MonkeyPatch, rank: int, size: int, payloads: list[bytes] | None
-) -> Iterator[tuple[CountingStore, Calls, list[bytes]]]:
-    store, calls, said = CountingStore(size - 1), Calls(), []
-    coming = iter(payloads or ())
-    init, all_reduce, irecv, broadcast = dist.init_process_group, dist.all_reduce, dist.irecv, World.broadcast
+def _alone(patch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    """Make up what other ranks would have sent, and record the calls."""
+    all_reduce, irecv = dist.all_reduce, dist.irecv
 
     def sum_of_equals(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, **options: Any) -> Any:
-        if op == dist.ReduceOp.SUM:
+        if op == dist.ReduceOp.SUM and tensor.is_floating_point():
             tensor.mul_(dist.get_world_size(group))
         return all_reduce(tensor, op, group=group, **options)
 
@@ -149,19 +222,8 @@ def _pretending(
         tensor.zero_()
         return irecv(tensor, *source, **options)
 
-    def broadcast_of_rank_0(world: World, data: bytes, source: int = 0) -> bytes:
-        sent = data if payloads is None else next(coming)
-        said.append(sent)
-        broadcast(world, sent, source)
-        return sent
-
-    for name, value in {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank % 8}.items():
-        patch.setenv(name, str(value))
-    patch.setattr(collectives, "rendezvous", lambda *_, **__: iter([(store, rank, size)]))
-    patch.setattr(dist, "init_process_group", lambda backend, **options: init("fake", **options))
     patch.setattr(dist, "all_reduce", sum_of_equals)
     patch.setattr(dist, "irecv", receive_zeros)
-    patch.setattr(World, "broadcast", broadcast_of_rank_0)
-    patch.setattr(Member, "check_weights", lambda *_: None)  # of a rank that may lag: zeros came instead of checksums
+    calls = Calls()
     with torch.random.fork_rng(), calls:
-        yield store, calls, said
+        yield calls

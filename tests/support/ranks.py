@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from conadv import cli
 from conadv.last_words import explained_status
-from conadv.ranks import watch
+from conadv.ranks import faults
 from conadv.trainer import build_task, checkpoint
 from support import covering, teams
 
@@ -247,7 +247,7 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
     os.environ.update(settings)
     torch.set_num_threads(1)
     gc.freeze()
-    watch._BEAT, watch._HASTE, watch._PATIENCE = 0.5, 0.2, 1.5  # enough on one machine
+    faults.BEAT, faults.PATIENCE = 0.3, 2.0  # enough on one machine
     if "SLOW_SAVE" in settings:
         write = checkpoint.write_checkpoint
         checkpoint.write_checkpoint = lambda *arguments: (time.sleep(float(settings["SLOW_SAVE"])), write(*arguments))

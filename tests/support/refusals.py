@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from conadv import PGD, ConAdv, Recycled, Sam, Team, split_batchnorm
+from conadv import PGD, ConAdv, Recycled, Sam, split_batchnorm
 from support import loops, transformers_loop
 from support.frameworks import ATTACK, loader, prepared, quiet_ranks, sgd
 from support.settings import small_batches, small_cnn
@@ -157,20 +157,6 @@ def _not_prepared() -> None:
         optimizer.zero_grad()
         own.backward(method.loss(batch))
         optimizer.step()
-
-
-def _accumulation_in_a_team() -> None:
-    with Team(batch_size=8, chunk_size=4) as team:
-        method = team.method(ConAdv, split_batchnorm(small_cnn()), F.cross_entropy, ATTACK)
-        for now, ahead in method.feed(small_batches(2)):
-            method(now, ahead)
-
-
-def _loss_of_a_team_not_ended() -> None:
-    team = Team(batch_size=8, chunk_size=4).__enter__()
-    method = team.method(ConAdv, split_batchnorm(small_cnn()), F.cross_entropy, ATTACK)
-    for now, ahead in method.feed(small_batches(2)):
-        method.loss(now, ahead).backward()
 
 
 def _copy_is_trained() -> None:
@@ -482,18 +468,6 @@ REFUSALS = (
         "1 (InstanceNorm2d) tracks statistics of images in its buffer running_mean, which clean and adversarial images "
         "would share: call split_batchnorm(model, also=(InstanceNorm2d,)) to give it branches, or "
         "mixed=(InstanceNorm2d,) to share them",
-    ),
-    Refusal(
-        "gradient accumulation over several calls of a `Team`",
-        _accumulation_in_a_team,
-        "the weights were not updated since the last step, and a Team clears the gradients in each: update after each "
-        "call, and accumulate with a larger batch_size of the Team, in chunks of chunk_size images",
-        warns=True,
-    ),
-    Refusal(
-        "`method.loss` in a `Team` without `team.all_reduce()`",
-        _loss_of_a_team_not_ended,
-        "the last step is not over: call team.all_reduce() after the backward pass of its loss",
     ),
     Refusal(
         "the state of another method",

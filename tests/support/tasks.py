@@ -14,7 +14,6 @@ import sys
 import time
 from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,22 +26,11 @@ from torch.distributed import distributed_c10d
 
 from conadv import cli
 from conadv.config import recipe_of_run
-from conadv.core.algorithm import ConAdv, Recycled
-from conadv.core.batch import Batch
-from conadv.core.roles import Place, Role
-from conadv.core.splitbn import pending_statistics, split_batchnorm
-from conadv.core.step import Losses
 from conadv.core.twins import StaleWeights
 from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
-from conadv.ranks.collectives import PeerError, joined, own_device
-from conadv.ranks.gradients import Exchange
-from conadv.ranks.handoff import RankHandoff, between_ranks
 from conadv.ranks.launch import own_rank, world_size
 from conadv.ranks.layout import Layout
-from conadv.ranks.outcome import NotFiniteError
-from conadv.ranks.recipients import recipients as recipients_of
-from conadv.ranks.traffic import Traffic
-from conadv.ranks.wire import Wire
+from conadv.ranks.world import joined, own_device
 from conadv.trainer import training
 from conadv.trainer.build import build_job, build_policy, build_stream, check_fit
 from conadv.trainer.build_task import build_task
@@ -57,175 +45,23 @@ from support import tiny
 
 
 def take_steps(changes: dict[str, Any], out: str) -> str:
-    """Train as a recipe says; rank 0 writes the state to a file, and each returns its digest."""
+    """Train as a recipe says; rank 0 writes the state to a file, and each returns the digest of its weights."""
     recipe = tiny.recipe(**changes)
     layout = check_fit(recipe, world_size())
     task = build_task(recipe, own_device())
     stream = build_stream(recipe, task)
-    with joined(recipe.timeout) as world:
+    with joined(recipe.timeout, main=layout.learners()[0]) as world:
         job = build_job(recipe, task, stream, layout, world, start=0)
         idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
         run(job, Progress(), build_policy(recipe, stream, world.device), StopRequest(), *idle)
-        data = safetensors.torch.save(gather(task.model, job.optimizer, StaleWeights(task.model, 0), job.ema))
+        job.member.share_weights(job.ema.tensors().values())  # else a rank that only attacks has those of its last step
+        state = gather(task.model, job.optimizer, StaleWeights(task.model, 0), job.ema)
         if world.is_main:
-            Path(out).write_bytes(data)
-    return sha256(data).hexdigest()
-
-
-SHAPE = (2, 3, 5)
-
-
-def twin(images: int, dtype: torch.dtype, seed: int) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    pixels = torch.rand(images, *SHAPE, dtype=torch.float64, generator=generator).to(dtype)
-    return Batch(pixels, torch.randint(2**40, (images,), generator=generator))
-
-
-def wait_in_vain(timeout: float, for_what: str) -> str:
-    """How the wait of the learning rank ends for twins, or for sums to be received, if the attack does neither."""
-    with joined(60) as patient:
-        world = replace(patient, timeout=timeout)
-        plan = Layout.fit("clean+adv | attack", ConAdv.duties, world.size)
-        handoff = between_ranks(Traffic(plan, world.rank, 1, 2), world, Wire(2, SHAPE, torch.float32, as_bytes=False))
-        recipients = recipients_of(plan, world, ahead=2)
-        kept = distributed_c10d._get_default_store()
-        if world.rank == 1:  # it stays until the other has noticed: a connection that breaks would be noticed at once
-            kept.wait(["noticed"], timedelta(seconds=90))
-            return ""
-        try:
-            if for_what == "twins":
-                assert handoff is not None
-                handoff.announce(0, 5)
-                handoff.take()
-            else:
-                recipients.begin_passing()
-                recipients.start_passing(torch.zeros(10_000_000))  # more than a connection holds on its way
-                recipients.drain()
-        except PeerError as error:
-            return str(error)
-        finally:
-            kept.set("noticed", "")
-    return "no error"
-
-
-def hand_over(layout: str, delay: int, chunks: int, steps: int, stop: int) -> dict[str, Any]:
-    """A run as the hand-off sees it, stopped after `stop` of its steps: which twins arrived, how many were owned."""
-    recycled = "attack" not in layout
-    with joined(30) as world:
-        plan = Layout.fit(layout, (Recycled if recycled else ConAdv).duties, world.size)
-        place = plan.place(world.rank, chunks)
-        traffic = Traffic(plan, world.rank, chunks, delay)
-        handoff = between_ranks(traffic, world, Wire(2, SHAPE, torch.float32, as_bytes=False))
-        assert handoff is not None
-        handoff.announce(0, steps)
-        total = steps + delay if recycled else steps  # recycled makes twins in its last step too
-        made, arrived, owned = 0, [], 0
-        if plan.maker() in place.role:
-            for made in range(min(delay, total)):
-                _put(handoff, made, place)
-            made = min(delay, total)
-        for step in range(stop):
-            if plan.maker() in place.role and made < total:
-                _put(handoff, made, place)
-                made += 1
-            if Role.ADV in place.role:
-                arrived += [_is(handoff.take(), twin(2, torch.float32, 100 * step + n)) for n in _numbers(place)]
-            handoff.end_step()
-            world.all_reduce(torch.zeros(1))  # the exchange that ends a step
-            owned = max(owned, handoff.owned)
-        handoff.drain()
-        assert handoff.owned == 0
-    return {"arrived": arrived, "owned": owned}
-
-
-def _numbers(place: Place) -> range:
-    assert place.chunks is not None
-    return range(place.first_chunk, place.first_chunk + place.chunks)
-
-
-def _put(handoff: RankHandoff, number: int, place: Place) -> None:
-    for chunk in _numbers(place):
-        handoff.put(twin(2, torch.float32, 100 * number + chunk))
-
-
-def _is(one: Batch, other: Batch) -> bool:
-    return torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
-
-
-def exchange_steps(steps: int) -> list[list[float]]:
-    """Gradients that no two ranks or steps share, summed over the ranks; those of the last layer never come."""
-    with joined(30) as world:
-        model = _three_layers()
-        exchange = Exchange(model, world, share=1 / world.size)
-        sums = []
-        for step in range(steps):
-            exchange.zero_grad()
-            for number, layer in enumerate(list(model)[:2]):
-                (10**number * (1 + world.rank + step) * layer.weight.sum()).backward()
-            outcome = exchange.finish(Losses(torch.tensor(1.0 + world.rank), torch.tensor(float(step))))
-            assert outcome.culprits is None
-            sums.append([*(float(layer.weight.grad[0, 0]) for layer in model), outcome.clean_loss, outcome.adv_loss])
-        return sums
-
-
-def exchange_oddities(oddities: dict[int, str], signals: dict[int, int]) -> tuple[Any, ...]:
-    """What each rank learns of a step in which some have numbers that are not finite, or were asked to stop."""
-    with joined(30) as world:
-        model = split_batchnorm(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double())
-        exchange = Exchange(model, world, share=1.0)
-        exchange.zero_grad()
-        oddity = oddities.get(world.rank, "")
-        weight = model[0].weight
-        (weight.sum() * (float("inf") if oddity == "gradient" else 1.0)).backward()
-        if oddity == "statistics":
-            pending_statistics(model)[0][0] = float("nan")
-        if oddity == "overflow":  # finite on each rank, and so is their sum over the parameters, but not over the ranks
-            weight.grad[0, 0], weight.grad[0, 1] = 1.7e308, -1.7e308
-        loss = torch.tensor(float("nan") if oddity == "loss" else 1.0)
-        outcome = exchange.finish(Losses(loss, torch.tensor(0.0)), signals.get(world.rank, 0))
-        return outcome.culprits, outcome.stop
-
-
-def change_gradients(change: str, last: int) -> tuple[str, float]:
-    """What an exchange answers if gradients are changed around the backward pass of step `last`, and the last sum."""
-    with joined(30) as world:
-        model = _three_layers()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        exchange = Exchange(model, world, share=1.0)
-        for step in range(last + 1):
-            exchange.zero_grad(one_pass=True)
-            if step == last and change == "clear":  # where many loops do it
-                optimizer.zero_grad()
-            if step == last and change == "zero":
-                optimizer.zero_grad(set_to_none=False)
-            sum(layer.weight.sum() for layer in list(model)[: 2 + world.rank]).backward()
-            if step == last and change == "clear late":
-                optimizer.zero_grad()
-            if step == last and change == "zero late":
-                optimizer.zero_grad(set_to_none=False)
-            if step == last and change == "clip":
-                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            try:
-                exchange.reclaim()
-            except ValueError as error:
-                return str(error), 0.0
-            exchange.finish(Losses(torch.tensor(0.0), torch.tensor(0.0)))
-        return "", sum(float(layer.weight.grad.mean()) for layer in model)
-
-
-def exchange_after_drift(odd: int) -> list[tuple[int, ...]]:
-    """Which ranks have other weights than most, before and after one bit changed on a rank."""
-    with joined(30) as world:
-        torch.manual_seed(0)
-        model = nn.Linear(5, 3, bias=False)
-        exchange = Exchange(model, world, share=1.0)
-        drifted = []
-        for changed in (False, True):
-            if changed and world.rank == odd:
-                model.weight.data.view(torch.int32)[1, 2] ^= 1
-            exchange.zero_grad()
-            drifted.append(exchange.finish(Losses(torch.tensor(0.0), torch.tensor(0.0))).drifted)
-        return drifted
+            Path(out).write_bytes(safetensors.torch.save(state))
+        if job.member.only_attacks:
+            assert not job.optimizer.state, "it learns nothing"
+    shared = {name: tensor for name, tensor in state.items() if not name.startswith("optimizer.")}
+    return sha256(safetensors.torch.save(shared)).hexdigest()
 
 
 def share_weights() -> list[float]:
@@ -237,18 +73,6 @@ def share_weights() -> list[float]:
         model[1].num_batches_tracked += world.rank
         world.broadcast_tensors([*model.parameters(), *model.buffers()])
         return [float(number) for tensor in model.state_dict().values() for number in tensor.flatten()]
-
-
-def use_other_parameters() -> str:
-    """A model that takes a layer in the second step which it did not take in the first."""
-    with joined(30) as world:
-        model = _three_layers()
-        exchange = Exchange(model, world, share=1.0)
-        for step in range(2):
-            exchange.zero_grad()
-            sum(layer.weight.sum() for layer in list(model)[: 2 + step]).backward()
-            exchange.finish(Losses(torch.tensor(0.0), torch.tensor(0.0)))
-    return "done"
 
 
 def agree(facts: dict[str, Any], odd: int, others: dict[str, Any]) -> str | None:
@@ -324,10 +148,6 @@ def count_looks(path: str) -> tuple[int, list[str], str]:
     return len(looks["os.scandir"] + looks["os.listdir"]), looks["open"], sha256(labels).hexdigest()
 
 
-def _three_layers() -> nn.Sequential:
-    return nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3))).double()
-
-
 def collectives(data: bytes) -> tuple[bytes, int, float]:
     """What each rank gets from the others when the leading one has `data`."""
     with joined(30) as world:
@@ -354,9 +174,17 @@ class _StopAfter:
         """It asks only between steps, so that nothing ends the process before."""
 
 
-def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked_rank: int = 0) -> int:
-    """`conadv train` in this process, whose rank may be asked to stop; the exit status."""
-    steps = stop_after if own_rank() == asked_rank else 0
+def train(
+    folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked: int = 0, any_rank: bool = False
+) -> int:
+    """`conadv train` in this process, whose rank may be asked to stop; the exit status.
+
+    `asked`: the number of the rank among those that learn, or among all of them with `any_rank`.
+    """
+    ranks = list(range(world_size()))
+    if not any_rank:
+        ranks = _learners(changes.get("layout"), world_size())
+    steps = stop_after if own_rank() == ranks[asked % len(ranks)] else 0
     fields = {key.replace("__", "."): str(value) for key, value in changes.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "listening", lambda *_: nullcontext(_StopAfter(steps)))
@@ -376,6 +204,12 @@ def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 
     return 0
 
 
+def _learners(layout: str | None, size: int) -> list[int]:
+    if layout in (None, "none"):
+        return list(range(size))
+    return Layout.fit(layout, Layout.duties_in(layout), size).learners()
+
+
 def run_script(path: str, folder: str) -> str:
     """What a script prints in this process, with the folder as its working directory."""
     with chdir(folder), redirect_stdout(io.StringIO()) as said:
@@ -384,17 +218,12 @@ def run_script(path: str, folder: str) -> str:
 
 
 def train_late(
-    folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked_rank: int = 0, **fault: str
-) -> int | str:
-    """The same where the outcome of a step is read one step late, as on GPUs; the exit status, or the error."""
+    folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked: int = 0, any_rank: bool = False
+) -> int:
+    """The same where the outcome of a step is read one step late, as on GPUs."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in fault.items():
-            patch.setenv(name, value)
         patch.setattr(training, "build_policy", lambda *arguments: replace(build_policy(*arguments), late=True))
-        try:
-            return train(folder, resume, changes, stop_after, asked_rank)
-        except NotFiniteError as error:
-            return str(error)
+        return train(folder, resume, changes, stop_after, asked, any_rank)
 
 
 def train_in_two_parts(folder: str, changes: dict[str, Any], stop_after: int) -> int:
@@ -413,18 +242,6 @@ def train_with_small_files(folder: str, largest: int) -> tuple[int, str]:
             return cli.main(["train", "--resume", folder, *words]), said.getvalue()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def speak() -> bool:
-    """Whether this rank, after it has exchanged something with the others, is the first to speak."""
-    with joined(30) as world:
-        assert world.heartbeats is not None
-        assert world.all_reduce(torch.ones(1)) == world.size
-        for rank in range(world.size):
-            if rank == world.rank:
-                first = world.heartbeats.claim_report()
-            world.barrier()
-        return first
 
 
 def threads_left_by_training(changes: dict[str, Any], out: str) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import conadv
-from conadv.core.twins import Local
+from conadv.core.roles import Role
 from conadv.ranks.sampler import TeamSampler
 from support.settings import RHO, small_batches, small_cnn
 
@@ -55,8 +55,6 @@ def alone(name: str, options: dict[str, Any], leave: int = 0) -> dict[str, Tenso
     loader = DataLoader(data(), batch_sampler=sampler)
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
-        if name == "ConAdv":  # as in a team, no weights of the epoch before generate twins
-            method.twins = Local(model, method.delay, method.twin)
         for now, ahead in method.feed(loader):
             optimizer.zero_grad()
             method(now, ahead)
@@ -80,7 +78,7 @@ def train(
     """The loop in a team, perhaps stopped after `stop` steps, or resumed; the digest of its weights.
 
     An epoch is left after `leave` steps, for the next one. A step is a call of the method, or "loss", or "both" in
-    turn; with "late" before it, outcomes are read as on a GPU.
+    turn.
     """
     if existing:
         torch.distributed.init_process_group("gloo")
@@ -111,7 +109,6 @@ def _loop(
     if not team.world.is_main:  # all get the weights of rank 0
         nn.init.zeros_(model[0].weight)
     method = make(name, model, lambda *words, **fields: team.method(getattr(conadv, name), *words, **fields), **options)
-    method._is_late, step = step.startswith("late "), step.removeprefix("late ")
     sampler = team.sampler(data())
     loader = DataLoader(data(), batch_sampler=sampler)
     first = start = 0
@@ -128,7 +125,6 @@ def _loop(
                 loss = method.loss(now, ahead)
                 optimizer.zero_grad(set_to_none=method.step % 3 > 0)
                 scaler.scale(loss).backward()
-                team.all_reduce()
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 1e9)
                 scaler.step(optimizer)
@@ -147,45 +143,8 @@ def _loop(
     found = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors(model, optimizer).items()})
     if team.world.is_main:
         Path(out).write_bytes(found)
-    return sha256(found).hexdigest()
-
-
-def late_failure(name: str, layout: str, at: int, then: str) -> tuple[str, int, bool]:
-    """A team whose outcomes are read as on a GPU, with images of step `at` that are not finite on rank 0.
-
-    Returns:
-        What it raises, after which step, and whether the weights and the optimizer's state are finite.
-    """
-    with conadv.Team(layout, batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
-        model, optimizer = network()
-        made = make(name, model, lambda *words: team.method(getattr(conadv, name), *words))
-        made._is_late = True
-        try:
-            for number, (now, ahead) in enumerate(made.feed(DataLoader(data(), batch_sampler=team.sampler(data())))):
-                if number == at and team.world.is_main:
-                    now.images.fill_(float("nan"))
-                made(now, ahead)
-                optimizer.step()
-                if number == at and then == "save":
-                    made.state_dict()
-            made.close()
-        except FloatingPointError as error:
-            finite = all(bool(tensor.isfinite().all()) for tensor in tensors(model, optimizer).values())
-            return str(error), made.step, finite
-    return "", made.step, False
-
-
-def scale_differently() -> str:
-    """What a team answers if ranks multiply the loss by different numbers."""
-    try:
-        with conadv.Team("clean | adv", batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
-            method = team.method(conadv.Recycled, network()[0], F.cross_entropy, conadv.PGD(8 / 255))
-            for now, ahead in method.feed(DataLoader(data(), batch_sampler=team.sampler(data()))):
-                ((1 + team.world.rank) * method.loss(now, ahead)).backward()
-                team.all_reduce()
-    except ValueError as error:
-        return str(error)
-    return ""
+    # A rank that only attacks gets weights with the next call.
+    return sha256(found).hexdigest() if team.place.role != Role.ATTACK else ""
 
 
 def attack_differently() -> str:
@@ -214,13 +173,15 @@ def overflow(layout: str | None, name: str) -> tuple[list[float], int]:
             model[0].weight._version,
         )
         for now, ahead in method.feed(DataLoader(data(), batch_sampler=team.sampler(data()))):
+            optimizer.zero_grad()
             scaler.scale(1e4 * method.loss(now, ahead)).backward()
-            losses = team.all_reduce()
-            assert 0.5 < float(losses.clean) < 5, "the mean loss, not scaled"
+            assert 0.5 < float(method.losses.clean) < 5 or team.place.role == Role.ATTACK, "the mean loss, not scaled"
             scaler.step(optimizer)
             scaler.update()
             now_at = model[0].weight._version
             updates, before = updates + (now_at != before), now_at
+        if team.place.role == Role.ATTACK:
+            return [], 0
         values = [float(number) for tensor in model.state_dict().values() for number in tensor.flatten()]
         return values, updates
 
@@ -235,6 +196,7 @@ def train_endlessly(folder: str) -> None:
             for now, ahead in method.feed(loader):
                 if method.step == 4 and os.environ.get("TEAM_FAULT") == str(team.world.rank):
                     raise ValueError("this image cannot be read")
+                optimizer.zero_grad()
                 method(now, ahead)
                 optimizer.step()
                 if team.world.is_main:

@@ -19,7 +19,7 @@ from conadv.core.branches import split_layers
 from conadv.core.roles import Role
 from conadv.task.data import open_data
 from conadv.trainer import build_task
-from conadv.trainer.build import Job, build_policy, check_fit, method_of, with_chunk_size
+from conadv.trainer.build import build_policy, check_fit, method_of, with_chunk_size
 from conadv.trainer.build_task import resolved
 from support import tiny
 
@@ -121,11 +121,6 @@ def test_the_cost_of_a_duty_counts_the_steps_of_the_attack() -> None:
 def test_twins_only_is_refused_where_the_evaluated_branch_would_stay_untrained(changes, problem) -> None:
     with pytest.raises(ValueError, match=f"adv_weight 1.*{problem}"):
         load_recipe("digits", {**ROBUST, **changes})
-
-
-def test_a_rank_that_only_learns_from_twins_takes_the_steps_that_are_left() -> None:
-    job: Any = SimpleNamespace(place=SimpleNamespace(role=Role.ADV), stop=7)
-    assert list(Job.batches(job, 3)) == [None] * 4
 
 
 @pytest.mark.parametrize(("trains", "images"), [(True, 4), (False, 2)])

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from conadv.core.splitbn import split_batchnorm
-from conadv.ranks.collectives import World
+from conadv.ranks.world import World
 from conadv.trainer.build_task import build_task
 from conadv.trainer.ema import Ema
 from conadv.trainer.evaluation import evaluate_task
@@ -101,18 +101,6 @@ def test_a_run_is_evaluated_and_exported_with_its_average(tmp_path):
         assert export(run, tmp_path / "out.safetensors", raw)["weights"] == kind
         for name, tensor in safetensors.torch.load_file(tmp_path / "out.safetensors").items():
             assert torch.equal(tensor, state[prefix + name])
-
-
-def test_a_step_that_is_left_out_leaves_the_average_alone(tmp_path, monkeypatch):
-    for key, value in tiny.fault("loss", 0, 2).items():
-        monkeypatch.setenv(key, value)
-    changes = {"model": "support.tiny:Faulty", "nonfinite": "skip", "method": "vanilla", "chunk_size": 24, "ema": 0.5}
-    changes |= {"checkpoint.every": 1, "checkpoint.keep": 9, "max_steps": 2}
-    summary = train(tiny.recipe(**changes), tmp_path / "run", None, quiet=True)
-    assert summary["skipped"] == 1
-    folder = tmp_path / "run" / "checkpoints"
-    one, two = (safetensors.torch.load_file(folder / f"step-0000000{step}.safetensors") for step in (1, 2))
-    assert all(torch.equal(one[name], two[name]) for name in one if name.startswith("ema."))
 
 
 def test_a_folder_without_a_run_is_not_exported(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from conadv.ranks.collectives import World
+from conadv.ranks.world import World
 from conadv.task.augment import augmentation
 from conadv.task.data import open_data
 from conadv.trainer import evaluation

@@ -54,7 +54,7 @@ def test_after_adv_until_a_run_learns_from_the_images_alone(method: str, tmp_pat
 def plain_losses(method: str, half: int, steps: int) -> list[float]:
     """The clean losses of the same run by hand: the weight of the twins is set to 0 in the middle."""
     import conadv
-    from conadv.ranks.collectives import World
+    from conadv.ranks.world import World
     from conadv.trainer.build import build_job, build_stream, check_fit
     from conadv.trainer.build_task import build_task
 

@@ -65,7 +65,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "empty": lambda path: path.write_bytes(b"") and None,
     "of another seed": lambda path: forge(path, recipe={**description(path)["recipe"], "seed": 1}),
     "of no recipe": lambda path: forge(path, recipe={}),
-    "of another position": lambda path: forge(path, position={"seconds": "soon", "skipped": 0}),
+    "of another position": lambda path: forge(path, position={"seconds": "soon"}),
     "of a step that is no number": lambda path: forge(path, step="4"),
 }
 

@@ -261,10 +261,6 @@ class Recipe:
     log: Annotated[tuple[str, ...], Sinks] = ()
     """Where else to log metrics, separated by commas; metrics.jsonl is always written. tensorboard and wandb need
     pip install 'conadv[tensorboard]' or 'conadv[wandb]'; wandb is offline unless WANDB_MODE says otherwise."""
-    nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do if a loss or gradient is not finite: end the run, or skip the step."""
-    skip_limit: Count = 10
-    """With nonfinite skip: end the run after this many skipped steps."""
     attack: Annotated[AttackFields, _table(1, "attack", AttackFields)] = AttackFields()
     optimizer: Annotated[Optimizer, _table(2, "optimizer", Optimizer)] = Optimizer()
     schedule: Annotated[Schedule, _table(3, "schedule", Schedule)] = Schedule()

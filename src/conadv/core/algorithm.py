@@ -111,9 +111,10 @@ class ConAdv(WithTwins):
         t, role, weight = self._step.t, self._step.place.role, self._adv_weight
         if Role.CLEAN in role and weight < 1:
             yield from self._step.clean(chunk, 1 - weight)  # "L(θ_t; x_i, y_i) using main BN"
-        if Role.ADV in role and self._step.has_twin(self.share, t, k):
+        if role & (Role.ADV | Role.ATTACK) and self._step.has_twin(self.share, t, k):
             twin = self.twins.take(t, k, chunk)  # x̂(θ_{t-τ})
-            yield from self._step.adversarial(twin, k, weight, self.share)  # "L(θ_t; x̂_i(θ_{t-τ}), y_i) using adv BN"
+            if Role.ADV in role:  # "L(θ_t; x̂_i(θ_{t-τ}), y_i) using adv BN"
+                yield from self._step.adversarial(twin, k, weight, self.share)
 
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
         """The second loop ("obtain adv examples"). `twins` decides when: `Local` calls it with θ_{t-τ} in the model."""
@@ -183,6 +184,8 @@ class Recycled(WithTwins):
             if self._step.has_twin(self.share, t, k):
                 images = self._leaving_a_twin(images, t, k)
             yield from (images, *views)
+        elif self._step.has_twin(self.share, t, k):
+            self.twins.remember(t, k, chunk)  # another rank takes the clean pass, and sends the twin
         if Role.ADV in role and self._step.has_twin(self.share, self.twins.source(t), k):
             twin = self.twins.take(t, k, chunk)
             yield from self._step.adversarial(twin, k, self.adv_weight, self.share)

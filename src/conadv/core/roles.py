@@ -20,9 +20,10 @@ class Place:
 
     Args:
         role: what the process does.
-        share: the part of the global batch that it sees, from 0 to 1. Gradients of all processes are summed.
+        share: the part of the global batch that it sees, from 0 to 1. The gradient is the sum over all processes.
+        averaged: over how many processes gradients are averaged afterwards, so that the loss has to be so much larger.
         first_chunk: the number, within the global batch, of the first chunk that it sees.
-        chunks: how many chunks of a batch it sees; needed by a role that only learns from twins, and so sees no batch.
+        chunks: how many chunks of a batch it sees; None: those that come.
         chunk_offset: how many chunks of its lane come before the first one that it sees.
         updates_stats: whether the statistics of a step are complete here, so that running statistics are updated at
             its end. If not, they are summed over the processes like the gradients, and
@@ -31,6 +32,7 @@ class Place:
 
     role: Role = Role.CLEAN | Role.ADV | Role.ATTACK
     share: float = 1.0
+    averaged: int = 1
     first_chunk: int = 0
     chunks: int | None = None
     chunk_offset: int = 0

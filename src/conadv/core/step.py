@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from itertools import repeat
 from typing import Any, NamedTuple, NoReturn, TypedDict
 
 import torch
@@ -132,6 +131,8 @@ class Step:
         self.count = 0
         """How many chunks the batch of this step has."""
         self.place = ALONE
+        self.averaging: Callable[[Callable[[], Tensor]], Tensor] | None = None
+        """Computes a loss whose backward pass averages all gradients over the ranks of a layout; None: alone."""
         self.losses = Losses(torch.zeros(()), torch.zeros(()))  # of the last step
         self._joined = False  # the ranks gave this process its place
         self._unfinished = False  # a step has begun and not ended
@@ -157,7 +158,7 @@ class Step:
         self.place, self._joined = place, True
         self.checks.alone = False
 
-    def begin(self, batch: Batch | Chunked | None, settings: Callable[[], dict[str, Any]], delayed: bool) -> None:
+    def begin(self, batch: Batch | Chunked, settings: Callable[[], dict[str, Any]], delayed: bool) -> None:
         """Begin a step; for `settings` and `delayed` see `Checks.begin`."""
         if self._unfinished:
             raise ValueError(
@@ -168,40 +169,46 @@ class Step:
             self.place = Place(first_chunk=rank_and_size()[0] << 32)
         self.checks.begin(settings, delayed)
         self.shuffle.begin()
-        self.count = (self.place.chunks or 0) if batch is None else count_chunks(batch, self.chunk_size)
+        self.count = count_chunks(batch, self.chunk_size)
         self._unfinished = True
 
-    def run(
-        self, batch: Batch | Chunked | None, passes: Callable[[int, Any], Iterable[Pass]], backward: bool
-    ) -> Tensor:
+    def run(self, batch: Batch | Chunked, passes: Callable[[int, Batch], Iterable[Pass]], backward: bool) -> Tensor:
         """Run the passes of every chunk.
 
         Args:
-            batch: None on a rank that sees none.
+            batch: what to learn from.
             passes: of a chunk, by its number.
             backward: run the backward pass of each, one at a time to save memory. Otherwise the caller backpropagates
                 the loss of the whole batch, which is returned.
         """
-        chunks = repeat(None, self.count) if batch is None else self.chunks(batch)
         work: list[tuple[int, list[Pass]]] = []
-        for k, chunk in enumerate(chunks):
+        last = -1  # the last chunk with something to learn from
+        for k, chunk in enumerate(self.chunks(batch)):
             some = list(passes(k, chunk))
+            last = k if some else last
             if some and backward:
                 self._learn(some, k)
                 if self._after_chunk is not None:
                     self._after_chunk()
             elif some:
                 work.append((k, some))
-        if backward:
-            return self.losses.clean
-        # All attacks come first: while a graph is alive, the model must keep its weights.
-        totals = [self._objective(some, k, marks=True) for k, some in work]
-        if not totals:
-            return torch.zeros((), device=next(self.model.parameters()).device, requires_grad=True)
+        if not backward:
+            return self._whole(work) if self.averaging is None else self.averaging(partial(self._whole, work))
+        if self.averaging is not None and last != self.count - 1:
+            self.averaging(self._nothing).backward()
+        return self.losses.clean
+
+    def _whole(self, work: Sequence[tuple[int, list[Pass]]]) -> Tensor:
+        """The loss of all passes of a step. All attacks came before: while a graph lives, the weights must stay."""
+        totals = [self._objective(some, k, marks=True) for k, some in work] or [self._nothing()]
         total = totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])
         if self._parallel is None:
             return total
         return touched(total, self._unreached([each.branch for _, some in work for each in some]))
+
+    def _nothing(self) -> Tensor:
+        """A loss of zero, whose backward pass reaches a weight."""
+        return 0 * next(weight for weight in self.model.parameters() if weight.requires_grad).sum()
 
     def end(self) -> None:
         """Move the running statistics, unless they are summed over ranks first, and count the step."""
@@ -225,10 +232,10 @@ class Step:
                 statistics.zero_()
         return failed
 
-    def batch(self, item: Any) -> Batch | Chunked | None:
-        """Convert what the loader yielded to a batch; None stays None."""
-        batch = item if item is None or isinstance(item, Batch | Chunked) else self._as_batch(item)
-        if batch is not None and not isinstance(batch, Batch | Chunked):
+    def batch(self, item: Any) -> Batch | Chunked:
+        """Convert what the loader yielded to a batch."""
+        batch = item if isinstance(item, Batch | Chunked) else self._as_batch(item)
+        if not isinstance(batch, Batch | Chunked):
             raise ValueError(f"batch= returned a {type(batch).__name__}: return conadv.Batch(images, labels)")
         return batch
 
@@ -309,7 +316,7 @@ class Step:
 
     def scale(self, some: Pass) -> float:
         """The factor of the mean loss of a pass in the loss of the step."""
-        return some.weight * self.place.share / self.count
+        return some.weight * self.place.share * self.place.averaged / self.count
 
     def image_gradient(self, some: Pass, t: int, k: int) -> Tensor:
         """The gradient by the images, to the bit, that a backward pass of `some` in step t would leave; no trace."""
@@ -357,7 +364,8 @@ class Step:
         name = "adversarial pass" if passes[0].adversarial else "clean pass"
         exchange = nullcontext() if last or parallel is None else parallel.no_sync()
         with span(name), exchange, passes[0].within:
-            total = self._objective(passes, k)
+            compute = partial(self._objective, passes, k)
+            total = self.averaging(compute) if last and self.averaging is not None else compute()
             if parallel is not None:
                 total = touched(total, self._unreached([each.branch for each in passes]))
             with self._recomputing(passes):

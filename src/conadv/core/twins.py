@@ -143,6 +143,9 @@ class Left:
 
         return receive
 
+    def remember(self, t: int, k: int, chunk: Batch) -> None:
+        """Keep what belongs to the twin of x_t[k] besides its images; here the backward pass does."""
+
     def twins(self) -> list[Batch]:
         """The twins that wait for the next step, in order."""
         return [*self._waiting, *self._arrived()]

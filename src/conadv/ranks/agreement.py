@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from .collectives import World
+    from .world import World
 
 T = TypeVar("T")
 

@@ -11,9 +11,8 @@ rank 0   takes a number ──► reads arrivals, answers each nonce with the nu
 from __future__ import annotations
 
 import time
+from typing import Any
 from uuid import uuid4
-
-from .heartbeats import Store
 
 _PAUSE = 0.1
 
@@ -34,7 +33,7 @@ class AbsentError(RuntimeError):
         self.attempt = attempt
 
 
-def agree_on_attempt(store: Store, rank: int, size: int, timeout: float) -> int:
+def agree_on_attempt(store: Any, rank: int, size: int, timeout: float) -> int:
     """Return the number of this attempt; an AbsentError on rank 0 names ranks that do not arrive in time.
 
     Args:
@@ -46,7 +45,7 @@ def agree_on_attempt(store: Store, rank: int, size: int, timeout: float) -> int:
     return _lead(store, size, timeout) if rank == 0 else _follow(store, rank)
 
 
-def _follow(store: Store, rank: int) -> int:
+def _follow(store: Any, rank: int) -> int:
     nonce = uuid4().hex
     store.append("conadv/arrivals", f"{rank} {nonce}\n")
     number = int(store.get(_answer_to(nonce)))
@@ -55,8 +54,8 @@ def _follow(store: Store, rank: int) -> int:
     return number
 
 
-def _lead(store: Store, size: int, timeout: float) -> int:
-    number = store.add("conadv/attempts", 1) - 1
+def _lead(store: Any, size: int, timeout: float) -> int:
+    number = int(store.add("conadv/attempts", 1)) - 1
     store.append("conadv/arrivals", "\n")  # create the key, so that `get` does not block
     answered: set[str] = set()
     end = time.monotonic() + timeout

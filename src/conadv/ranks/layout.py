@@ -146,6 +146,7 @@ class Layout:
         return Place(
             self.role(rank),
             share=1 / (self.lanes * self.counts[self.role(rank)]),
+            averaged=len(self.learners()),
             first_chunk=mine.start,
             chunks=len(mine),
             chunk_offset=mine.start - self.lane_chunks(rank, chunks).start,
@@ -180,7 +181,7 @@ class Layout:
         return [rank for rank in range(self.world_size) if self.role(rank) != Role.ATTACK]
 
     def followers(self) -> dict[int, int]:
-        """Return the ranks that only attack, each with the learning rank of its lane that sends it summed gradients."""
+        """Return the ranks that only attack, each with the learning rank of its lane that sends it weights."""
         width = len(self.roles)
         attacking = [place for place, role in enumerate(self.roles) if role == Role.ATTACK]
         learning = [place for place in range(width) if place not in attacking]

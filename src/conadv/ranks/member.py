@@ -2,137 +2,414 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import signal
+import warnings
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice, repeat
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from conadv.core.batch import Feed
-from conadv.core.roles import Place, Role
+from conadv.core.algorithm import ConAdv, Recycled
+from conadv.core.branches import split_layers
+from conadv.core.roles import Role
+from conadv.core.sam import Sam
+from conadv.core.splitbn import pending_statistics
 from conadv.core.step import Losses, Method, span
-from conadv.core.twins import StaleWeights
+from conadv.core.twins import Local, StaleWeights
+from conadv.wrappers import innermost
 
-from .checksum import TURNS
-from .collectives import World
-from .gradients import Exchange
-from .handoff import SAVE, RankHandoff, between_ranks
 from .layout import Layout
-from .outcome import DriftError, Outcome, OwnDriftError, Unread
-from .recipients import recipients
-from .source import Attacked, LeftOnRanks, Source, listed, source_of
-from .traffic import HasTwins, Traffic
-from .wire import Wire
+from .mail import HasTwins, Mail, Passed, Post, Weights, Wire
+from .world import World
+
+# What may not be finite, in the order in which it is checked.
+CULPRITS = ("loss", "gradient", "statistics of a BatchNorm layer")
+# The signals that ask a rank to stop, in the order of the numbers that count them.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Before the statistics: requests to stop by signal, requests to save, losses, and what is not finite.
+_STOPS, _SAVE, _LOSSES, _HEAD = slice(0, 2), 2, slice(3, 5), 5 + len(CULPRITS)
+
+
+class StepError(ArithmeticError):
+    """The run cannot continue after a step; all learning ranks raise it in the same step.
+
+    Args:
+        text: what, where and when.
+        speaks: whether it is on this rank to print it.
+    """
+
+    def __init__(self, text: str, speaks: bool = True) -> None:
+        super().__init__(text)
+        self.speaks = speaks
+
+
+class NotFiniteError(StepError, FloatingPointError):
+    """A number is not finite."""
+
+
+class DriftError(StepError):
+    """Some ranks have other weights than the rest."""
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """The outcome of a step, the same on all ranks that learn; a rank that only attacks knows no losses."""
+
+    clean_loss: float = 0.0
+    adv_loss: float = 0.0
+    signal: int = 0
+    """The signal that asked some rank to stop; 0: none."""
+    save: bool = False
+    """Whether some rank requested a checkpoint."""
+
+
+class _Objective(nn.Module):
+    """What DistributedDataParallel wraps: the weights, with any computation of a loss as the forward pass.
+
+    So the loss is the output whose graph it searches for weights that were not used, and only the last pass of a step
+    goes through it.
+
+    Args:
+        model: the network.
+        idle: weights that this rank never reaches. They get gradients of zero, since DistributedDataParallel would
+            wait for the device to learn whether another rank has used a weight.
+    """
+
+    def __init__(self, model: nn.Module, idle: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(model.parameters())
+        self._idle = idle
+
+    def forward(self, compute: Callable[[], Tensor]) -> Tensor:
+        loss: Tensor = _WithZeros.apply(compute(), *self._idle)
+        return loss
+
+
+class _WithZeros(torch.autograd.Function):
+    """Return the loss; its backward pass also gives some weights gradients of zero."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *weights: Tensor) -> Tensor:
+        ctx.weights = weights
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return gradient, *(torch.zeros_like(weight) for weight in ctx.weights)
+
+
 class Member:
-    """One rank of a layout."""
+    """One rank of a layout. Every rank must make one, since it creates process groups.
 
-    world: World
-    layout: Layout
-    place: Place
-    method: Method
-    handoff: RankHandoff | None
-    """None if no twins are sent between ranks."""
-    exchange: Exchange
-    stale: StaleWeights
-    """Weights of the last `delay` steps, on ranks that attack with them and on rank 0, which saves them."""
-    twins: Source | None
-    """Where its twins come from; None: the method has none."""
+    Args:
+        world: the ranks.
+        layout: which rank does what.
+        model: the network.
+        method: of this rank; it learns what its place says.
+        chunks: how many chunks a global batch has.
+        has_twins: which chunks have twins.
+        wire: the message format of twins; None: `post.wire` is set before the first step.
+    """
 
-    def feed(self, batches: Iterable[Any]) -> Feed:
-        """A loader of the pairs that `step` and `loss` take."""
-        if isinstance(self.twins, Attacked) and self.twins.reads_ahead:
-            return self.twins.feed(batches)
-        return self.method.feed(batches)
+    def __init__(
+        self,
+        world: World,
+        layout: Layout,
+        model: nn.Module,
+        method: Method,
+        *,
+        chunks: int,
+        has_twins: HasTwins = lambda *_: True,
+        wire: Wire | None = None,
+    ) -> None:
+        check_statistics(model, layout)
+        self.world, self.layout, self.method, self._chunks = world, layout, method, chunks
+        self.place = layout.place(world.rank, chunks)
+        self._model = innermost(model)
+        self._step = method.join(self.place)
+        self.post = Post(layout, world, chunks, has_twins, method.delay, wire) if layout.hands_over else None
+        ahead = layout.ahead(method.delay)
+        self.weights = Weights(layout, world, self._model, ahead)
+        self.reads_ahead = ahead if self.only_attacks else 0
+        self._statistics = pending_statistics(model)
+        self._own_totals: list[Tensor] = []  # of the gradients of this rank, by bucket
+        self._learners: dist.ProcessGroup | None = None
+        if world.size > 1:
+            self._average_gradients()
+        self._route_twins()
+        keeps = world.is_main and not isinstance(method, ConAdv)
+        self._stale = StaleWeights(self._model, method.delay if keeps else 0)
+
+    @property
+    def only_attacks(self) -> bool:
+        return self.place.role == Role.ATTACK
+
+    @property
+    def stale(self) -> StaleWeights:
+        """The weights of the last `delay` steps; on ranks that do not need them perhaps none."""
+        local = self._local
+        return self._stale if local is None else local.stale
+
+    def feed(self, batches: Iterable[Any], end: int) -> Generator[tuple[Any, Any]]:
+        """The arguments of `step`, for the batches of this rank from now on to the one before `end`."""
+        if isinstance(self.method.twins, Mail):
+            self.method.twins.open(end)
+        if not self.only_attacks:
+            yield from ((batch, None) for batch in batches)
+            return
+        if self.post is not None:
+            self.post.drain()
+        steps = end - self.method.step
+        for ahead in islice(chain(islice(batches, self.reads_ahead, None), repeat(None)), steps):
+            yield None, ahead
 
     def step(self, now: Any, ahead: Any, stop: int = 0, save: bool = False) -> Unread:
-        """Take a step up to the update: afterwards gradients and pending statistics are sums over all ranks.
-
-        The caller must call `stale.keep` before the update.
+        """Take a step up to the update: afterwards gradients and pending statistics are those of all ranks.
 
         Args:
-            now: the batch to learn from, as `method.feed` yields it.
-            ahead: the batch to attack.
+            now: the batch to learn from, as `feed` yields it.
+            ahead: the batch to attack, on a rank that only attacks.
             stop: the number of the signal that asked this rank to stop; 0: none.
             save: whether this rank requests a checkpoint.
         """
-        self._begin(stop, save, one_pass=False)
-        return self._end(self.method(*self._own(now, ahead)), stop, save)
-
-    def loss(self, now: Any, ahead: Any) -> Tensor:
-        """Return this rank's part of the loss; the caller backpropagates it once, then calls `end_loss`."""
-        self._begin(0, False, one_pass=True)
-        return self.method.loss(*self._own(now, ahead))
-
-    def end_loss(self) -> Unread:
-        """End the step of `loss` after its backward pass, up to the update."""
-        self.exchange.reclaim()
-        return self._end(self.method.losses, 0, False)
-
-    def resume(self, step: int, in_flight: bool = False) -> None:
-        """Continue at `step`; unless the twins of `Recycled` are in flight already, the caller primes the batches."""
-        if isinstance(self.twins, LeftOnRanks):
-            self.twins.resume(step, in_flight)
-        elif self.twins is not None:
-            self.twins.resume(step)
-        else:
-            self.method.resume(step)
-
-    def _own(self, now: Any, ahead: Any) -> tuple[Any, Any]:
-        """The batches that this rank learns from and attacks."""
-        if isinstance(self.twins, LeftOnRanks):
-            return self.twins.first(now), ahead
-        if self.handoff is None or Role.ATTACK not in self.place.role:
-            return now, ahead
-        attacked = ahead if self.layout.ahead(self.method.delay) else listed(now)
-        return attacked if Role.CLEAN in self.place.role else None, attacked
-
-    def _begin(self, stop: int, save: bool, one_pass: bool) -> None:
-        self.exchange.zero_grad(one_pass)
-        if self.handoff is not None:
-            note = stop + SAVE * (save and self.exchange.may_lag)
-            self.handoff.begin_step(note, all_late=one_pass and self.layout.maker() == Role.CLEAN)
-
-    def _end(self, losses: Losses, stop: int, save: bool) -> Unread:
-        note = None
+        if self.only_attacks:
+            return self._attack(ahead, stop)
+        self.weights.send()
+        losses = self.method(now)
         with span("gradient sum"):
-            self.exchange.start()
-            if isinstance(self.twins, LeftOnRanks):
-                self.twins.hand_over()
-            if self.handoff is not None:
-                self.handoff.end_step()
-                note = self.handoff.received_note
-            return self.exchange.end(losses, stop, note, save)
+            unread = self._agree(losses, stop, save, self._gradient_flags())
+        if isinstance(self.method.twins, Passed):
+            self.method.twins.exchange()
+        self._stale.keep()
+        return unread
 
-    def check_weights(self, step: int, outcome: Outcome) -> None:
-        """Raise a DriftError if the weights of some rank differ from those of the others."""
-        if not outcome.drifted:
+    def loss(self, now: Any, ahead: Any) -> tuple[Tensor, Unread]:
+        """The loss of a step, which the caller backpropagates; DistributedDataParallel averages gradients there."""
+        if self.only_attacks:
+            return self._step._nothing(), self._attack(ahead, 0)
+        self.weights.send()
+        total = self.method.loss(now)
+        self._stale.keep()
+        return total, self._agree(self.method.losses, 0, False, [])
+
+    def resume(self, step: int, versions: list[dict[str, Tensor]]) -> None:
+        """Continue at `step`, with the weights of the last steps."""
+        self.method.resume(step)
+        if self._local is not None:
+            tensors = {
+                f"stale.{number}.{name}": own for number, one in enumerate(versions) for name, own in one.items()
+            }
+            self._local.load({"versions": len(versions), "updated": True}, tensors)
+
+    def prime(self, batch: Any, t: int) -> None:
+        """Evaluate again what step t left behind for the next one, with the weights that the model has now."""
+        method, step = self.method, self._step
+        chunks = enumerate(step.chunks(step.batch(batch)))
+        assert self.place.chunks is not None
+        step.count = self.place.chunks
+        if isinstance(method, Sam):
+            method.directions.adopt([method.direction(t, k, chunk) for k, chunk in chunks])
+        elif isinstance(method, Recycled) and Role.ADV in self.place.role:
+            method.twins.adopt(
+                [self._as_maker(method, t, k, chunk) for k, chunk in chunks if step.has_twin(method.share, t, k)]
+            )
+
+    def check_weights(self, step: int) -> None:
+        """Raise a DriftError on all learning ranks if their weights differ in any bit."""
+        if self.world.size == 1 or self.only_attacks:
             return
-        names = ", ".join(map(self.layout.describe, outcome.drifted))
-        # All weights are compared once in `TURNS` steps, and they were equal the last time.
-        text = (
-            f"step {step}: the weights of {names} are not those of the other ranks (faulty memory, or machines that "
-            f"compute differently): remove checkpoints newer than step {max(0, step - TURNS)}, then resume on other "
-            "machines"
-        )
-        if not outcome.known_to_all:
-            raise OwnDriftError(text)
-        self.drain()
-        raise DriftError(text)
+        total = checksum(list(self._model.parameters()))
+        bounds = torch.stack([total, -total])
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, self._learners)
+        if int(bounds.sum()) == 0:  # the largest is the smallest
+            return
+        table = self._table(total[None])
+        own = [int(table[rank]) for rank in self.layout.learners()]
+        usual = [value for value in own if 2 * own.count(value) > len(own)]  # of two ranks nobody knows which is right
+        odd = [rank for rank, value in zip(self.layout.learners(), own, strict=True) if value not in usual]
+        if odd:
+            raise DriftError(
+                f"step {step}: the weights of {', '.join(map(self.layout.describe, odd))} differ from those of other "
+                "ranks (faulty memory, or machines that compute differently): resume on other machines",
+                self.world.is_main,
+            )
 
-    def not_finite(self, outcome: Outcome) -> str:
-        """Describe what is not finite, and on which ranks."""
-        assert outcome.culprits is not None
-        parts = [f"the {what} on {self.layout.describe(rank)}" for rank, what in outcome.culprits.items()]
+    def share_weights(self, more: Iterable[Tensor] = ()) -> None:
+        """Give ranks that only attack the current weights, and what else they need; every rank must call it."""
+        if self.layout.followers():
+            self.world.broadcast_tensors([*self._model.parameters(), *self._model.buffers(), *more])
+
+    def drain(self, signal_number: int = 0) -> None:
+        """Wait for every message in flight; all ranks must have taken the same number of steps.
+
+        Args:
+            signal_number: why the run stops before its last step; ranks that only attack are told. 0: it does not.
+        """
+        if signal_number:
+            self.weights.send(signal_number)
+        self.weights.drain()
+        if self.post is not None:
+            self.post.drain()
+
+    @property
+    def _local(self) -> Local | None:
+        twins = self.method.twins
+        twins = twins.local if isinstance(twins, Mail) else twins
+        return twins if isinstance(twins, Local) else None
+
+    def _average_gradients(self) -> None:
+        """Let DistributedDataParallel average the gradients of the learning ranks."""
+        learners = self.layout.learners()
+        self._learners = self.world.new_group(learners)
+        if self.only_attacks or len(learners) == 1:
+            return
+        # It finds weights that this rank does not reach, and keeps the order of its buckets, so that a resumed run adds
+        # up in the same order. It warns in a step that reaches all of them, and of weights that sam has moved.
+        for warning in ("find_unused_parameters=True was specified", "Grad strides do not match"):
+            warnings.filterwarnings("ignore", warning)
+        parallel = DistributedDataParallel(
+            _Objective(self._model, self._idle_weights()),
+            process_group=self._learners,
+            find_unused_parameters=True,
+            init_sync=False,  # all ranks have the weights of one already
+        )
+        parallel.register_comm_hook((self._own_totals, self._learners), _average)
+        self._step.averaging = parallel
+
+    def _idle_weights(self) -> list[nn.Parameter]:
+        """The trainable weights of the branches that nothing goes through on this rank."""
+        role, twins = self.place.role, self._step.twin_branch
+        layers = split_layers(self._model)
+        used = {name for layer in layers for name in layer.branches if name != "adv"} if Role.CLEAN in role else set()
+        used |= {twins} if Role.ADV in role and twins else set()
+        owners = [layer.owner(name) for layer in layers for name in layer.branches if name not in used]
+        return [weight for owner in owners for weight in owner.parameters(recurse=False) if weight.requires_grad]
+
+    def _route_twins(self) -> None:
+        method = self.method
+        if self.only_attacks:
+            method.twins = None
+        elif self.post is not None and isinstance(method, ConAdv):
+            assert isinstance(method.twins, Local)
+            method.twins = Mail(method, method.twins, self.post, self.place)
+        elif self.post is not None and isinstance(method, Recycled):
+            method.twins = Passed(self._model, method, self.post, self.place)
+
+    def _attack(self, ahead: Any, stop: int) -> Unread:
+        """The step of a rank that only attacks: weights come, and the twins of the batch ahead go."""
+        method, step, t = self.method, self._step, self.method.step
+        assert isinstance(method, ConAdv) and self.post is not None
+        note = self.weights.receive()
+        if ahead is not None and not note:
+            t += self.post.ahead
+            for k, chunk in enumerate(step.chunks(step.batch(ahead))):
+                if step.has_twin(method.share, t, k):
+                    self.post.send(t, self.place.first_chunk + k, method.twin(t, k, chunk).images, stop)
+        if not note:
+            step.t += 1
+        return Unread(None, lambda _: Outcome(signal=note))
+
+    def _as_maker(self, method: Recycled, t: int, k: int, chunk: Any) -> Any:
+        """The twin of a chunk, to the bit that the rank of its clean pass gives it, whose loss is scaled otherwise."""
+        number, step = self.place.first_chunk + k, self._step
+        maker = self.layout.place(self.layout.owner(Role.CLEAN, number, self._chunks), self._chunks)
+        assert maker.chunks is not None
+        count, step.place, step.count = step.count, maker, maker.chunks
+        try:
+            twin = method.twin(t, number - maker.first_chunk, chunk)
+        finally:
+            step.place, step.count = self.place, count
+        return twin if self.post is None else self.post.format.received(twin)
+
+    def _gradient_flags(self) -> list[Tensor]:
+        """Sums of gradients that are not finite if one of them is: those of this rank, and those of all."""
+        gradients = [weight.grad for weight in self._model.parameters() if weight.grad is not None]
+        totals = torch._foreach_norm(gradients, 1)
+        own, self._own_totals[:] = list(self._own_totals), []
+        return [torch.stack([*totals]).sum(), torch.stack([*(own or totals)]).sum()]
+
+    def _agree(self, losses: Losses, stop: int, save: bool, gradients: list[Tensor]) -> Unread:
+        """The short all_reduce of a step: statistics, losses, what is not finite, and requests to stop or save."""
+        values = torch.stack([*losses]).to(self._statistics[0] if self._statistics else losses.clean)
+        flags = [
+            _bad(values),
+            _bad(torch.stack(gradients[1:] or [values.sum()])),
+            _bad(torch.cat([*self._statistics, values[:0]])),
+        ]
+        stops = torch.cat([torch.full_like(values[:1], stop == number) for number in _SIGNALS])
+        if self.post is not None:
+            stops = stops + torch.cat([self.post.note == number for number in _SIGNALS])
+            self.post.note = torch.zeros_like(self.post.note)
+        own = torch.stack(flags).to(values)
+        # Of a number that is not finite only the flag is summed, which says who has it.
+        head = torch.cat([stops, torch.full_like(values[:1], save), self.place.share * values, own])
+        tail = torch.cat([head, *self._statistics])
+        self.world.all_reduce(tail, self._learners)
+        if self._statistics:
+            sizes = [len(part) for part in self._statistics]
+            torch._foreach_copy_(self._statistics, list(tail[_HEAD:].split(sizes)))
+        totals = [tail.sum(), *(total.to(tail) for total in gradients[:1])]
+        finite = torch.stack(totals).sum().isfinite()
+        finite &= tail[_HEAD - len(CULPRITS) : _HEAD].sum() == 0
+        return Unread(torch.cat([finite[None].to(tail), tail[:_HEAD]]), partial(self._read, own, self.method.step - 1))
+
+    def _read(self, own: Tensor, step: int, numbers: list[float]) -> Outcome:
+        finite, *head = numbers
+        if not finite:
+            raise NotFiniteError(f"step {step}: {self._culprits(own)} is not finite", self.world.is_main)
+        stops = [number for number, count in zip(_SIGNALS, head[_STOPS], strict=True) if count]
+        clean, adv = head[_LOSSES]
+        return Outcome(clean, adv, max(stops, default=0), head[_SAVE] > 0)
+
+    def _culprits(self, own: Tensor) -> str:
+        """Find out on which ranks something is not finite; all learning ranks call it."""
+        table = self._table(own).view(-1, len(CULPRITS))
+        parts = [
+            f"the {next(name for name, bad in zip(CULPRITS, row, strict=True) if bad)} on {self.layout.describe(rank)}"
+            for rank, row in enumerate(table.tolist())
+            if any(row)
+        ]
         return ", ".join(parts) or "the sum of the gradients over the ranks"
 
-    def drain(self) -> None:
-        """Wait for every message in flight; all ranks must have taken the same number of steps."""
-        if self.handoff is not None:
-            self.handoff.drain()
-        self.exchange.drain()
+    def _table(self, row: Tensor) -> Tensor:
+        """The rows of all learning ranks, one after the other; of other ranks zeros."""
+        table = torch.zeros(self.world.size, len(row), dtype=row.dtype, device=row.device)
+        table[self.world.rank] = row
+        return self.world.all_reduce(table, self._learners)
+
+
+class Unread:
+    """The outcome of a step that may still be on the device; the host waits for it only in `read`.
+
+    Args:
+        values: numbers on the device; None: there is nothing to wait for.
+        judge: makes the outcome of them; raises a NotFiniteError.
+    """
+
+    def __init__(self, values: Tensor | None, judge: Callable[[list[float]], Outcome]) -> None:
+        self._judge = judge
+        self._copied: torch.cuda.Event | None = None
+        self.losses = Losses(torch.zeros(()), torch.zeros(()))
+        """The mean losses over the whole batch, on the device."""
+        if values is not None:
+            self.losses = Losses(*values[1:][_LOSSES])
+        if values is not None and values.is_cuda:
+            values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        self._values = values
+
+    def read(self) -> Outcome:
+        """Wait for the numbers. Every rank must call it once, in the same order relative to its communication."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._judge([] if self._values is None else self._values.tolist())
 
 
 def check_statistics(model: nn.Module, layout: Layout) -> None:
@@ -144,47 +421,21 @@ def check_statistics(model: nn.Module, layout: Layout) -> None:
         )
 
 
-def build_member(
-    world: World,
-    layout: Layout,
-    model: nn.Module,
-    make_method: Callable[[], Method],
-    *,
-    chunks: int,
-    delay: int,
-    has_twins: HasTwins,
-    wire: Wire | None,
-    keeps_stale: bool,
-) -> Member:
-    """Build this rank's part of a layout. Every rank must call it, since it creates process groups.
+def checksum(weights: list[Tensor]) -> Tensor:
+    """The sum of the bit patterns of weights as integers, modulo 2 to the 64; any single bit changes it."""
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    patterns = [weight.detach().flatten().view(kinds[min(8, weight.element_size())]) for weight in weights]
+    return torch.stack([pattern.to(torch.int64).sum() for pattern in patterns]).sum()
 
-    Args:
-        world: the ranks.
-        layout: which rank does what.
-        model: the network.
-        make_method: builds the method.
-        chunks: how many chunks a global batch has.
-        delay: age, in steps, of the weights that twins are generated with.
-        has_twins: which chunks have twins.
-        wire: the message format of twins; None: not known yet.
-        keeps_stale: whether to keep stale weights even if this rank does not attack with them.
-    """
-    check_statistics(model, layout)
-    place = layout.place(world.rank, chunks)
-    ahead = layout.ahead(delay)
 
-    handoff = between_ranks(Traffic(layout, world.rank, chunks, ahead, has_twins), world, wire)
-    attacks_stale = ahead < delay and Role.ATTACK in place.role  # it attacks with the weights of earlier steps
-    stale = StaleWeights(model, delay if attacks_stale or keeps_stale else 0)
-    method = make_method()
-    step = method.join(place)
-    return Member(
-        world=world,
-        layout=layout,
-        place=place,
-        method=method,
-        handoff=handoff,
-        exchange=Exchange(model, world, place.share, recipients(layout, world, ahead)),
-        stale=stale,
-        twins=source_of(method, step, handoff, stale if attacks_stale else None, ahead),
-    )
+def _average(state, bucket):  # type: ignore[no-untyped-def]  # PyTorch refuses annotations that are strings
+    """Average a bucket of gradients over the learning ranks, as DistributedDataParallel does; note the own sum."""
+    totals, group = state
+    gradients = bucket.buffer()
+    totals.append(gradients.norm(1))
+    work = dist.all_reduce(gradients.div_(dist.get_world_size(group)), group=group, async_op=True)
+    return work.get_future().then(lambda _: gradients)
+
+
+def _bad(values: Tensor) -> Tensor:
+    return values.isfinite().all().logical_not()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import repeat
-from typing import Literal
 
 import torch
 from torch import nn
@@ -23,10 +21,10 @@ from conadv.optim.catalog import OPTIMIZERS
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
 from conadv.optim.signal import SignalToNoise
 from conadv.ranks.choose import choose_layout
-from conadv.ranks.collectives import World
 from conadv.ranks.layout import Layout
-from conadv.ranks.member import Member, build_member
-from conadv.ranks.wire import Wire
+from conadv.ranks.mail import Wire
+from conadv.ranks.member import Member
+from conadv.ranks.world import World
 from conadv.task.stream import Stream
 
 from .build_task import DTYPES, Task, attack_of, mix_of
@@ -39,7 +37,7 @@ _LARGEST_CHUNK = 64  # images, as in the paper; a recipe may have more
 
 @dataclass(frozen=True)
 class Policy:
-    """When to save and evaluate, and what to do about numbers that are not finite."""
+    """When to save, to evaluate, and to read outcomes."""
 
     save_steps: int
     """Steps between two checkpoints."""
@@ -47,10 +45,6 @@ class Policy:
     """Seconds between two checkpoints, in addition to `save_steps`; 0: no limit."""
     evaluate_steps: int
     """Steps between two evaluations; 0: evaluate only at the end."""
-    nonfinite: Literal["stop", "skip"]
-    """What to do about a step with a number that is not finite."""
-    skip_limit: int
-    """How many such steps may be skipped."""
     late: bool = False
     """Whether to read the outcome of a step one step late, so that the host does not wait for the device."""
 
@@ -91,15 +85,15 @@ class Job:
     def stale(self) -> StaleWeights:
         return self.member.stale
 
-    def batches(self, start: int, stop: int | None = None) -> Generator[Chunked | None]:
-        """Yield this rank's part of each batch, from step `start` on; None on a rank that only learns from twins."""
-        stop = self.stop if stop is None else stop
-        if self.place.role & (Role.CLEAN | Role.ATTACK):
-            assert self.place.chunks is not None
-            chunks = range(self.place.first_chunk, self.place.first_chunk + self.place.chunks)
-            yield from self.stream.batches(start, stop, chunks)
-        else:
-            yield from repeat(None, stop - start)
+    def feed(self, start: int) -> Generator[tuple[Chunked | None, Chunked | None]]:
+        """Yield what each step of this rank takes, from step `start` on."""
+        return self.member.feed(self.batches(start), self.stop)
+
+    def batches(self, start: int, stop: int | None = None) -> Generator[Chunked]:
+        """Yield this rank's part of each batch, from step `start` on."""
+        assert self.place.chunks is not None
+        chunks = range(self.place.first_chunk, self.place.first_chunk + self.place.chunks)
+        yield from self.stream.batches(start, self.stop if stop is None else stop, chunks)
 
 
 def check_fit(recipe: Recipe, world_size: int) -> Layout:
@@ -175,19 +169,17 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     attack = attack_of(recipe)
     check_copies(task.model, 2 + recipe.delay * world.is_main + (recipe.ema > 0))  # gradients, momentum, stale weights
     signal = SignalToNoise(task.model.parameters(), recipe.optimizer.gsnr) if recipe.optimizer.gsnr else None
-    member = build_member(
+    method = _method(recipe, task, attack, signal)
+    method.resume(start)
+    member = Member(
         world,
         layout,
         task.model,
-        partial(_method, recipe, task, attack, signal),
+        method,
         chunks=stream.chunks_per_step,
-        delay=recipe.delay,
         has_twins=partial(TwinShare.from_number(recipe.twin_share).has, recipe.seed),
         wire=_wire(recipe, task, attack),
-        keeps_stale=world.is_main,
     )
-    if member.handoff is not None:
-        member.handoff.announce(start, stop)
     return Job(
         task=task,
         member=member,
@@ -216,8 +208,6 @@ def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy
         save_steps=recipe.checkpoint.every or stream.steps_per_epoch,
         save_seconds=60 * recipe.checkpoint.minutes,
         evaluate_steps=recipe.eval_every * stream.steps_per_epoch,
-        nonfinite=recipe.nonfinite,
-        skip_limit=recipe.skip_limit,
         late=device.type != "cpu",
     )
 
@@ -245,13 +235,10 @@ def _method(recipe: Recipe, task: Task, attack: Attack, signal: SignalToNoise | 
 
 
 def _wire(recipe: Recipe, task: Task, attack: Attack) -> Wire:
-    """Return the message format of twins: pixels as bytes where that is exact, mixed labels as floats."""
-    shape, dtype = task.augment.shape(task.data.train), DTYPES[recipe.precision]
-    if mix_of(recipe):
-        classes = (len(task.data.train.classes),)
-        return Wire(recipe.chunk_size, shape, dtype, as_bytes=False, label_shape=classes, label_dtype=torch.float32)
+    """Return the message format of twins: pixels as bytes where that is exact."""
+    shape = (recipe.chunk_size, *task.augment.shape(task.data.train))
     as_bytes = attack.exact_as_bytes(from_images=METHODS[recipe.method].maker == Role.CLEAN)
-    return Wire(recipe.chunk_size, shape, dtype, as_bytes)
+    return Wire(shape, DTYPES[recipe.precision], as_bytes=as_bytes and not mix_of(recipe))
 
 
 def _rate(recipe: Recipe, steps: int) -> Schedule:

@@ -232,7 +232,7 @@ def _is_sound(about: Any) -> bool:
             "plain": list(plain),
             "position": {"seconds": int() | float() as seconds, **others},
         }:
-            counts = all(type(number) is int and 0 <= number < 2**63 for number in (step, others.get("skipped", 0)))
+            counts = type(step) is int and 0 <= step < 2**63
             texts = all(isinstance(name, str) for name in plain)
             flat = not any(isinstance(value, dict | list) for value in others.values())
             return counts and texts and flat and 0 <= seconds < math.inf

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conadv.ranks.collectives import World
+from conadv.ranks.world import World
 from conadv.task.data import Source
 from conadv.task.draws import permutation
 from conadv.task.evaluate import Evaluation, count_robust, count_twin_hits, evaluate

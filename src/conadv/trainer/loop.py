@@ -1,7 +1,9 @@
 """The training loop.
 
-one step:   batch ──► gradients of all ranks ──► outcome ──► update ──► log ──► evaluate, save
+one step:   batch ──► gradients of all ranks ──► update ──► outcome, log ──► evaluate, save
 on a GPU:   the outcome is read and logged one step later, so that the host does not wait for the device (`ledger.py`)
+
+A rank that only attacks takes the same loop: it has no gradients to update with, and weights come with each step.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from conadv.core.splitbn import update_running_stats
 from conadv.core.step import span
 
+from .adversary import RobustTest
 from .build import Job, Policy
 from .checkpoint import StateSaver
 from .evaluation import evaluate_task
@@ -24,7 +27,9 @@ from .metrics import Sinks
 from .profiling import Profile
 from .state import gather
 from .stop import StopRequest
-from .undo import Undo
+
+# Steps between two comparisons of the weights of the ranks; they are compared before each checkpoint, too.
+COMPARED = 100
 
 
 def run(
@@ -37,73 +42,71 @@ def run(
     profile: Profile,
 ) -> int:
     """Take the remaining steps, or stop early after a signal; return the number of that signal, or 0."""
-    undo = Undo(job.task.model, job.optimizer, job.ema)
-    ledger = Ledger(job, progress, policy, sinks, undo)
+    ledger = Ledger(job, sinks)
     first = progress.step
     began = time.monotonic() - progress.seconds
-    with closing(job.batches(progress.step)) as batches, closing(profile):
-        for now, ahead in job.member.feed(batches) if progress.step < job.stop else ():
+    with closing(job.feed(progress.step)) as feed, closing(profile):
+        for now, ahead in feed:
             profile.begin_step()
             job.protocol.begin_step(job.method, progress.step)
-            unread = job.member.step(now, ahead, request.signal or 0, saver.requests_save(policy.save_seconds))
-            step = TakenStep(progress.step, job.rate(progress.step), unread)
-            ledger.add(step)
-            job.stale.keep()
+            save = saver.requests_save(policy.save_seconds)
+            unread = job.member.step(now, ahead, request.signal or 0, save)
+            if job.method.step == progress.step:  # a rank that only attacks hears that the others have stopped
+                ledger.signal = unread.read().signal
+                break
+            ledger.log()  # the step before
+            rate = job.rate(progress.step)
             with span("update"):
-                _update(job, policy, step, undo)
+                _update(job, progress.step, rate)
+            progress.seconds = time.monotonic() - began
+            ledger.add(TakenStep(progress.step, rate, unread, progress.seconds))
             progress.step += 1
-            step.seconds = progress.seconds = time.monotonic() - began
             profile.end_step()
             saver.check()
             if progress.step == job.stop:
                 break
             saves = ledger.save_requested or progress.step % policy.save_steps == 0
             evaluates = policy.evaluate_steps > 0 and progress.step % policy.evaluate_steps == 0
-            if not policy.late or saves or evaluates or ledger.stop_signal:
-                ledger.read(step)  # an error ends the run before such weights are evaluated or saved
-                ledger.log(evaluate_task(job.task, job.world, job.ema) if evaluates else {})
-            if ledger.stop_signal:
+            if not policy.late or saves or evaluates or ledger.signal:
+                ledger.read()  # an error ends the run before such weights are evaluated or saved
+                ledger.log(evaluate(job) if evaluates else {})
+            if progress.step % COMPARED == 0:
+                job.member.check_weights(progress.step)
+            if ledger.signal:
                 break
-            if saves:
+            if ledger.save_requested or saves:
                 _save(job, progress, saver)
                 ledger.save_requested = False
     ledger.log()
-    job.member.drain()
+    job.member.drain(ledger.signal if progress.step < job.stop else 0)
     if progress.step > first:  # otherwise it is the state that was resumed from
         _save(job, progress, saver)
-    return ledger.stop_signal
+    return ledger.signal
 
 
-def _update(job: Job, policy: Policy, step: TakenStep, undo: Undo) -> None:
-    """Update weights and running statistics, unless the step has a number that is not finite.
-
-    If the outcome is read later, --nonfinite skip lets the device undo the update. With --nonfinite stop the run ends
-    before the next update, and saves nothing in between.
-    """
-    if step.outcome is not None and step.outcome.culprits is not None:
-        job.member.exchange.discard()
+def _update(job: Job, step: int, rate: float) -> None:
+    """Update weights and running statistics; after a step that was not finite the run ends, and saves nothing."""
+    if job.member.only_attacks:
         return
-    may_undo = step.outcome is None and policy.nonfinite == "skip"
-    if may_undo:
-        undo.keep()
-    _apply(job, step)
-    if may_undo:
-        undo.undo_unless(step.unread.finite)
-    undo.is_ready = True
-
-
-def _apply(job: Job, step: TakenStep) -> None:
     for group in job.optimizer.param_groups:
-        group["lr"] = step.rate
-    job.protocol.scale(job.task.model, step.number)
+        group["lr"] = rate
+    job.protocol.scale(job.task.model, step)
     if job.clip_norm:
         clip_grad_norm_(job.task.model.parameters(), job.clip_norm)
     update_running_stats(job.task.model)
     job.optimizer.step()
+    job.optimizer.zero_grad()
     job.ema.update()
 
 
+def evaluate(job: Job, robust: RobustTest | None = None) -> dict[str, float]:
+    """Evaluate the current weights on all ranks; those that only attack get them first."""
+    job.member.share_weights(job.ema.tensors().values())
+    return evaluate_task(job.task, job.world, job.ema, robust)
+
+
 def _save(job: Job, progress: Progress, saver: StateSaver) -> None:
+    job.member.check_weights(progress.step)
     state = partial(gather, job.task.model, job.optimizer, job.stale, job.ema)
     saver.save(progress.step, state, position=position(job, progress))
 
@@ -115,7 +118,6 @@ def position(job: Job, progress: Progress) -> dict[str, Any]:
         "layout": str(job.layout),
         "world_size": job.world.size,
         "steps": progress.step,
-        "skipped": progress.skipped,
         "seconds": progress.seconds,
         "images_per_second": images / progress.seconds if progress.seconds else 0.0,
     }

@@ -1,4 +1,4 @@
-"""Resume a run: find and check a checkpoint, restore the state, and regenerate the twins in flight."""
+"""Resume a run: find and check a checkpoint, restore the state, and evaluate again what the last step left behind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from conadv.core.algorithm import ConAdv
 
 from .build import Job
 from .checkpoint import Checkpoint, checkpoints, newest_whole
@@ -45,26 +47,19 @@ def find_checkpoint(folder: Path, expected: Expected, tell: Callable[[str], None
 
 def restore_job(job: Job, checkpoint: Checkpoint) -> Progress:
     """Restore a job from a checkpoint; every rank must call it."""
-    about = checkpoint.about
-    step = about["step"]
-    job.member.resume(step)
-    _prime(job, checkpoint, step)
+    step = checkpoint.about["step"]
+    versions = stale_versions(checkpoint.tensors)
+    if job.method.delay and not isinstance(job.method, ConAdv):
+        _prime(job, versions, step)
     restore(checkpoint.tensors, job.task.model, job.optimizer, job.stale, job.ema)
-    return Progress(step, about["position"]["seconds"], about["position"]["skipped"])
+    job.member.resume(step, versions)
+    return Progress(step, checkpoint.about["position"]["seconds"])
 
 
-def _prime(job: Job, checkpoint: Checkpoint, step: int) -> None:
-    """Regenerate the twins in flight, each with the weights of the step in which it was generated."""
-    twins = job.member.twins
-    if twins is None or job.layout.maker() not in job.place.role:
-        return
-    in_flight = twins.in_flight(step)
-    if not in_flight:
-        return
-    for number, version in zip(in_flight, stale_versions(checkpoint.tensors), strict=True):
-        if 0 <= number < job.stop:
+def _prime(job: Job, versions: list[dict[str, Tensor]], step: int) -> None:
+    """Evaluate again what the steps before left behind, each with its weights and its batch."""
+    for number, version in zip(range(step - len(versions), step), versions, strict=True):
+        if number >= 0:
             job.task.model.load_state_dict(version)
             with closing(job.batches(number, number + 1)) as batches:
-                batch = next(batches)
-                assert batch is not None
-                twins.prime(batch, number)
+                job.member.prime(next(batches), number)

@@ -15,7 +15,7 @@ from conadv import bf16
 from conadv.atomic import replace_file
 from conadv.catalog import METHODS
 from conadv.config import RESUMABLE, Recipe, check_run_folder, flatten
-from conadv.ranks.collectives import World, own_device
+from conadv.ranks.world import World, own_device
 
 from .adversary import RobustTest
 from .best import FILE as BEST
@@ -33,7 +33,7 @@ from .resume import Expected, find_checkpoint
 from .state import average_weights, expected_tensors, fill_state, load_model
 
 # Progress of a run in a checkpoint, in the order of a summary.
-_POSITION = ("layout", "world_size", "steps", "skipped", "seconds", "images_per_second")
+_POSITION = ("layout", "world_size", "steps", "seconds", "images_per_second")
 
 
 def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool = False) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from conadv.core.splitbn import plain_state_dict
 from conadv.core.twins import TwinShare
 from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.ranks.choose import slow_attack
-from conadv.ranks.collectives import World, joined
+from conadv.ranks.faults import guarded
 from conadv.ranks.launch import local_rank, world_size
 from conadv.ranks.layout import Layout
-from conadv.ranks.outcome import DriftError, NotFiniteError
-from conadv.ranks.watch import watched
+from conadv.ranks.member import StepError
+from conadv.ranks.world import World, joined
 from conadv.sinks import SINKS, Gallery, Sink, check_sinks
 from conadv.task.stream import Stream
 
@@ -27,12 +27,11 @@ from .best import BestWeights
 from .build import Job, build_job, build_policy, build_stream, check_fit, method_of, with_chunk_size
 from .build_task import Task, build_task, final_test, network_facts, open_task_data, resolved
 from .checkpoint import Checkpoint, CheckpointSaver, NullSaver, StateSaver
-from .evaluation import evaluate_task
 from .fingerprint import data_facts, software_facts
 from .folder import RunFolder, default_folder, holds, resume_command, versions, write_summary
 from .kernels import compiler_errors, kernels
 from .ledger import Progress
-from .loop import position, run
+from .loop import evaluate, position, run
 from .metrics import Callbacks, Metrics, Sinks
 from .preview import preview
 from .profiling import Profile
@@ -45,7 +44,7 @@ from .trained import expected, facts
 # Flags that may differ between machines. The content of the data is compared separately.
 _MACHINE_FLAGS = ("threads", "data.path", "data.workers")
 # Errors that all ranks raise together.
-_AGREED = (AgreedError, Interrupted, NotFiniteError, DriftError)
+_AGREED = (AgreedError, Interrupted, StepError)
 
 
 def train(
@@ -71,9 +70,9 @@ def train(
     layout = check_fit(recipe, world_size())
     with (
         listening(owns_process) as request,
-        joined(recipe.timeout) as world,
+        joined(recipe.timeout, main=layout.learners()[0]) as world,
         _run_folder(recipe, folder, resume, world) as place,
-        watched(world, layout, _AGREED, place.close) as end_all,
+        guarded(world, layout, _AGREED, place.close, lambda: request.signal is not None) as end_all,
         compiler_errors(),
     ):
         to_resume = f"to resume: {resume_command(place.path, recipe.model, recipe.data.path)}"
@@ -101,7 +100,7 @@ def train(
                     tell(f"stopped after step {progress.step}; {to_resume}")
                     world.barrier()  # torchrun ends all ranks when one exits, and rank 0 may still be writing
                     raise Interrupted(signal_number)
-                evaluation = evaluate_task(task, world, job.ema, final_test(recipe))
+                evaluation = evaluate(job, final_test(recipe))
                 optional.log(progress.step, evaluation)
             summary = {**facts(resolved(recipe, task.data)), **position(job, progress), **evaluation}
             if world.is_main:
