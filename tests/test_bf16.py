@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import conadv
-from conadv import bf16, config
+from conadv import bf16, cli, config
 from support import tiny
 from support.launcher import Torchrun
 
@@ -102,7 +102,8 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_run_on_a_processor_that_dies_trains_and_can_be_evaluated(dying, tmp_path):
     dying(LIMITED)
     run = str(tmp_path / "run")
-    done = command("train", "digits", "--precision", "bf16", "--max-steps", "2", "--quiet", "--run-dir", run)
+    words = "train digits --precision bf16 --max-steps 2 --model resnet8 --width 4 --quiet --run-dir"
+    done = command(*words.split(), run)
     assert (done.returncode, done.stderr) == (0, NOTE + "\n")
     assert 'precision = "bfloat16"' in (tmp_path / "run" / "config.toml").read_text()
     done = command("eval", run)
@@ -120,20 +121,20 @@ def test_ranks_try_it_once_and_all_set_the_limit(dying, tmp_path):
     assert launcher.said().count(NOTE) == 1
 
 
-def test_a_run_that_cannot_work_ends_with_a_line_and_leaves_no_folder(dying, tmp_path):
+def test_a_run_that_cannot_work_ends_with_a_line_and_leaves_no_folder(dying, tmp_path, capsys):
     dying(NEVER)
     run = tmp_path / "run"
-    done = command("train", "digits", "--precision", "bfloat16", "--quiet", "--run-dir", str(run))
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: bfloat16 crashes on this processor")
-    assert done.stderr.count("\n") == 1
+    assert cli.main(["train", "digits", "--precision", "bfloat16", "--quiet", "--run-dir", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: bfloat16 crashes on this processor")
     assert not run.exists()
 
 
-def test_a_run_in_float32_tries_nothing(dying, tmp_path):
-    dying(NEVER)
-    done = command("train", "digits", "--max-steps", "1", "--quiet", "--run-dir", str(tmp_path / "run"))
-    assert (done.returncode, done.stderr) == (0, "")
+def test_a_run_in_float32_tries_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bf16, "_try", pytest.fail)
+    words = tiny.words(precision="float32", max_steps=1)
+    assert cli.main(["train", *words, "--quiet", "--run-dir", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_training_from_python_names_the_variable_since_it_may_be_too_late_to_set_it(dying, tmp_path):
