@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from conadv import cli
 from conadv.config import Data, Recipe, load_recipe, recipe_of_run
 from conadv.core.branches import split_layers
 from conadv.core.roles import Role
+from conadv.core.splitbn import plain_state_dict
 from conadv.task.data import open_data
 from conadv.trainer import build_task
 from conadv.trainer.build import build_policy, check_fit, method_of, with_chunk_size
@@ -191,3 +193,26 @@ def test_a_run_shows_the_chunk_size_and_keeps_it_when_resumed(tmp_path, capsys):
     assert recipe_of_run(run).chunk_size == 45
     assert cli.main(["train", "--resume", run, "--max-steps", "2", "--quiet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["chunk_size"] == 45
+
+
+def test_a_run_starts_from_the_weights_of_a_file_and_an_evaluation_does_not_look_for_them(tmp_path):
+    torch.manual_seed(3)
+    trained = {name: torch.randn_like(one) for name, one in tiny.net(10, 1).state_dict().items() if one.dim()}
+    trained |= {name: one for name, one in tiny.net(10, 1).state_dict().items() if not one.dim()}
+    save_file(trained, tmp_path / "trained.safetensors")
+    recipe = tiny.recipe(pretrained=str(tmp_path / "trained.safetensors"))
+    task = build_task.build_task(recipe, torch.device("cpu"), trains=True)
+    found = plain_state_dict(task.model)
+    assert all(torch.equal(found[name], one.to(found[name].dtype)) for name, one in trained.items())
+    assert any("trained.safetensors" in note for note in task.data.notes)
+    (tmp_path / "trained.safetensors").unlink()
+    build_task.build_task(recipe, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"trained\.safetensors"):
+        build_task.build_task(recipe, torch.device("cpu"), trains=True)
+    with pytest.raises(ValueError, match="no pretrained weights"):
+        build_task.build_task(tiny.recipe(pretrained=True), torch.device("cpu"), trains=True)
+
+
+def test_attackers_that_nobody_starts_are_refused():
+    with pytest.raises(ValueError, match="drop --attackers"):
+        check_fit(tiny.recipe(attackers=2), 1)

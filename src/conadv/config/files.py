@@ -77,15 +77,15 @@ def load_recipe(name: str | Path | None, overrides: Mapping[str, object] | None 
     Returns:
         The recipe, checked: a wrong name or value is a ValueError of one line.
     """
-    changes = {key: "none" if value is None else value for key, value in (overrides or {}).items()}
+    changes = _without_none(overrides or {})
     path = _file_of(name, changes)
     return _parse(changes, _below(_read(path), changes, path) if path else {}, path)
 
 
 def override(recipe: Recipe, overrides: Mapping[str, object]) -> Recipe:
     """The recipe with some values changed, by dotted key, under the same rules as flags over a file."""
-    values = {key: "none" if value is None else value for key, value in flatten(recipe).items()}
-    return _parse(overrides, _below(values, overrides), None)
+    changes = _without_none(overrides)
+    return _parse(changes, _below(_without_none(flatten(recipe)), changes), None)
 
 
 def check_run_folder(run: str | Path) -> Path:
@@ -274,6 +274,10 @@ def _below(values: Mapping[str, Any], changes: Mapping[str, Any], path: Path | N
                 f"--{key} {show(str(kept[key]))}"
             )
     return kept
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: "none" if value is None else value for key, value in values.items()}
 
 
 def _source(values: Mapping[str, Any], path: Path | None) -> Dict:

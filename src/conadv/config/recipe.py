@@ -3,8 +3,6 @@
 The defaults are for photographs: the paper's, or those of the authors' code where the paper has none for small batches.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
