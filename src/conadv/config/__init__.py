@@ -5,8 +5,6 @@ from .files import (
     check_run_folder,
     dump_recipe,
     find_recipe,
-    flag,
-    flatten,
     load_recipe,
     override,
     read_toml,
@@ -14,7 +12,7 @@ from .files import (
     recipe_of_run,
     sealed,
 )
-from .recipe import AttackFields, CheckpointFields, Data, Optimizer, Recipe, Schedule
+from .recipe import AttackFields, CheckpointFields, Data, Optimizer, Recipe, Schedule, flag, flatten
 
 __all__ = [
     "RESUMABLE", "AttackFields", "CheckpointFields", "Data", "Optimizer", "Recipe", "Schedule", "check_run_folder",

@@ -1,4 +1,14 @@
-"""What to write instead of fields that left with version 1.0, and of flags that other programs have."""
+"""What is said about mistakes: the field that is meant, or what to write instead of one that left with version 1.0."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from cyclopts import CycloptsError, UnknownOptionError
+
+from .fields import did_you_mean, one_line, show
+from .recipe import Recipe, flag, flatten
 
 _OWN_LOOP = "drop it, or choose it in your own loop (docs/own-loop.md)"
 _DEVICE = "drop it: a run uses a GPU if PyTorch sees one; CUDA_VISIBLE_DEVICES= hides them"
@@ -28,3 +38,34 @@ ADVICE = {
     "output_dir": "pass --run-dir DIR",
     **dict.fromkeys(("amp", "fp16", "bf16"), "write precision = 'bf16', or --precision bf16 as a flag"),
 }
+
+
+def explain(error: CycloptsError) -> str:
+    """What is wrong with a flag or a file, in one line that ends with what to do."""
+    text, token = str(error), getattr(error, "token", None)
+    if isinstance(error, UnknownOptionError):
+        text = _unknown((error.token.keyword or error.token.value).partition("=")[0], error) or text
+    tokens = [token] if token else error.argument.tokens if error.argument else []
+    source = next((token.source for token in tokens if token.source not in ("", "cli")), "")
+    text = re.sub(r"\[([\w.-]+)\]", r"\1", text, count=1)  # cyclopts writes [attack.epsilon] for a key of a file
+    return one_line(text if source in text else f"{source}: {text}")
+
+
+def _unknown(given: str, error: CycloptsError) -> str:
+    """What to write instead of a field that left, or of a flag that other programs have; empty if nothing is known."""
+    key = given.lstrip("-").replace("][", ".").strip("[]").replace("-", "_")
+    if key in GPUS:
+        words = list(error.root_input_tokens or ())
+        place = next((number for number, word in enumerate(words) if word.partition("=")[0] == given), len(words))
+        width = 1 if "=" in "".join(words[place : place + 1]) else 2
+        count = words[place : place + width][-1:] or ["8"]
+        rest = ["--run-dir" if word == "--run" else word for word in words[:place] + words[place + width :]]
+        command = f"torchrun --nproc-per-node {count[0].rpartition('=')[2]} -m conadv {shlex.join(rest)}"
+        return f"{given}: {ADVICE[key]}: {command}"
+    if key in ADVICE:
+        return f"{given}: {ADVICE[key]}"
+    known = list(flatten(Recipe()))
+    same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2] and flag(other) != given]
+    if given.startswith("-"):
+        return f"unknown option {given}; did you mean {flag(same[0])}?" if same else ""
+    return f"unknown field {show(key)}" + (f"; did you mean {same[0]}?" if same else did_you_mean(key, known))

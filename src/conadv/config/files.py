@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Dict
 
 from conadv.catalog import is_callable, names_dataset
 
-from .advice import ADVICE, GPUS
-from .fields import did_you_mean, show, spell
-from .recipe import Recipe
+from .advice import ADVICE, explain
+from .fields import did_you_mean, one_line, show, spell
+from .recipe import Recipe, flag, flatten
 
 # What may change when a run is resumed: it does not affect the results.
 RESUMABLE = (
@@ -36,23 +34,6 @@ RESUMABLE = (
 _LARGEST = 1_000_000
 # Before the digest of what follows, in the first line of a config.toml.
 _SEAL = "# sha256 "
-
-
-def flatten(recipe: Recipe) -> dict[str, Any]:
-    """The values of a recipe by their dotted keys, in the order of its fields."""
-    values: dict[str, Any] = {}
-    for field in fields(recipe):
-        value = getattr(recipe, field.name)
-        if is_dataclass(value):
-            values |= {f"{field.name}.{inner.name}": getattr(value, inner.name) for inner in fields(value)}
-        else:
-            values[field.name] = value
-    return values
-
-
-def flag(key: str) -> str:
-    """The flag of a field: --batch-size for batch_size."""
-    return "--" + key.replace("_", "-")
 
 
 def recipe_names() -> list[str]:
@@ -150,43 +131,6 @@ def flags_over_file(app: App, commands: tuple[str, ...], arguments: ArgumentColl
     path = check_run_folder(given["--resume"]) if "--resume" in given else _file_of(given.get("RECIPE"), changes)
     if path:
         _source(_below(_read(path), changes, path), path)(app, commands, arguments)
-
-
-def explain(error: CycloptsError) -> str:
-    """What is wrong with a flag or a file, in one line that ends with what to do."""
-    text, token = str(error), getattr(error, "token", None)
-    if isinstance(error, UnknownOptionError):
-        text = _unknown((error.token.keyword or error.token.value).partition("=")[0], error) or text
-    tokens = [token] if token else error.argument.tokens if error.argument else []
-    source = next((token.source for token in tokens if token.source not in ("", "cli")), "")
-    text = re.sub(r"\[([\w.-]+)\]", r"\1", text, count=1)  # cyclopts writes [attack.epsilon] for a key of a file
-    return one_line(text if source in text else f"{source}: {text}")
-
-
-def _unknown(given: str, error: CycloptsError) -> str:
-    """What to write instead of a field that left, or of a flag that other programs have; empty if nothing is known."""
-    key = given.lstrip("-").replace("][", ".").strip("[]").replace("-", "_")
-    if key in GPUS:
-        words = list(error.root_input_tokens or ())
-        place = next((number for number, word in enumerate(words) if word.partition("=")[0] == given), len(words))
-        width = 1 if "=" in "".join(words[place : place + 1]) else 2
-        count = words[place : place + width][-1:] or ["8"]
-        rest = shlex.join(words[:place] + words[place + width :])
-        return f"{given}: {ADVICE[key]}: torchrun --nproc-per-node {count[0].rpartition('=')[2]} -m conadv {rest}"
-    if key in ADVICE:
-        return f"{given}: {ADVICE[key]}"
-    known = list(flatten(Recipe()))
-    same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2] and flag(other) != given]
-    if given.startswith("-"):
-        return f"unknown option {given}; did you mean {flag(same[0])}?" if same else ""
-    return f"unknown field {show(key)}" + (f"; did you mean {same[0]}?" if same else did_you_mean(key, known))
-
-
-def one_line(text: str) -> str:
-    """A text of any length and content as one line that a terminal can show."""
-    plain = "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
-    plain = " ".join(plain.split())
-    return plain if len(plain) <= 900 else f"{plain[:600]} ... {plain[-250:]}"
 
 
 def read_toml(path: Path) -> tuple[str, dict[str, Any]]:

@@ -3,8 +3,8 @@
 The defaults are for photographs: the paper's, or those of the authors' code where the paper has none for small batches.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -322,3 +322,20 @@ class Recipe:
                 "attack.targeted goes towards one wrong label, and mixed images have several right ones: "
                 "drop --attack.targeted, or --data.mixup and --data.cutmix"
             )
+
+
+def flatten(recipe: Recipe) -> dict[str, Any]:
+    """The values of a recipe by their dotted keys, in the order of its fields."""
+    values: dict[str, Any] = {}
+    for field in fields(recipe):
+        value = getattr(recipe, field.name)
+        if is_dataclass(value):
+            values |= {f"{field.name}.{inner.name}": getattr(value, inner.name) for inner in fields(value)}
+        else:
+            values[field.name] = value
+    return values
+
+
+def flag(key: str) -> str:
+    """The flag of a field: --batch-size for batch_size."""
+    return "--" + key.replace("_", "-")
