@@ -52,6 +52,8 @@ def settings() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
                 yield name, common, loop
             continue
         for share, branch, weight in itertools.product(("1", "1/2"), ("adv", "main"), (0.3, 0.5, 1)):
+            if share != "1" and chunk_size is None:
+                continue  # a share is one of the chunks
             if weight < 1 or (branch == "main" and share == "1" and name != "recycled"):
                 yield name, {**common, "twin_share": share, "twin_branch": branch, "adv_weight": weight}, loop
 

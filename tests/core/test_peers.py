@@ -19,7 +19,7 @@ DIFFER = "the methods of the ranks differ: {}; create them with the same argumen
         ({}, {"attack": {"norm": "l2"}}, "norm is linf on rank 0 and l2 on rank 1"),
         ({}, {"delay": 2}, "delay is 1 on rank 0 and 2 on rank 1"),
         ({}, {"adv_weight": 0.3}, "adv_weight is 0.5 on rank 0 and 0.3 on rank 1"),
-        ({"twin_share": "1/4"}, {}, "twin_share is 0.25 on rank 0 and 1.0 on rank 1"),
+        ({"twin_share": "1/4", "chunk_size": 2}, {"chunk_size": 2}, "twin_share is 0.25 on rank 0 and 1.0 on rank 1"),
         ({}, {"method": "recycled"}, "method is ConAdv on rank 0 and Recycled on rank 1"),
         ({"method": "sam"}, {"method": "sam", "rho": 0.5}, "rho is 0.05 on rank 0 and 0.5 on rank 1"),
         ({"method": "sam"}, {"method": "vanilla"}, "method is Sam on rank 0 and Vanilla on rank 1"),

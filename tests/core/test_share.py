@@ -50,6 +50,11 @@ def test_shares_outside_of_the_batch_are_refused(share: float | str) -> None:
         TwinShare.from_number(share)
 
 
+def test_a_share_of_a_batch_without_chunks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"twin_share 0\.25: a part of the chunks of each batch, so pass chunk_size"):
+        Recycled(split_batchnorm(small_cnn()), F.cross_entropy, PGD(0.1), twin_share=0.25)
+
+
 def test_a_share_that_does_not_divide_the_chunks_says_what_fits() -> None:
     method = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, PGD(0.1), twin_share="1/3", chunk_size=2)
     with pytest.raises(ValueError, match="take a number of chunks that 3 divides"):
@@ -60,15 +65,12 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in (model[0].weight, model[7].weight)]
 
 
-@pytest.mark.parametrize("chunk_size", [2, None])
 @pytest.mark.parametrize("as_loss", [True, False])
-def test_the_loss_takes_the_mean_over_the_twins(chunk_size: int | None, as_loss: bool) -> None:
+def test_the_loss_takes_the_mean_over_the_twins(as_loss: bool) -> None:
     """By definition: (1 - w)·clean + w·mean over the twins, of copies of the model in plain PyTorch."""
     model = split_batchnorm(small_cnn())
     attack = PGD(0, random_start=0)  # the twins are the images that were chosen
-    method = ConAdv(
-        model, F.cross_entropy, attack, delay=0, twin_share="1/4", adv_weight=0.3, chunk_size=chunk_size, seed=1
-    )
+    method = ConAdv(model, F.cross_entropy, attack, delay=0, twin_share="1/4", adv_weight=0.3, chunk_size=2, seed=1)
     images, labels = small_batches(1)[0]
     seen: list[tuple[Tensor, Tensor]] = []
     take = method.twins.take
@@ -79,30 +81,19 @@ def test_the_loss_takes_the_mean_over_the_twins(chunk_size: int | None, as_loss:
         method((images, labels))
     assert len(seen) == 1 and len(seen[0].images) == 2
     reference = small_cnn()
-    for x, y in zip(images.split(chunk_size or 8), labels.split(chunk_size or 8), strict=True):
+    for x, y in zip(images.split(2), labels.split(2), strict=True):
         (0.7 * F.cross_entropy(reference(x), y) * len(x) / 8).backward()
     (0.3 * F.cross_entropy(reference(seen[0].images), seen[0].labels)).backward()
     for one, other in zip(gradients(model), gradients(reference), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    reported = F.cross_entropy(small_cnn()(seen[0].images), seen[0].labels).detach()
+    torch.testing.assert_close(method.losses.adv, reported)
 
 
-@pytest.mark.parametrize("chunk_size", [2, None])
-def test_the_reported_loss_is_the_mean_over_the_twins(chunk_size: int | None) -> None:
-    model = split_batchnorm(small_cnn())
-    method = ConAdv(model, F.cross_entropy, PGD(0, random_start=0), delay=0, twin_share="1/4", chunk_size=chunk_size)
-    seen: list[tuple[Tensor, Tensor]] = []
-    take = method.twins.take
-    method.twins.take = lambda *asked: seen.append(twin := take(*asked)) or twin  # type: ignore[method-assign]
-    losses = method(small_batches(1)[0])
-    assert len(seen) == 1
-    torch.testing.assert_close(losses.adv, F.cross_entropy(small_cnn()(seen[0].images), seen[0].labels).detach())
-
-
-@pytest.mark.parametrize("chunk_size", [2, None])
 @pytest.mark.parametrize("as_loss", [True, False])
-def test_recycled_learns_from_a_share_of_the_last_batch(chunk_size: int | None, as_loss: bool) -> None:
+def test_recycled_learns_from_a_share_of_the_last_batch(as_loss: bool) -> None:
     model = split_batchnorm(small_cnn())
-    method = Recycled(model, F.cross_entropy, PGD(0), twin_share="1/2", chunk_size=chunk_size, seed=1)
+    method = Recycled(model, F.cross_entropy, PGD(0), twin_share="1/2", chunk_size=2, seed=1)
     batches = small_batches(4)
     for number, batch in enumerate(batches):
         twins = method.state_dict() if number else {}
@@ -129,12 +120,6 @@ def test_the_work_is_what_the_share_says(make, share: str) -> None:
     assert 1 + 5 / 3 * fraction - 1e-9 <= ratio <= 1 + 5 / 3 * fraction + 0.25 * fraction
 
 
-@pytest.mark.parametrize(("images", "twins"), [(1, 1), (2, 2), (5, 2), (16, 4)])
-def test_a_small_last_batch_has_two_twins_for_batchnorm(images: int, twins: int) -> None:
-    chosen = TwinShare.from_number("1/4").images_of(Batch(torch.zeros(images, 3), None), seed=1)
-    assert chosen is not None and len(chosen) == twins
-
-
 class TwoInputs(nn.Module):
     """A network that takes one more number for each image."""
 
@@ -150,12 +135,12 @@ class TwoInputs(nn.Module):
 def test_twins_keep_the_further_inputs_of_their_images(kind) -> None:
     torch.manual_seed(0)
     model = TwoInputs().double()
-    method = kind(model, F.cross_entropy, PGD(0), twin_share=0.5, input_name="image", batch=_with_age, seed=1)
+    method = kind(
+        model, F.cross_entropy, PGD(0), twin_share=0.5, chunk_size=4, input_name="image", batch=_with_age, seed=1
+    )
     images, labels, ages = torch.rand(8, 3, 2, 2).double(), torch.arange(8) % 3, torch.rand(8).double()
-    own = method._step
-    chosen = own.chosen(TwinShare(1, 2), Batch(images, labels), 0, 0)
-    assert chosen is not None and len(chosen) == 4
     losses = method((images, labels, ages))
+    (chosen,) = [slice(4 * k, 4 * k + 4) for k in range(2) if method._step.has_twin(method.share, 0, k)]
     expected = F.cross_entropy(model(images[chosen], ages[chosen]), labels[chosen])
     torch.testing.assert_close(losses.adv, expected.detach(), rtol=1e-12, atol=1e-12)
 

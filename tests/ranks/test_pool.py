@@ -374,8 +374,8 @@ def test_what_cannot_use_a_pool_says_so():
         conadv.Vanilla(model, F.cross_entropy, chunksize=2)
 
 
-def test_autocast_share_and_half_of_the_images():
-    for settings in ({"autocast": torch.bfloat16}, {"twin_share": "1/2"}, {"twin_share": "1/2", "chunk_size": None}):
+def test_autocast_and_a_share_of_the_chunks():
+    for settings in ({"autocast": torch.bfloat16}, {"twin_share": "1/2"}):
         pooled = train(pool(2), **settings)
         assert total(pooled[2], "pool") > 0
         assert_equal(pooled, train(**settings))

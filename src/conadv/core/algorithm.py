@@ -21,10 +21,10 @@ from typing import Any, Unpack, final
 from torch import Tensor, nn
 
 from .attack import Attack, Loss
-from .batch import Batch, select
+from .batch import Batch
 from .roles import Role
 from .step import Common, Method, Pass, WithTwins
-from .twins import Elsewhere, Left, Local, Twins, TwinShare
+from .twins import Elsewhere, Left, Local, Twins
 
 
 @final
@@ -67,8 +67,8 @@ class ConAdv(WithTwins):
         delay: age, in updates of the weights, of those that twins are generated with.
         adv_weight: share of the twins in the loss; the clean images have the rest. 1, robust training: there is no
             clean pass, the running statistics are those of the twins, and `twin_branch` must be "main".
-        twin_share: the part of a batch's chunks that gets twins, such as "1/4"; other chunks in each step. Without
-            chunks: the part of its images. The loss takes the mean over the twins.
+        twin_share: the part of a batch's chunks that gets twins, such as "1/4"; other chunks in each step. The loss
+            takes the mean over the twins.
         twin_branch: the BatchNorm branch that twins go through. "adv", as in the paper: they have their own statistics
             and affine parameters. "main": the affine parameters are those of the images; twins are normalized with
             the statistics of their batch, and the running statistics remain those of the images. The attack then goes
@@ -101,8 +101,7 @@ class ConAdv(WithTwins):
             raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
         super().__init__(model, loss, common, twin_branch, shuffle_twins)
         self._delay = delay
-        self.share = TwinShare.from_number(twin_share)
-        self._set(attack, adv_weight)
+        self._begin(attack, adv_weight, twin_share)
         local = Local(model, delay, self.twin)
         self.twins: Twins = local if twins is None else twins.over(self, local)
 
@@ -118,7 +117,7 @@ class ConAdv(WithTwins):
 
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
         """The second loop ("obtain adv examples"). `twins` decides when: `Local` calls it with θ_{t-τ} in the model."""
-        return self._step.attack(self.attack, self.share, t, k, chunk)
+        return self._step.attack(self.attack, t, k, chunk)
 
     @property
     def delay(self) -> int:
@@ -170,8 +169,7 @@ class Recycled(WithTwins):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(model, loss, common, twin_branch, shuffle_twins)
-        self.share = TwinShare.from_number(twin_share)
-        self._set(attack, adv_weight)
+        self._begin(attack, adv_weight, twin_share)
         self.twins: Left = Left(model, self.twin)
 
     def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
@@ -206,12 +204,9 @@ class Recycled(WithTwins):
 
     def _along(self, batch: Batch, scale: float, t: int, k: int, gradient: Tensor) -> Batch:
         """The twins of a chunk from the gradient of its loss, which was a scaled mean; that of an attack is a sum."""
-        chosen = self._step.chosen(self.share, batch, t, k)
         gradient = gradient / (scale / len(batch.images))
-        some = select(batch, chosen)
-        seed = self._step.attack_seed(t, k)
-        images = self.attack.along(some.images, gradient if chosen is None else gradient[chosen], seed)
-        return Batch(images, some.labels, extra=some.extra)
+        images = self.attack.along(batch.images, gradient, self._step.attack_seed(t, k))
+        return Batch(images, batch.labels, extra=batch.extra)
 
     def _check(self, attack: Attack, adv_weight: float) -> None:
         attack.check_reusable()

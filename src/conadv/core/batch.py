@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -71,21 +71,6 @@ def as_batch(item: Any) -> Batch:
         f"the loader yields a {what}, not (images, labels) as tensors: say how to get them, such as "
         f"batch=lambda item: conadv.Batch({example})"
     )
-
-
-def select(batch: Batch, images: Tensor | None) -> Batch:
-    """Some images of a batch, by their numbers, with their labels and extra inputs; None: all of them."""
-    if images is None:
-        return batch
-    size = len(batch.images)
-
-    def one(tensor: Tensor) -> Tensor:
-        return tensor[images] if tensor.dim() and len(tensor) == size else tensor
-
-    def some(values: Any) -> Any:
-        return tree_map_only(Tensor, one, values)
-
-    return replace(batch, images=one(batch.images), labels=some(batch.labels), augmented=None, extra=some(batch.extra))
 
 
 def regrouped(batches: Sequence[Batch], order: Tensor) -> list[Batch]:

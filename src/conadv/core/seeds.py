@@ -20,8 +20,7 @@ _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
 # What a random number is for, so that different purposes have different seeds: of a method, mix(seed, purpose, ...),
 _ATTACK, _PASS, CHOICE_OF_TWINS, ORDER_OF_TWINS = 1, 2, 3, 4
-# and of an attack, mix(seed of the attack, purpose, ...). Without chunks, the images that get twins are chosen with the
-# seed of the attack, too: that number is the one of TARGET, and a targeted attack draws from it again.
+# and of an attack, mix(seed of the attack, purpose, ...).
 START, MOVED, TARGET, NOISE, ATTACK_PASS = 1, 2, 3, 4, 5
 _BRANCH_NUMBER = {"main": 0, "aug": 1, "adv": 2}
 

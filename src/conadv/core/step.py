@@ -30,7 +30,7 @@ from conadv.wrappers import (
 )
 
 from .attack import Attack, Call, Loss, call_by_name, call_plainly, check_attack, input_gradient, without_trace
-from .batch import Batch, Chunked, Feed, as_batch, count_chunks, cut, select, to_device, to_pixels
+from .batch import Batch, Chunked, Feed, as_batch, count_chunks, cut, to_device, to_pixels
 from .branches import marked, split_layers
 from .roles import ALONE, Place, Role
 from .seeds import Seeds, untouched_randomness
@@ -270,7 +270,7 @@ class Step:
 
     def adversarial(self, twin: Batch, k: int, weight: float, share: TwinShare) -> list[Pass]:
         """The passes after the twins of chunk k have come, such that the mean over all twins of a step has `weight`."""
-        part = 1.0 if self.chunk_size is None else float(share)
+        part = float(share)
         assert self.twin_branch is not None
         # The running statistics of the main branch are those of the images, unless nothing is learnt from these.
         counted = self.twin_branch == "adv" or weight == 1
@@ -284,27 +284,19 @@ class Step:
         """How many chunks of the batch of this step get twins; None on the ranks of a layout, which share them out."""
         if self._joined:
             return None
-        return self.count if self.chunk_size is None else share.count(self.count)
+        return share.count(self.count)
 
     def has_twin(self, share: TwinShare, t: int, k: int) -> bool:
-        """Whether chunk k of the batch of step t gets twins; without chunks, some of its images do."""
-        if self.chunk_size is None or share.some == share.of:
+        """Whether chunk k of the batch of step t gets twins."""
+        if share.some == share.of:
             return True
         if k == 0:
             self.count_twins(share)  # raises an error if the share does not fit
         offset = self.place.chunk_offset
         return share.has(self.seeds.root, t, self.place.first_chunk - offset, offset + k)
 
-    def chosen(self, share: TwinShare, chunk: Batch, t: int, k: int) -> Tensor | None:
-        """Which images of a chunk get twins, by number; None: all of them."""
-        if self.chunk_size is not None or share.some == share.of:
-            return None
-        return share.images_of(chunk, self.attack_seed(t, k))
-
-    def attack(self, attack: Attack, share: TwinShare, t: int, k: int, chunk: Batch) -> Batch:
+    def attack(self, attack: Attack, t: int, k: int, chunk: Batch) -> Batch:
         """Attack chunk k of the batch of step t, with the weights that the model has."""
-        chosen = self.chosen(share, chunk, t, k)
-        chunk = chunk if chosen is None else select(chunk, chosen)
         self.checks.look_at_images(attack, chunk.images)
         with span("attack"), precision(self.model), self._autocasting():
             seed, call = self.attack_seed(t, k), self._call(chunk)
@@ -601,6 +593,12 @@ class WithTwins(Method):
     @abstractmethod
     def _check(self, attack: Attack, adv_weight: float) -> None:
         """Refuse an attack, or a weight, that the method cannot take."""
+
+    def _begin(self, attack: Attack, adv_weight: float, twin_share: float | str) -> None:
+        self.share = TwinShare.from_number(twin_share)
+        if self.share.of > 1 and self._step.chunk_size is None:
+            raise ValueError(f"twin_share {twin_share}: a part of the chunks of each batch, so pass chunk_size, too")
+        self._set(attack, adv_weight)
 
     def _set(self, attack: Attack, adv_weight: float) -> None:
         check_attack(attack)

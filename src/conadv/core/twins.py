@@ -245,14 +245,6 @@ class TwinShare:
         order = sorted(range(self.of), key=lambda other: mix(seed, CHOICE_OF_TWINS, batch, group, other))
         return place in order[: self.some]
 
-    def images_of(self, chunk: Batch, seed: int) -> Tensor | None:
-        """The numbers of the images that get twins, if a batch is not cut into chunks; None: all of them."""
-        if self.some == self.of:
-            return None
-        size = len(chunk.images)
-        wanted = max(min(2, size), round(size * float(self)))  # BatchNorm needs two
-        return uniform((size,), mix(seed, CHOICE_OF_TWINS), chunk.images).argsort()[:wanted].sort().values
-
 
 class Shuffle:
     """Twins are learnt in other chunks than they were attacked in, so that no statistics of a chunk give labels away.

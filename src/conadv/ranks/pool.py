@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from conadv.core.algorithm import ConAdv
 from conadv.core.attack import Attack, Loss
-from conadv.core.batch import Batch, Chunked, cut, select
+from conadv.core.batch import Batch, Chunked, cut
 from conadv.core.roles import Place
 from conadv.core.state import State
 from conadv.core.step import Common, Step
@@ -143,11 +143,10 @@ class Attacker:
             self._loaded = work.number, version
         images, labels, extra = tree_map_only(Packed, lambda packed: packed.unpack()[0], piece)
         chunk = next(self._step.chunks(Chunked(1, [Batch(images, labels, extra=extra)])))
-        twin = self._step.attack(work.attack, work.share, t, k, chunk).images
+        twin = self._step.attack(work.attack, t, k, chunk).images
         if images.dtype == torch.uint8 and work.attack.exact_as_bytes(from_images=False):
             levels = twin.mul(255).round_().to(torch.uint8)
-            own = select(chunk, self._step.chosen(work.share, chunk, t, k)).images
-            if torch.equal(from_levels(levels, own, work.attack, self._step.attack_seed(t, k)), twin):
+            if torch.equal(from_levels(levels, chunk.images, work.attack, self._step.attack_seed(t, k)), twin):
                 twin = levels
         return pack(twin), began, time.time()
 
@@ -275,11 +274,10 @@ class Pooled:
         if job is None or answer is None:
             return self._evaluate_here(t, k, chunk)
         self._counts["pool"] += 1
-        own = select(chunk, self._step.chosen(job.work.share, chunk, t, k))
         (images,) = answer[0].unpack(chunk.images.device)
         if images.dtype == torch.uint8:
-            images = from_levels(images, own.images, job.work.attack, self._step.attack_seed(t, k))
-        return Batch(images, own.labels, extra=own.extra)
+            images = from_levels(images, chunk.images, job.work.attack, self._step.attack_seed(t, k))
+        return Batch(images, chunk.labels, extra=chunk.extra)
 
     def end(self) -> None:
         published = self._published is not None and not self._local.same_update
