@@ -188,6 +188,14 @@ def test_the_seed_alone_decides_what_is_random() -> None:
     assert not torch.equal(twins(1, 1), twins(2, 1))
 
 
+def test_without_a_seed_it_is_seed_0() -> None:
+    model = small_cnn()
+    ((images, labels),) = small_batches(1)
+    attack = PGD(EPSILON)
+    seeded = attack(model, F.cross_entropy, images, labels, 0)
+    assert torch.equal(attack(model, F.cross_entropy, images, labels), seeded)
+
+
 def test_noise_is_a_random_sign_and_asks_the_model_nothing() -> None:
     images = torch.full((500, 2, 3, 3), 0.5, dtype=torch.float64)
 
