@@ -120,7 +120,7 @@ def test_checkpoints_that_were_skipped_no_longer_count(two):
 def test_any_flipped_bit_is_noticed_and_the_previous_checkpoint_is_taken(two):
     whole = sixth(two).read_bytes()
     places = random.Random(0)
-    for _ in range(1200):
+    for _ in range(400):
         damaged, place, bit = bytearray(whole), places.randrange(len(whole)), places.randrange(8)
         damaged[place] ^= 1 << bit
         sixth(two).write_bytes(damaged)
@@ -230,7 +230,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("sound"), 6)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.fixed_dictionaries({}, optional=dict.fromkeys([*ABOUT, "format", "step"], JSON)),
     st.sets(st.sampled_from([*ABOUT, "format", "step"]), max_size=2),

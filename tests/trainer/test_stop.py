@@ -165,6 +165,7 @@ def test_whichever_ranks_are_asked_all_stop_in_the_same_step(number, asked, star
     assert run.complaints() == []
 
 
+@pytest.mark.slow
 def test_no_rank_ends_before_the_state_is_saved(start):
     """Its launcher would end the rank that still writes."""
     run = start(tiny.words(**ENDLESS, layout="clean | adv | attack"), 3, SLOW_SAVE="2")
@@ -175,6 +176,7 @@ def test_no_rank_ends_before_the_state_is_saved(start):
     assert run.statuses() == [143] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1], ids=["computing", "waiting for another rank"])
 def test_a_second_signal_stops_at_once(rank, start):
     words = tiny.words(**ENDLESS, method="recycled", layout="clean | adv", model="support.tiny:Faulty")

@@ -35,7 +35,7 @@ def train(
         quiet: Print no progress. False: show a progress bar on a terminal or in a notebook with ipywidgets, and print
             a line every few seconds elsewhere.
         on_step: Called on rank 0 after each step with a dictionary of its metrics: step (from 0), epoch, lr, loss,
-            clean_loss, adv_loss, skipped (whether a number was not finite) and seconds (since the start).
+            clean_loss, adv_loss and seconds (since the start).
         on_evaluation: Called on rank 0 after each evaluation with a dictionary of its metrics: step, test_top1,
             test_top5 (with more than 5 classes), train_top1 and gap in percent, test_loss and train_loss. For the
             evaluation at the end, step is the number of steps taken.
