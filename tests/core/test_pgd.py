@@ -194,6 +194,8 @@ def test_without_a_seed_it_is_seed_0() -> None:
     attack = PGD(EPSILON)
     seeded = attack(model, F.cross_entropy, images, labels, 0)
     assert torch.equal(attack(model, F.cross_entropy, images, labels), seeded)
+    noise = PGD(EPSILON, direction="noise")
+    assert torch.equal(noise.along(images, images), noise.along(images, images, 0))
 
 
 def test_noise_is_a_random_sign_and_asks_the_model_nothing() -> None:

@@ -71,11 +71,11 @@ def test_lanes_share_the_chunks_of_a_batch_evenly_and_in_order(partition, lanes,
     places = [layout.place(layout.ranks(number, Role.CLEAN)[0], lanes * each) for number in range(lanes)]
     seen = [number for place in places for number in range(place.first_chunk, place.first_chunk + place.chunks)]
     assert seen == list(range(lanes * each))
-    assert sum(place.share for place in places) == pytest.approx(1)
+    assert sum(place.part for place in places) == pytest.approx(1)
     for rank in range(layout.world_size):  # whoever works in a lane works on its chunks
         leader = places[layout.lane(rank)]
         place = layout.place(rank, lanes * each)
-        assert (place.first_chunk, place.chunks, place.share) == (leader.first_chunk, leader.chunks, leader.share)
+        assert (place.first_chunk, place.chunks, place.part) == (leader.first_chunk, leader.chunks, leader.part)
         assert place.role == layout.role(rank)
         assert not place.updates_stats
 
@@ -128,10 +128,10 @@ def test_each_role_shares_the_chunks_of_its_lane_evenly_and_in_order(lane, lanes
             place = layout.place(rank, chunks)
             if duty in place.role:
                 seen += range(place.first_chunk, place.first_chunk + place.chunks)
-                shares += place.share
+                shares += place.part
                 assert place.first_chunk - place.chunk_offset == layout.lane(rank) * in_lane
                 # One chunk weighs the same on every rank.
-                assert place.share / place.chunks == pytest.approx(1 / chunks)
+                assert place.part / place.chunks == pytest.approx(1 / chunks)
                 assert all(
                     layout.owner(duty, place.first_chunk + number, chunks) == rank for number in range(place.chunks)
                 )

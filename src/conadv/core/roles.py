@@ -20,7 +20,7 @@ class Place:
 
     Args:
         role: what the process does.
-        share: the part of the global batch that it sees, from 0 to 1. The gradient is the sum over all processes.
+        part: of the global batch, from 0 to 1, that it sees. The gradient is the sum over all processes.
         averaged: over how many processes gradients are averaged afterwards, so that the loss has to be so much larger.
         first_chunk: the number, within the global batch, of the first chunk that it sees.
         chunks: how many chunks of a batch it sees; None: those that come.
@@ -31,7 +31,7 @@ class Place:
     """
 
     role: Role = Role.CLEAN | Role.ADV | Role.ATTACK
-    share: float = 1.0
+    part: float = 1.0
     averaged: int = 1
     first_chunk: int = 0
     chunks: int | None = None

@@ -308,7 +308,7 @@ class Step:
 
     def scale(self, some: Pass) -> float:
         """The factor of the mean loss of a pass in the loss of the step."""
-        return some.weight * self.place.share * self.place.averaged / self.count
+        return some.weight * self.place.part * self.place.averaged / self.count
 
     def image_gradient(self, some: Pass, t: int, k: int) -> Tensor:
         """The gradient by the images, to the bit, that a backward pass of `some` in step t would leave; no trace."""

@@ -11,7 +11,6 @@ Left    has the twins that the clean backward pass of the step before left behin
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,9 +29,6 @@ from .state import Carried, State, below
 
 # twin(t, k, x_t[k]) with the weights that the model has at the moment.
 Evaluate = Callable[[int, int, Batch], Batch]
-
-# What wrappers put before the names of a model's tensors: torch.compile, DistributedDataParallel and DataParallel.
-_PREFIXES = re.compile(r"^(_orig_mod\.|module\.)+")
 
 
 class Twins(Carried, Protocol):
@@ -349,12 +345,13 @@ class StaleWeights:
     @torch.no_grad()
     def load(self, versions: list[State]) -> None:
         """Restore what `versions` returned; tensors that are sharded here may be given whole."""
-        named = [without_wrappers(version, set(self._own())) for version in versions]
+        if missing := {name for version in versions for name in self._own() if name not in version}:
+            raise ValueError(f"the stale weights of the state lack {min(missing)!r}: load a state of the same model")
         while len(self._kept) < len(versions):
             self.extend()
         while len(self._kept) > len(versions):
             self._kept.popleft()
-        for kept, version in zip(self._kept, named, strict=True):
+        for kept, version in zip(self._kept, versions, strict=True):
             self._copy({name: sharded_like(own, version[name]) for name, own in kept.items()}, kept)
 
     @staticmethod
@@ -387,16 +384,6 @@ class StaleWeights:
             if not isinstance(state[name], Tensor):  # the extra state of a module
                 del state[name]
         return state
-
-
-def without_wrappers(version: State, names: set[str]) -> State:
-    """Stale weights by the names of the model; older states have the prefixes of wrappers, such as `module.`."""
-    if names <= version.keys():
-        return version
-    plain = {_PREFIXES.sub("", name): tensor for name, tensor in version.items()}
-    if missing := names - plain.keys():
-        raise ValueError(f"the stale weights of the state lack {min(missing)!r}: load a state of the same model")
-    return plain
 
 
 def _locals(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -145,7 +145,7 @@ class Layout:
         mine = self.chunks(rank, chunks)
         return Place(
             self.role(rank),
-            share=1 / (self.lanes * self.counts[self.role(rank)]),
+            part=1 / (self.lanes * self.counts[self.role(rank)]),
             averaged=len(self.learners()),
             first_chunk=mine.start,
             chunks=len(mine),

@@ -348,7 +348,7 @@ class Member:
             self.post.note = torch.zeros_like(self.post.note)
         own = torch.stack(flags).to(values)
         # Of a number that is not finite only the flag is summed, which says who has it.
-        head = torch.cat([stops, torch.full_like(values[:1], save), self.place.share * values, own])
+        head = torch.cat([stops, torch.full_like(values[:1], save), self.place.part * values, own])
         tail = torch.cat([head, *self._statistics])
         self.world.all_reduce(tail, self._learners)
         if self._statistics:
