@@ -343,6 +343,10 @@ def test_mean_and_std_may_be_tensors() -> None:
     assert PGD(EPSILON, mean=shaped[0], std=shaped[1]) == PGD(EPSILON, mean=mean, std=std)
 
 
+def test_without_a_range_a_mean_may_be_anything() -> None:
+    assert PGD(EPSILON, mean=(-120.0, 40.0), std=(1.0, 1.0), low=None, high=None).mean == (-120.0, 40.0)
+
+
 def test_channels_must_meet_the_images() -> None:
     attack = PGD(EPSILON, mean=(0.5,) * 3, std=(0.2,) * 3)
     ((images, labels),) = small_batches(1)
