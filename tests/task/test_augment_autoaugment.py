@@ -93,6 +93,30 @@ def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
     return blend(smooth.astype(np.uint8), image, factor)
 
 
+def autocontrast(image: np.ndarray) -> np.ndarray:
+    result = image.copy()
+    for channel in range(3):
+        plane = image[..., channel].astype(np.float64)
+        low, high = plane.min(), plane.max()
+        if high > low:
+            scale = 255.0 / (high - low)
+            result[..., channel] = np.clip(np.trunc(plane * scale - low * scale), 0, 255)
+    return result
+
+
+def equalize(image: np.ndarray) -> np.ndarray:
+    """Each level goes to the number of pixels below it (and half a step), in steps of all but the last level's."""
+    result = image.copy()
+    for channel in range(3):
+        counts = np.bincount(image[..., channel].ravel(), minlength=256)
+        used = np.flatnonzero(counts)
+        step = (counts.sum() - counts[used[-1]]) // 255
+        if len(used) > 1 and step > 0:
+            below = np.cumsum(counts) - counts
+            result[..., channel] = np.clip((step // 2 + below) // step, 0, 255)[image[..., channel]]
+    return result
+
+
 def random_image(seed: int, height: int = 21, width: int = 30) -> np.ndarray:
     """Noise over a part of the range, so that stretching it does something."""
     random = np.random.default_rng(seed)
@@ -136,6 +160,17 @@ def test_enhancing(name: str, oracle, seed: int, level: int, sign: int) -> None:
     image = random_image(seed)
     expected = oracle(image, 1 + sign * 0.1 * level)
     assert np.abs(ours(image, name, level, sign).astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize(("name", "oracle"), [("AutoContrast", autocontrast), ("Equalize", equalize)])
+@settings(max_examples=40, deadline=None)
+@cases
+def test_stretching(name: str, oracle, seed: int, level: int, sign: int) -> None:
+    image = random_image(seed)
+    expected = oracle(image)
+    assert np.abs(ours(image, name, level, sign).astype(int) - expected).max() <= (name == "AutoContrast")
+    flat = np.full((9, 9, 3), 77, np.uint8)
+    np.testing.assert_array_equal(ours(flat, name, level, sign), flat)
 
 
 KEPT_BITS = (8, 8, 7, 7, 6, 6, 5, 5, 4, 4)  # of Posterize, by level
