@@ -146,15 +146,15 @@ def test_only_what_has_a_row_per_image_is_joined() -> None:
 def test_outputs_whose_number_differs_from_chunk_to_chunk_are_not_compared(counts: tuple[int, int]) -> None:
     """Such as the boxes of a detector: those of two chunks have no loss together."""
 
-    def loss(outputs: list[Tensor], labels: Tensor) -> Tensor:
+    def loss(outputs: list[Tensor], labels: Any) -> Tensor:
         return torch.stack([output.mean() * (1 + place) for place, output in enumerate(outputs)]).sum()
 
     check = mean_loss.MeanLoss(loss, chunked=True)
     check.begin()
     for number, count in enumerate(counts):
         outputs = [torch.full((4,), 1.0 + number + place) for place in range(count)]
-        labels = torch.full((4,), number)
-        check.look(loss(outputs, labels), outputs, labels, 4)
+        for labels in (torch.full((4,), number), [torch.zeros(4)] * count):
+            check.look(loss(outputs, labels), outputs, labels, 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
