@@ -37,7 +37,7 @@ Axes = dict[str, list[str]]
 # Fields that do not affect the results of a run: cells that differ only in these are the same cell.
 # Results of version 0.2 also have `diagnose` and `data.memory`.
 NUMBERLESS = frozenset({
-    "layout", "attackers", "threads", "timeout", "eval_every", "diagnose", "data.workers", "data.memory",
+    "layout", "attackers", "log", "threads", "timeout", "eval_every", "diagnose", "data.workers", "data.memory",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 })  # fmt: skip
 
