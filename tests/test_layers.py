@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "optim",
         "task",
         "ranks",
+        "ray",
         "sinks",
         "atomic",
         "readable",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from conadv.core.algorithm import ConAdv, Recycled
+from conadv.core.batch import Chunked
 from conadv.core.branches import split_layers
 from conadv.core.roles import Role
 from conadv.core.sam import Sam
@@ -26,6 +27,7 @@ from conadv.wrappers import innermost
 
 from .layout import Layout
 from .mail import HasTwins, Mail, Passed, Post, Weights, Wire
+from .pool import Pooled
 from .world import World
 
 # What may not be finite, in the order in which it is checked.
@@ -161,6 +163,8 @@ class Member:
         if isinstance(self.method.twins, Mail):
             self.method.twins.open(end)
         if not self.only_attacks:
+            if isinstance(self.method.twins, Pooled):  # reads the chunks of a batch before its step, too
+                yield from self.method.feed(Chunked(batch.count, list(batch.chunks)) for batch in batches)
             yield from ((batch, None) for batch in batches)
             return
         if self.post is not None:
@@ -181,7 +185,7 @@ class Member:
         if self.only_attacks:
             return self._attack(ahead, stop)
         self.weights.send()
-        losses = self.method(now)
+        losses = self.method(now, ahead)
         with span("gradient sum"):
             unread = self._agree(losses, stop, save, self._gradient_flags())
         if isinstance(self.method.twins, Passed):
@@ -260,7 +264,7 @@ class Member:
     @property
     def _local(self) -> Local | None:
         twins = self.method.twins
-        twins = twins.local if isinstance(twins, Mail) else twins
+        twins = twins.local if isinstance(twins, Mail | Pooled) else twins
         return twins if isinstance(twins, Local) else None
 
     def _average_gradients(self) -> None:

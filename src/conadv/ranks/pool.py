@@ -243,7 +243,7 @@ class Pooled:
             raise ValueError("delay 0 needs the twins of the current weights at once: a pool needs delay 1 or more")
         if is_sharded(method._step.model):
             raise ValueError("the weights are sharded over ranks (FSDP2): a pool needs them whole, as with DDP")
-        self._method, self._step, self._local, self.reads_ahead = method, method._step, local, method.delay
+        self._method, self._step, self.local, self.reads_ahead = method, method._step, local, method.delay
         return self
 
     def metrics(self) -> dict[str, float]:
@@ -253,8 +253,8 @@ class Pooled:
 
     def begin(self, t: int, ahead: Any) -> None:
         self._counts, self._waited = Counter(), 0.0
-        self._local.begin(t, None)
-        if not self._local.same_update:
+        self.local.begin(t, None)
+        if not self.local.same_update:
             self._update += 1
             self._published = None
         self._jobs = {key: job for key, job in self._jobs.items() if key[0] >= t}
@@ -280,27 +280,27 @@ class Pooled:
         return Batch(images, chunk.labels, extra=chunk.extra)
 
     def end(self) -> None:
-        published = self._published is not None and not self._local.same_update
+        published = self._published is not None and not self.local.same_update
         if published and not all(map(torch.equal, self._buffers, self._own_buffers())):
             self._tell_once(
                 "the model changes its buffers in the forward pass (spectral norm?), so that attackers cannot know "
                 "them in time: twins are generated here"
             )
             self._jobs, self._published = {}, None
-        self._local.end()
+        self.local.end()
         self._poll()
 
     def reset(self) -> None:
-        self._local.reset()
+        self.local.reset()
         self._jobs = {}
 
     def state(self) -> tuple[dict[str, Any], State]:
-        return self._local.state()
+        return self.local.state()
 
     def load(self, about: Mapping[str, Any], tensors: State) -> None:
         self.reset()
         self._published = None
-        self._local.load(about, tensors)
+        self.local.load(about, tensors)
 
     def _request(self, t: int, ahead: Any) -> None:
         """Ask for the twins of a later batch, with the weights of now."""
@@ -315,7 +315,7 @@ class Pooled:
         except ValueError:
             return  # its own step will say what is wrong with it
         if self._published is None:
-            if self._local.same_update:
+            if self.local.same_update:
                 return  # the weights of this update were not published, or cannot be used
             weights = pack(*tensors_of(self._step.model).values())
             self._published = self._ray.put((work, self._update, weights))  # freed with its last reference
@@ -353,7 +353,7 @@ class Pooled:
     def _evaluate_here(self, t: int, k: int, chunk: Batch) -> Batch:
         self._counts["here"] += 1
         began = time.monotonic()
-        twin = self._local.take(t, k, chunk)
+        twin = self.local.take(t, k, chunk)
         if twin.images.device.type != "cpu":
             torch.accelerator.synchronize()
         if self._adapts:

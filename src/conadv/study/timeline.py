@@ -33,8 +33,8 @@ class Span(NamedTuple):
     end: float
 
 
-Timeline = dict[int, list[Span]]
-"""The spans of each rank."""
+Timeline = dict[int | str, list[Span]]
+"""The spans of each rank, and of each attacker of a pool by its name."""
 
 
 def read_timeline(run: Path) -> Timeline:
@@ -52,7 +52,19 @@ def read_timeline(run: Path) -> Timeline:
     begun = [max(start for start, _ in same) for same in zip(*(own[-last:] for own in steps), strict=True)]
     ended = [max(end for _, end in same) for same in zip(*(own[-last:] for own in steps), strict=True)]
     zero = begun[sorted(range(last), key=lambda number: ended[number] - begun[number])[(last - 1) // 2]]
-    return {rank: [Span(name, start - zero, end - zero) for name, start, end in own] for rank, own in spans.items()}
+    rows = [*spans.items(), *_attackers(run, list(spans))]
+    return {row: [Span(name, start - zero, end - zero) for name, start, end in own] for row, own in rows}
+
+
+def _attackers(run: Path, ranks: Sequence[int]) -> list[tuple[str, list[Span]]]:
+    """The spans of the attackers of each rank, by their names."""
+    found: dict[str, list[Span]] = {}
+    for rank in ranks:
+        path = run / "traces" / f"rank-{rank}-attackers.json"
+        for number, span in _events(path) if path.exists() else ():
+            name = f"attacker {number}" if len(ranks) == 1 else f"rank {rank}, attacker {number}"
+            found.setdefault(name, []).append(span)
+    return sorted(found.items())
 
 
 def draw_timeline(timelines: Sequence[tuple[str, Timeline]], out: Path) -> dict[str, object]:
@@ -100,7 +112,9 @@ def _draw_ranks(axis: Any, timeline: Timeline, length: float, longest: float) ->
                 axis.barh(row, end - start, left=start, height=0.72, color=COLOURS[name])
     for time in (0, length):
         axis.axvline(time, color="black", linewidth=1)
-    axis.set_yticks(range(len(timeline)), [f"rank {rank}" for rank in timeline], fontsize=9)
+    axis.set_yticks(
+        range(len(timeline)), [f"rank {row}" if isinstance(row, int) else row for row in timeline], fontsize=9
+    )
     axis.set(ylim=(len(timeline) - 0.4, -0.6), xlim=(-0.05 * longest, 1.08 * longest))
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -108,11 +122,19 @@ def _draw_ranks(axis: Any, timeline: Timeline, length: float, longest: float) ->
 def _step_end(timeline: Timeline) -> float:
     """The end, on the slowest rank, of the step that every rank has started by time 0."""
     steps = ([one for one in spans if one.name == STEP and one.start <= 0] for spans in timeline.values())
-    return max(max(own, key=lambda one: one.start).end for own in steps)
+    return max(max(own, key=lambda one: one.start).end for own in steps if own)
 
 
 def _spans(path: Path) -> list[Span]:
-    """Our spans of a Chrome trace, on the clock that all processes of a machine share."""
+    """The spans of a rank, with at least one step."""
+    found = [span for _, span in _events(path)]
+    if not any(one.name == STEP for one in found):
+        raise ValueError(f"{path} has no whole step in it: profile more steps")
+    return found
+
+
+def _events(path: Path) -> list[tuple[int, Span]]:
+    """Our spans of a Chrome trace, by process, on the clock that all processes of a machine share."""
     found = []
     try:
         document = json.loads(read_bounded(path, _LARGEST_TRACE))
@@ -121,9 +143,7 @@ def _spans(path: Path) -> list[Span]:
             name = str(event.get("name", ""))
             if event.get("cat") == "user_annotation" and name.startswith(PREFIX):
                 start, end = event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3
-                found.append(Span(name.removeprefix(PREFIX), base + start, base + end))
+                found.append((int(event.get("pid", 0)), Span(name.removeprefix(PREFIX), base + start, base + end)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ValueError(f"{path} is not a trace that conadv train --profile wrote: profile the run again") from None
-    if not any(one.name == STEP for one in found):
-        raise ValueError(f"{path} has no whole step in it: profile more steps")
     return found

@@ -25,8 +25,10 @@ from conadv.ranks.layout import Layout
 from conadv.ranks.mail import Wire
 from conadv.ranks.member import Member
 from conadv.ranks.world import World
+from conadv.ray import Pool
 from conadv.task.stream import Stream
 
+from .attackers import build_pool, check_attackers
 from .build_task import DTYPES, Task, attack_of, mix_of
 from .ema import Ema
 from .memory import check_copies
@@ -64,6 +66,13 @@ class Job:
     """The number of steps after which the run ends."""
     clip_norm: float = 0.0
     """The largest norm of the gradient; 0: no limit."""
+    pool: Pool | None = None
+    """Attackers besides the ranks."""
+
+    def close(self) -> None:
+        """End the attackers."""
+        if self.pool is not None:
+            self.pool.close()
 
     @property
     def world(self) -> World:
@@ -118,6 +127,7 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
             "optimizer.gsnr compares the chunks of one process, two or more that are alike: start 1 rank, lower "
             "--chunk-size, and drop --twin-share and --shuffle-twins, or drop --optimizer.gsnr"
         )
+    check_attackers(recipe.attackers, method.duties, recipe.delay, layout, recipe.compile)
     share = TwinShare.from_number(recipe.twin_share)
     if Role.ADV in layout.duties:
         layout.check_twins(chunks, share.of, share.some, recipe.shuffle_twins)
@@ -174,7 +184,10 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     attack = attack_of(recipe)
     check_copies(task.model, 2 + recipe.delay * world.is_main + (recipe.ema > 0))  # gradients, momentum, stale weights
     signal = SignalToNoise(task.model.parameters(), recipe.optimizer.gsnr) if recipe.optimizer.gsnr else None
-    method = _method(recipe, task, attack, signal)
+    pool = None
+    if recipe.attackers is not None and start < stop:
+        pool = build_pool(recipe.attackers, task.model, task.device, world.rank, world.size)
+    method = _method(recipe, task, attack, signal, pool)
     method.resume(start)
     member = Member(
         world,
@@ -200,6 +213,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         ),
         stop=stop,
         clip_norm=recipe.clip_norm,
+        pool=pool,
     )
 
 
@@ -217,7 +231,7 @@ def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy
     )
 
 
-def _method(recipe: Recipe, task: Task, attack: Attack, signal: SignalToNoise | None) -> Method:
+def _method(recipe: Recipe, task: Task, attack: Attack, signal: SignalToNoise | None, pool: Pool | None) -> Method:
     options = {
         "attack": attack,
         "delay": recipe.delay,
@@ -235,6 +249,7 @@ def _method(recipe: Recipe, task: Task, attack: Attack, signal: SignalToNoise | 
         autocast=task.autocast,
         batch=lambda chunk: Batch(*chunk),
         after_chunk=None if signal is None else signal.add,
+        **({} if pool is None else {"twins": pool}),
     )
     return method
 

@@ -29,6 +29,8 @@ class TakenStep:
     unread: Unread
     seconds: float
     """Time since the start of the run, at the end of the step."""
+    pool: Mapping[str, float]
+    """Metrics of the attackers of this rank; empty: there are none."""
     outcome: Outcome | None = None
 
 
@@ -86,6 +88,7 @@ class Ledger:
             "loss": (1 - weight) * clean + weight * adv,
             "clean_loss": clean,
             "adv_loss": adv,
+            **step.pool,
             **(evaluation or {}),
             "seconds": step.seconds,
         }

@@ -59,7 +59,8 @@ def run(
             with span("update"):
                 _update(job, progress.step, rate)
             progress.seconds = time.monotonic() - began
-            ledger.add(TakenStep(progress.step, rate, unread, progress.seconds))
+            pool = {} if job.pool is None else job.pool.metrics()
+            ledger.add(TakenStep(progress.step, rate, unread, progress.seconds, pool))
             progress.step += 1
             profile.end_step()
             saver.check()

@@ -68,7 +68,8 @@ class ProgressBar:
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show a training step, which counts from 0, and print the accuracy if the step was evaluated."""
         done = step + 1
-        text = f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.4g}{self._time_left(done)}"
+        attackers = f"  attackers {metrics['attackers']:.0f}" if "attackers" in metrics else ""
+        text = f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.4g}{attackers}{self._time_left(done)}"
         self.show(done, text, f"step {done}/{self._stop}", last=done == self._stop)
         if accuracies := [f"{name} {value:.2f} %" for name, value in metrics.items() if name.endswith("_top1")]:
             self.say(f"step {done}/{self._stop}  {', '.join(accuracies)}")

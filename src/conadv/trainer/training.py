@@ -90,10 +90,10 @@ def train(
             if progress.step >= job.stop and not quiet:
                 tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
             from_main(world, lambda: place.open(progress.step))
-            with closing(_optional_sinks(recipe, job, place.path, progress, callbacks)) as optional:
+            with closing(job), closing(_optional_sinks(recipe, job, place.path, progress, callbacks)) as optional:
                 with _recording(recipe, job, place.path, progress, quiet, optional) as (sinks, saver):
                     traces = Path(os.fsdecode(from_main(world, lambda: os.fsencode(place.path / "traces"))))
-                    profile = Profile(recipe.profile, traces, world.rank)
+                    profile = Profile(recipe.profile, traces, world.rank, job.pool)
                     policy = build_policy(recipe, stream, world.device)
                     signal_number = run(job, progress, policy, request, sinks, saver, profile)
                 if progress.step < job.stop:
