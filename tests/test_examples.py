@@ -64,6 +64,18 @@ def test_runs_and_learns_with_a_pool(name, tmp_path):
     assert (tmp_path / "model.pt").exists()
 
 
+@pytest.mark.parametrize("name", ["slurm.sbatch", "ray_slurm.sbatch"])
+def test_a_batch_script_is_one(name):
+    """Bash parses it, and SLURM's options stand where SLURM reads them: before the first command."""
+    script = EXAMPLES / name
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    lines = script.read_text().splitlines()
+    options = [number for number, line in enumerate(lines) if line.startswith("#SBATCH --")]
+    commands = [number for number, line in enumerate(lines) if line and not line.startswith("#")]
+    assert lines[0] == "#!/bin/bash"
+    assert options and max(options) < min(commands)
+
+
 def test_runs_and_learns_on_three_ranks(pool, tmp_path):
     said, *others = pool.run(3, tasks.run_script, str(EXAMPLES / "roles_loop.py"), str(tmp_path))
     assert others == ["", ""]

@@ -52,7 +52,7 @@ def read_timeline(run: Path) -> Timeline:
     begun = [max(start for start, _ in same) for same in zip(*(own[-last:] for own in steps), strict=True)]
     ended = [max(end for _, end in same) for same in zip(*(own[-last:] for own in steps), strict=True)]
     zero = begun[sorted(range(last), key=lambda number: ended[number] - begun[number])[(last - 1) // 2]]
-    rows = [*spans.items(), *_attackers(run, list(spans))]
+    rows: list[tuple[int | str, list[Span]]] = [*spans.items(), *_attackers(run, list(spans))]
     return {row: [Span(name, start - zero, end - zero) for name, start, end in own] for row, own in rows}
 
 
