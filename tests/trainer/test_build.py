@@ -211,8 +211,3 @@ def test_a_run_starts_from_the_weights_of_a_file_and_an_evaluation_does_not_look
         build_task.build_task(recipe, torch.device("cpu"), trains=True)
     with pytest.raises(ValueError, match="no pretrained weights"):
         build_task.build_task(tiny.recipe(pretrained=True), torch.device("cpu"), trains=True)
-
-
-def test_attackers_that_nobody_starts_are_refused():
-    with pytest.raises(ValueError, match="drop --attackers"):
-        check_fit(tiny.recipe(attackers=2), 1)

@@ -117,11 +117,6 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
             f"adv_weight 1 has no clean pass, so that the clean ranks of layout {str(layout)!r} would do nothing: "
             f"choose one of {', '.join(map(repr, method.layouts))}"
         )
-    if recipe.attackers:
-        raise ValueError(
-            f"attackers {recipe.attackers}: conadv train starts none; conadv.ray.Pool takes them in your own loop "
-            "(docs/own-loop.md): drop --attackers"
-        )
     if recipe.optimizer.gsnr and (world_size > 1 or chunks < 2 or recipe.twin_share != 1 or recipe.shuffle_twins != 1):
         raise ValueError(
             "optimizer.gsnr compares the chunks of one process, two or more that are alike: start 1 rank, lower "
