@@ -183,11 +183,15 @@ def test_batches_that_do_not_come_from_the_feed_are_refused(pool):
         assert answer == "no epoch has begun: take the batches from `method.feed(loader)`, in each epoch"
 
 
-def test_a_killed_rank_of_a_team_is_named(start_team):
+@pytest.mark.parametrize(("number", "hint"), [(signal.SIGKILL, "memory"), (signal.SIGILL, "ONEDNN_MAX_CPU_ISA")])
+def test_a_rank_of_a_team_that_dies_is_named_with_its_signal(number, hint, start_team):
     run = start_team()
     run.wait_for_step(3)
-    run.kill(2)
-    assert run.statuses() == [1, 1, -signal.SIGKILL]
+    run.kill(2, number)
+    assert run.statuses() == [1, 1, -number]
+    (line,) = [line for line in run.said().splitlines() if " died of " in line]
+    assert line.startswith(f"rank 2 (lane 0, attack) died of {signal.Signals(number).name}")
+    assert hint in line
     assert run.complaints() == ["error: rank 2 (lane 0, attack) stopped answering: the run ends on all 3 ranks"]
 
 

@@ -155,5 +155,5 @@ def test_without_the_store_a_lost_rank_still_ends_the_run(start):
     assert run.statuses() == [1, -signal.SIGKILL, 1]
     assert run.complaints()
     assert set(run.complaints()) == {
-        "error: the launcher, which hosts the store of the run, stopped answering: the run ends"
+        "error: the launcher, which hosts the store of the run, stopped answering: the run ends on all 3 ranks"
     }

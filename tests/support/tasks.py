@@ -21,15 +21,17 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 
-from conadv import cli
+from conadv import Vanilla, cli
 from conadv.config import recipe_of_run
+from conadv.core.splitbn import pending_statistics, split_batchnorm
 from conadv.core.twins import StaleWeights
 from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.ranks.launch import own_rank, world_size
 from conadv.ranks.layout import Layout
+from conadv.ranks.member import Member, NotFiniteError
 from conadv.ranks.world import joined, own_device
 from conadv.trainer import training
 from conadv.trainer.build import build_job, build_policy, build_stream, check_fit
@@ -73,6 +75,48 @@ def share_weights() -> list[float]:
         model[1].num_batches_tracked += world.rank
         world.broadcast_tensors([*model.parameters(), *model.buffers()])
         return [float(number) for tensor in model.state_dict().values() for number in tensor.flatten()]
+
+
+def count_messages(method: str, layout: str, delay: int) -> tuple[int, int]:
+    """The most twins that a rank keeps in memory after a step, and how many are left at the end of a run."""
+    changes = {"method": method, "layout": layout, "batch_size": 16, "epochs": 4}
+    recipe = tiny.recipe(**changes, **({"delay": delay} if method == "conadv" else {}))
+    plan, task = check_fit(recipe, world_size()), build_task(recipe, own_device())
+    with joined(30, main=plan.learners()[0]) as world:
+        job = build_job(recipe, task, build_stream(recipe, task), plan, world, start=0)
+        most = 0
+        assert job.member.post is not None
+        for now, ahead in job.feed(0):
+            job.member.step(now, ahead)
+            most = max(most, job.member.post.owned)
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+        job.member.drain()
+        return most, job.member.post.owned
+
+
+def step_with_oddity(oddity: str) -> str:
+    """What a step says in which rank 1 has a number that is not finite."""
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        value = outputs.sum()
+        if world.rank == 1 and oddity == "loss":
+            return value * float("nan")
+        if world.rank == 1 and oddity == "gradient":
+            return value + (model[0].weight * 0).sqrt().sum()
+        return value
+
+    with joined(30) as world:
+        model = split_batchnorm(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double(), ("main",))
+        layout = Layout.fit(None, Vanilla.duties, world.size)
+        member = Member(world, layout, model, Vanilla(model, loss, chunk_size=4), chunks=world.size)
+        if world.rank == 1 and oddity == "statistics":
+            pending_statistics(model)[0][0] = float("nan")
+        try:
+            member.step((torch.rand(4, 2).double(), torch.zeros(4, dtype=torch.long)), None).read()
+        except NotFiniteError as error:
+            return str(error)
+    return ""
 
 
 def agree(facts: dict[str, Any], odd: int, others: dict[str, Any]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import time
@@ -72,6 +73,22 @@ def test_a_world_that_does_not_fit_gets_its_line_once(launch, run):
         f"error: layout '{LAYOUT}' needs a multiple of 3 ranks, and 2 were started: start 3, 6, 9, ... ranks"
     ], launcher.said()
     assert not run.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "role"), enumerate(LAYOUT.split(" | ")))
+@pytest.mark.parametrize("kind", [signal.SIGSTOP, signal.SIGKILL])
+def test_torchrun_names_the_rank_that_hangs_or_dies_and_no_other(kind, number, role, launch, run):
+    launcher = launch(["--nproc-per-node", "3"], words(run, **ENDLESS, timeout=6))
+    launcher.wait_for_step(run, 3)
+    os.kill(launcher.ranks()[number], kind)
+    assert launcher.status() == 1
+    who = f"rank {number} (lane 0, {role})"
+    told = [line for line in launcher.said().splitlines() if re.match(r"error: |rank \d .* died of ", line)]
+    assert told
+    assert all(line.removeprefix("error: ").startswith(who) for line in told), launcher.said()
+    cause = launcher.said().partition("Root Cause")[2]
+    assert f"rank      : {number} " in cause, launcher.said()
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert unread._values is not None
         assert unread._values.device.type == "meta"
         happened.append("read")
-        return unread._judge([1.0] + [0.0] * (len(unread._values) - 1))  # finite, nothing to stop or save
+        return unread._judge([0.0] * len(unread._values))  # finite, nothing to stop or save
 
     # Within a dispatch mode, PyTorch does not count the changes of multi-tensor operations: weights are not compared.
     monkeypatch.setattr(StaleWeights, "is_newest", lambda _: False)

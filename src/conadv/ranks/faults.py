@@ -96,6 +96,15 @@ def _is_of_peer(error: Exception) -> bool:
     )
 
 
+def _tell_torchrun(text: str) -> None:
+    """Leave a line where torchrun looks for the reason of a rank that failed."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    about = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
+    with suppress(OSError):
+        if path:
+            Path(path).write_text(json.dumps({"message": about}))
+
+
 def _leave_alone(before_exit: Callable[[int], None], status: int, text: str) -> None:
     say_line(text)
     before_exit(status)
@@ -133,22 +142,18 @@ class _Guard:
             thread.join(_ANSWER)
 
     def publish(self, status: int, text: str) -> bool:
-        """Leave a verdict in the store and, for torchrun, in the file of this rank; True for the first one.
+        """Leave a verdict in the store, and for torchrun in the file of this rank; True for the first rank that does.
 
         From now on this rank ends by itself.
         """
         self._speaks = True
-        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        with suppress(OSError):
-            if path:
-                Path(path).write_text(json.dumps({"message": text, "timestamp": int(time.time())}))
-        first = True
         with suppress(RuntimeError):
-            first = self._store.add("claims", 1) == 1
-            if first:
-                self._store.set("verdict", str(status))
+            if self._store.add("claims", 1) > 1:
+                return False
+            self._store.set("verdict", str(status))
             self._store.set("roll", "")
-        return first
+        _tell_torchrun(text)
+        return True
 
     def leave(self, error: Exception) -> NoReturn:
         """End this process after an error of its own, which it prints."""
@@ -177,15 +182,9 @@ class _Guard:
         caller.start()
         caller.join(PATIENCE + 2 * _ANSWER)
         self._ending.acquire()
-        if self._verdict is not None:
-            status, text = self._verdict
-        elif rank_0_keeps_store():
-            status, text = (
-                1,
-                f"{self._layout.describe(0)} stopped answering: the run ends on all {self._world.size} ranks",
-            )
-        else:
-            status, text = 1, "the launcher, which hosts the store of the run, stopped answering: the run ends"
+        keeper = "the launcher, which hosts the store of the run,"
+        keeper = self._layout.describe(0) if rank_0_keeps_store() else keeper
+        status, text = self._verdict or (1, f"{keeper} stopped answering: the run ends on all {self._world.size} ranks")
         if text:
             say_error(text)
         self._end(status)
@@ -197,30 +196,36 @@ class _Guard:
     def _call_roll(self, error: Exception) -> None:
         """Find out which ranks do not answer; the first rank to ask says so, and ends them if it can."""
         ranks = [rank for rank in range(self._world.size) if rank != self._world.rank]
-        timed_out = any(word in str(error).lower() for word in _TIMED_OUT)
         with suppress(RuntimeError):
             self._store.set(f"failing/{self._world.rank}", "")
             self._store.set("roll", "")
             end = time.monotonic() + PATIENCE
-            while time.monotonic() < end:
+            while time.monotonic() < end and not self._store.check([f"failing/{rank}" for rank in ranks]):
                 if self._asked():
                     self._verdict = 128 + signal.SIGTERM, ""
                     return
                 if self._store.check(["verdict"]):
-                    time.sleep(_ANSWER if started_by_torchrun() else 0)
-                    self._verdict = int(self._store.get("verdict")), ""
-                    return
-                if all(self._store.check([f"failing/{rank}"]) for rank in ranks):
                     break
                 time.sleep(min(0.5, BEAT))
-            lost = [rank for rank in ranks if not self._store.check([f"here/{rank}"])]
-            busy = [rank for rank in ranks if not self._store.check([f"failing/{rank}"])] if timed_out else []
-            text = self._text(lost, busy, error)
-            if not self.publish(1, text):
-                self._verdict = 1, ""
+            if self._store.add("claims", 1) > 1:
+                time.sleep(_ANSWER if started_by_torchrun() else BEAT)
+                self._verdict = int(self._store.get("verdict")) if self._store.check(["verdict"]) else 1, ""
                 return
-            self._end_hung(lost or busy)
-            self._verdict = 1, text
+            self._speaks = True
+            self._verdict = 1, self._judge(ranks, error)
+            self._store.set("verdict", "1")
+
+    def _judge(self, ranks: list[int], error: Exception) -> str:
+        """Say which of the other ranks do not answer, or else keep the others waiting; and end them, if possible."""
+        lost = [rank for rank in ranks if not self._store.check([f"here/{rank}"])]
+        if not lost and any(word in str(error).lower() for word in _TIMED_OUT):
+            busy = [rank for rank in ranks if not self._store.check([f"failing/{rank}"])]
+        else:
+            busy = []
+        text = self._text(lost, busy, error)
+        if not self._end_hung(lost or busy):
+            _tell_torchrun(text)
+        return text
 
     def _text(self, lost: list[int], busy: list[int], error: Exception) -> str:
         names, waited = ", ".join(map(self._layout.describe, lost or busy)), f"{self._world.timeout:g} seconds"
@@ -231,16 +236,17 @@ class _Guard:
         reason = " ".join(str(error).split())
         return f"{self._layout.describe(self._world.rank)} lost a connection, though all ranks are alive: {reason}"
 
-    def _end_hung(self, ranks: list[int]) -> None:
+    def _end_hung(self, ranks: list[int]) -> bool:
         """Kill ranks of this machine that do not answer: torchrun then names them, and not the first that noticed."""
-        if not started_by_torchrun():
-            return
-        for rank in ranks:
+        killed = False
+        for rank in ranks if started_by_torchrun() else ():
             host, number = self._store.get(f"process/{rank}").decode().rsplit(" ", 1)
-            if host == socket.gethostname():
-                with suppress(OSError):
+            with suppress(OSError):
+                if host == socket.gethostname():
                     os.kill(int(number), signal.SIGKILL)
-        time.sleep(0.5)  # the witness of that rank prints first
+                    killed = True
+        time.sleep(0.5 * killed)  # the witness of that rank prints first
+        return killed
 
     def _listen(self) -> None:
         with suppress(RuntimeError):  # the store is gone, which the next communication will notice, too

@@ -187,7 +187,7 @@ class Member:
         self.weights.send()
         losses = self.method(now, ahead)
         with span("gradient sum"):
-            unread = self._agree(losses, stop, save, self._gradient_flags())
+            unread = self._agree(losses, stop, save, self._gradient_total())
         if isinstance(self.method.twins, Passed):
             self.method.twins.exchange()
         self._stale.keep()
@@ -200,7 +200,7 @@ class Member:
         self.weights.send()
         total = self.method.loss(now)
         self._stale.keep()
-        return total, self._agree(self.method.losses, 0, False, [])
+        return total, self._agree(self.method.losses, 0, False, None)
 
     def resume(self, step: int, versions: list[dict[str, Tensor]]) -> None:
         """Continue at `step`, with the weights of the last steps."""
@@ -331,55 +331,44 @@ class Member:
             step.place, step.count = self.place, count
         return twin if self.post is None else self.post.format.received(twin)
 
-    def _gradient_flags(self) -> list[Tensor]:
-        """Sums of gradients that are not finite if one of them is: those of this rank, and those of all."""
+    def _gradient_total(self) -> Tensor:
+        """A number that is not finite if a gradient of this rank is not; averages of finite numbers are finite."""
+        totals, self._own_totals[:] = list(self._own_totals), []
         gradients = [weight.grad for weight in self._model.parameters() if weight.grad is not None]
-        totals = torch._foreach_norm(gradients, 1)
-        own, self._own_totals[:] = list(self._own_totals), []
-        return [torch.stack([*totals]).sum(), torch.stack([*(own or totals)]).sum()]
+        return torch.stack(totals or list(torch._foreach_norm(gradients, 1))).sum()
 
-    def _agree(self, losses: Losses, stop: int, save: bool, gradients: list[Tensor]) -> Unread:
-        """The short all_reduce of a step: statistics, losses, what is not finite, and requests to stop or save."""
+    def _agree(self, losses: Losses, stop: int, save: bool, gradient: Tensor | None) -> Unread:
+        """The short all_reduce of a step: requests to stop or save, losses, what is not finite, and statistics."""
         values = torch.stack([*losses]).to(self._statistics[0] if self._statistics else losses.clean)
-        flags = [
-            _bad(values),
-            _bad(torch.stack(gradients[1:] or [values.sum()])),
-            _bad(torch.cat([*self._statistics, values[:0]])),
-        ]
+        checked = (values, values if gradient is None else gradient, torch.cat([*self._statistics, values[:0]]))
+        flags = torch.stack([part.isfinite().all().logical_not() for part in checked]).to(values)
         stops = torch.cat([torch.full_like(values[:1], stop == number) for number in _SIGNALS])
         if self.post is not None:
             stops = stops + torch.cat([self.post.note == number for number in _SIGNALS])
             self.post.note = torch.zeros_like(self.post.note)
-        own = torch.stack(flags).to(values)
-        # Of a number that is not finite only the flag is summed, which says who has it.
-        head = torch.cat([stops, torch.full_like(values[:1], save), self.place.part * values, own])
-        tail = torch.cat([head, *self._statistics])
+        save_too = torch.full_like(values[:1], save)
+        tail = torch.cat([stops, save_too, self.place.part * values, flags, *self._statistics])
         self.world.all_reduce(tail, self._learners)
         if self._statistics:
             sizes = [len(part) for part in self._statistics]
             torch._foreach_copy_(self._statistics, list(tail[_HEAD:].split(sizes)))
-        totals = [tail.sum(), *(total.to(tail) for total in gradients[:1])]
-        finite = torch.stack(totals).sum().isfinite()
-        finite &= tail[_HEAD - len(CULPRITS) : _HEAD].sum() == 0
-        return Unread(torch.cat([finite[None].to(tail), tail[:_HEAD]]), partial(self._read, own, self.method.step - 1))
+        return Unread(tail[:_HEAD], partial(self._read, flags, self.method.step - 1))
 
-    def _read(self, own: Tensor, step: int, numbers: list[float]) -> Outcome:
-        finite, *head = numbers
-        if not finite:
-            raise NotFiniteError(f"step {step}: {self._culprits(own)} is not finite", self.world.is_main)
+    def _read(self, flags: Tensor, step: int, head: list[float]) -> Outcome:
+        if any(head[_HEAD - len(CULPRITS) :]):
+            raise NotFiniteError(f"step {step}: {self._culprits(flags)} is not finite", self.world.is_main)
         stops = [number for number, count in zip(_SIGNALS, head[_STOPS], strict=True) if count]
         clean, adv = head[_LOSSES]
         return Outcome(clean, adv, max(stops, default=0), head[_SAVE] > 0)
 
-    def _culprits(self, own: Tensor) -> str:
+    def _culprits(self, flags: Tensor) -> str:
         """Find out on which ranks something is not finite; all learning ranks call it."""
-        table = self._table(own).view(-1, len(CULPRITS))
         parts = [
             f"the {next(name for name, bad in zip(CULPRITS, row, strict=True) if bad)} on {self.layout.describe(rank)}"
-            for rank, row in enumerate(table.tolist())
+            for rank, row in enumerate(self._table(flags).tolist())
             if any(row)
         ]
-        return ", ".join(parts) or "the sum of the gradients over the ranks"
+        return ", ".join(parts)
 
     def _table(self, row: Tensor) -> Tensor:
         """The rows of all learning ranks, one after the other; of other ranks zeros."""
@@ -402,7 +391,7 @@ class Unread:
         self.losses = Losses(torch.zeros(()), torch.zeros(()))
         """The mean losses over the whole batch, on the device."""
         if values is not None:
-            self.losses = Losses(*values[1:][_LOSSES])
+            self.losses = Losses(*values[_LOSSES])
         if values is not None and values.is_cuda:
             values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
             self._copied = torch.cuda.Event()
@@ -439,7 +428,3 @@ def _average(state, bucket):  # type: ignore[no-untyped-def]  # PyTorch refuses 
     totals.append(gradients.norm(1))
     work = dist.all_reduce(gradients.div_(dist.get_world_size(group)), group=group, async_op=True)
     return work.get_future().then(lambda _: gradients)
-
-
-def _bad(values: Tensor) -> Tensor:
-    return values.isfinite().all().logical_not()
