@@ -8,16 +8,14 @@ number in it may be another one, since it has no checksum. Everything else is an
 from __future__ import annotations
 
 import contextlib
-import inspect
 import io
 import json
 import shutil
 import tempfile
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest import mock
 
 from conadv import cli
 from support import tiny
@@ -86,10 +84,7 @@ def exercise(seed: int, run: Path) -> str:
 
 
 def _resume(run: Path) -> tuple[int, str]:
-    """`conadv train --resume RUN --model support.tiny:net --max-steps none`, as if these flags were parsed already."""
-    resume = partial(cli.train, resume=run, quiet=True, model="support.tiny:net", max_steps="none")
-    with mock.patch.object(cli, "parse", return_value=(resume, inspect.signature(resume).bind())):
-        return _main([])
+    return _main(["train", "--resume", str(run), "--model", "support.tiny:net", "--max-steps", "none", "--quiet"])
 
 
 def _main(words: list[str]) -> tuple[int, str]:
