@@ -76,7 +76,7 @@ def test_a_world_that_does_not_fit_gets_its_line_once(launch, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "role"), enumerate(LAYOUT.split(" | ")))
+@pytest.mark.parametrize(("number", "role"), list(enumerate(LAYOUT.split(" | "))))
 @pytest.mark.parametrize("kind", [signal.SIGSTOP, signal.SIGKILL])
 def test_torchrun_names_the_rank_that_hangs_or_dies_and_no_other(kind, number, role, launch, run):
     launcher = launch(["--nproc-per-node", "3"], words(run, **ENDLESS, timeout=6))
