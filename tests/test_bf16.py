@@ -165,5 +165,5 @@ def test_bf16_is_bfloat16_in_a_flag_a_file_and_python(tmp_path):
     assert config.load_recipe("digits", {"precision": "bf16"}).precision == "bfloat16"
     # `conadv.train` reads a recipe that was built by hand in this way.
     assert config.override(config.Recipe(precision="bf16"), {}).precision == "bfloat16"
-    with pytest.raises(ValueError, match="'bf17' is not one of float32, bfloat16 .* and float64"):
+    with pytest.raises(ValueError, match=r"'bf17' is not one of float32, bfloat16 .* and float64"):
         config.override(config.Recipe(precision="bf17"), {})
