@@ -310,7 +310,7 @@ def _momentum(group: list[nn.Module], batches: Tensor, like: Tensor) -> Tensor:
     """The momentum of each branch (None: the mean over all steps). Filled on the device: a copy would wait."""
     momenta: list[float | None] = list(map(attrgetter("momentum"), group))
     first = momenta[0]
-    if first is not None and momenta.count(first) == len(momenta):
+    if first is not None and momenta == [first] * len(momenta):  # torch.compile of PyTorch 2.8 cannot trace count
         return torch.full_like(like, first)
     mean = 1 / batches.clamp(min=1).to(like.dtype)
     for number, momentum in enumerate(momenta):
