@@ -168,7 +168,7 @@ class Mail:
     def __init__(self, method: ConAdv, local: Local, post: Post, place: Place) -> None:
         self.local = local
         self._method, self._post, self._place = method, post, place
-        self._end = 0  # the number of the first batch that nobody attacks ahead
+        self._end = 0  # the first batch that no rank attacks ahead
         self._updates: deque[int] = deque(maxlen=post.ahead + 1)  # updates of the weights before each of the last steps
 
     def open(self, end: int) -> None:

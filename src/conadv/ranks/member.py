@@ -235,7 +235,7 @@ class Member:
             return
         table = self._table(total[None])
         own = [int(table[rank]) for rank in self.layout.learners()]
-        usual = [value for value in own if 2 * own.count(value) > len(own)]  # of two ranks nobody knows which is right
+        usual = [value for value in own if 2 * own.count(value) > len(own)]  # of two ranks, either may be wrong
         odd = [rank for rank, value in zip(self.layout.learners(), own, strict=True) if value not in usual]
         if odd:
             raise DriftError(

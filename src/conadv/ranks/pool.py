@@ -185,7 +185,7 @@ def from_levels(levels: Tensor, images: Tensor, attack: Attack, seed: int) -> Te
 
 @dataclass(eq=False)
 class _Job:
-    """A twin that was asked for, with the weights of an update (by number) and the settings of then."""
+    """A requested twin, with the number of the update whose weights it needs and the settings at that time."""
 
     piece: Batch
     update: int

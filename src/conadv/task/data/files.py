@@ -70,7 +70,7 @@ class Files:
 
 def read_file(path: str | os.PathLike[str], offset: int = 0, size: int | None = None) -> bytes:
     """`size` bytes of a file (None: all), which is not kept open: there may be more shards than handles."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without waiting for what is no file
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait
     try:
         size = os.fstat(handle).st_size if size is None else size
         if size > _MAX_BYTES:
