@@ -177,8 +177,6 @@ def test_a_method_on_the_command_line_does_not_inherit_the_delay_of_another(tmp_
         ({"schedule.power": 0}, "schedule.power"),
         ({"data.name": "digits", "data.path": "x"}, "--data.path"),
         ({"data.views": "three"}, "--data.augment"),
-        ({"data.mixup": 1e-9}, "at least 0.001"),
-        ({"data.mixup": 1, "attack.targeted": True}, "drop --attack.targeted"),
         ({"adv_weight": 1}, "--twin-branch main"),
         ({"checkpoint.keep": 0}, "checkpoint.keep"),
     ],

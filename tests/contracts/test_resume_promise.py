@@ -24,7 +24,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "conadv": {"method": "conadv", "delay": 1},
     "conadv-2": {"method": "conadv", "delay": 2},
     "recycled": {"method": "recycled"},
-    "mixed": {"method": "conadv", "delay": 1, "data__mixup": 0.4, "data__cutmix": 1.0},
     "conadv-share": {"method": "conadv", "twin_share": 0.5, "chunk_size": 2},
     "recycled-share": {"method": "recycled", "twin_share": 0.5, "chunk_size": 2},
     "conadv-main": {"method": "conadv", "twin_branch": "main"},

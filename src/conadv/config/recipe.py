@@ -138,11 +138,6 @@ class Data:
     """Augmentation of the training images. Small images: crop, crop-flip, autoaugment-cifar10 and
     randaugment; photographs: the others. auto: crop-flip for images up to 64 pixels, else resized-crop (to 224, unless
     data.image_size says otherwise)."""
-    mixup: Annotated[float, number(gte=0, lte=1000)] = 0.0
-    """Mix the images of a chunk, and their labels, in shares from Beta(mixup, mixup). 0: off."""
-    cutmix: Annotated[float, number(gte=0, lte=1000)] = 0.0
-    """Paste a box of another image of the chunk into each image, with an area from Beta(cutmix, cutmix). 0: off. With
-    mixup on too, each chunk gets one of the two."""
     views: Literal["one", "three"] = "one"
     """one: learn from augmented images and their twins. three: from clean, augmented and adversarial images, a third
     each, with a BatchNorm branch for each."""
@@ -293,8 +288,6 @@ class Recipe:
                 f"{self.batch_size // self.chunk_size} chunks per batch cannot hold {self.data.copies} copies of each "
                 "image: change --batch-size, --chunk-size or --data.copies"
             )
-        if self.data.mixup or self.data.cutmix:
-            self._check_mixing()
         if self.adv_weight == 1 and METHODS[self.method].maker == Role.ATTACK:  # recycled says itself that it cannot
             self._check_twins_only()
         warmup = self.schedule.warmup_epochs
@@ -311,17 +304,6 @@ class Recipe:
             raise ValueError(
                 "adv_weight 1 learns from twins only, so that all images need one, through the branch that is "
                 "evaluated: add --twin-branch main, and drop --twin-share"
-            )
-
-    def _check_mixing(self) -> None:
-        if any(0 < alpha < 0.001 for alpha in (self.data.mixup, self.data.cutmix)):
-            raise ValueError("data.mixup and data.cutmix are 0 (off) or at least 0.001: raise them")
-        if self.chunk_size == 1:
-            raise ValueError("data.mixup and data.cutmix mix the images of a chunk, and --chunk-size is 1: raise it")
-        if self.attack.targeted:
-            raise ValueError(
-                "attack.targeted goes towards one wrong label, and mixed images have several right ones: "
-                "drop --attack.targeted, or --data.mixup and --data.cutmix"
             )
 
 

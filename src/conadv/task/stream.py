@@ -23,11 +23,11 @@ from torch import Tensor
 from conadv.core.batch import Chunk, Chunked
 from conadv.memory import is_out_of_memory
 from conadv.task.data.fit import Fit, fitted
-from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Labels, Planes, Source
+from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Planes, Source
 from conadv.task.draws import Seeds, mix_all, permutation
 
 # Separate streams of random numbers.
-_ORDER, _AUGMENT, _MIX = 11, 12, 13
+_ORDER, _AUGMENT = 11, 12
 
 
 Item = TypeVar("Item")
@@ -35,9 +35,6 @@ Result = TypeVar("Result")
 
 Augment = Callable[[Source, NDArray[np.int64], Seeds], tuple[Planes, ...]]
 """From a source, indices and one seed per image to the views of these images, each (N, C, H, W)."""
-Mix = Callable[[tuple[Planes, ...], Labels, int, Seeds], tuple[tuple[Planes, ...], NDArray[np.float32]]]
-"""From the views of a chunk, its labels, the number of classes and a seed to views, all mixed in the same way, and
-labels as shares of the classes, (N, classes)."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,6 @@ class Stream:
     """Threads that prepare chunks in advance; 0: prepare each chunk when it is requested."""
     pin_memory: bool = False
     """Return page-locked tensors, which are copied to a CUDA device asynchronously."""
-    mix: Mix | None = None
-    """If given, labels are shares of the classes, (N, classes), instead of class numbers."""
     copies: int = 1
     """How often each image is in a batch, augmented differently; copies of an image are in consecutive chunks."""
 
@@ -102,12 +97,8 @@ class Stream:
         if copy := chunk % self.copies:
             seeds = mix_all(seeds, copy)
         with _advice():
-            views, labels = self.augment(self.source, indices, seeds), self.source.labels[indices]
-            if self.mix is not None:
-                seed = mix_all(self.seed, _MIX, step, chunk)
-                views, labels = self.mix(views, labels, len(self.source.classes), seed)  # type: ignore[assignment]
-        images, *further = (as_tensor(view) for view in views)
-        return _pinned((images, torch.from_numpy(labels), *further), self.pin_memory)
+            images, *further = (as_tensor(view) for view in self.augment(self.source, indices, seeds))
+        return _pinned((images, torch.from_numpy(self.source.labels[indices]), *further), self.pin_memory)
 
     def batches(self, start: int, stop: int | None, chunks: Sequence[int] | None = None) -> Generator[Chunked]:
         """Yield the batches of steps start to stop - 1 (endless without a stop), with these chunks (None: all) of each.

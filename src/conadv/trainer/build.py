@@ -29,7 +29,7 @@ from conadv.ray import Pool
 from conadv.task.stream import Stream
 
 from .attackers import build_pool, check_attackers
-from .build_task import DTYPES, Task, attack_of, mix_of
+from .build_task import DTYPES, Task, attack_of
 from .ema import Ema
 from .memory import check_copies
 from .protocol import Protocol
@@ -167,7 +167,6 @@ def build_stream(recipe: Recipe, task: Task) -> Stream:
         task.augment,
         task.workers,
         pin_memory=task.device.type == "cuda",
-        mix=mix_of(recipe),
         copies=recipe.data.copies,
     )
 
@@ -253,7 +252,7 @@ def _wire(recipe: Recipe, task: Task, attack: Attack) -> Wire:
     """Return the message format of twins: pixels as bytes where that is exact."""
     shape = (recipe.chunk_size, *task.augment.shape(task.data.train))
     as_bytes = attack.exact_as_bytes(from_images=METHODS[recipe.method].maker == Role.CLEAN)
-    return Wire(shape, DTYPES[recipe.precision], as_bytes=as_bytes and not mix_of(recipe))
+    return Wire(shape, DTYPES[recipe.precision], as_bytes=as_bytes)
 
 
 def _rate(recipe: Recipe, steps: int) -> Schedule:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from conadv.catalog import ATTACKS, METHODS, is_built_in, is_callable
 from conadv.config import Recipe
@@ -21,7 +21,6 @@ from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm
 from conadv.machine import usable_cores
 from conadv.task.augment import Augmentation, augmentation
-from conadv.task.augment.mixup import Mix
 from conadv.task.data import DataSet, Share, keep, open_data
 from conadv.task.draws import stratified
 from conadv.task.libraries import LIBRARY, build_pretrained
@@ -83,7 +82,7 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
     model.to(device)
     if recipe.compile and trains:
         compile_model(model)
-    loss = partial(_cross_entropy if mix_of(recipe) else F.cross_entropy, label_smoothing=recipe.label_smoothing)
+    loss = partial(F.cross_entropy, label_smoothing=recipe.label_smoothing)
     return Task(
         model,
         replace(data, notes=(*data.notes, *notes)),
@@ -135,20 +134,6 @@ def twins_of(recipe: Recipe) -> TwinTest | None:
     if maker == Role.CLEAN and isinstance(attack, PGD):  # one step from the image along the gradient of the clean pass
         attack = replace(attack, branch="main", random_start=0.0)
     return TwinTest(attack, recipe.twin_branch, recipe.chunk_size, recipe.shuffle_twins)
-
-
-def mix_of(recipe: Recipe) -> Mix | None:
-    """Return how training images are mixed (mixup, CutMix); None: not at all."""
-    data = recipe.data
-    return Mix(data.mixup, data.cutmix) if data.mixup or data.cutmix else None
-
-
-def _cross_entropy(outputs: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Compute the cross-entropy, also with class probabilities as labels, which need the dtype of the outputs."""
-    if labels.is_floating_point():
-        dtype = torch.promote_types(outputs.dtype, labels.dtype)
-        outputs, labels = outputs.to(dtype), labels.to(dtype)
-    return F.cross_entropy(outputs, labels, label_smoothing=label_smoothing)
 
 
 def resolved(recipe: Recipe, data: DataSet) -> Recipe:
