@@ -206,7 +206,6 @@ def test_four_lanes_take_the_steps_of_one_process(method, alone, pool, tmp_path)
     "changes",
     [
         {"data__augment": "autoaugment-cifar10", "data__views": "three"},
-        {"data__augment": "randaugment"},
         {"attack__random_start": 0.0},  # twins cross as bytes
         {"attack__steps": 3, "attack__norm": "l2"},
         {"attack__targeted": True},

@@ -132,12 +132,11 @@ class Data:
     channels: Annotated[int, number(gte=1, lte=10**4)] = 3
     """Colour channels: of synthetic data, and what encoded images are converted to (1 or 3)."""
     augment: Literal[
-        "auto", "none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet",
-        "randaugment", "randaugment-imagenet",
+        "auto", "none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet"
     ] = "auto"  # fmt: skip
-    """Augmentation of the training images. Small images: crop, crop-flip, autoaugment-cifar10 and
-    randaugment; photographs: the others. auto: crop-flip for images up to 64 pixels, else resized-crop (to 224, unless
-    data.image_size says otherwise)."""
+    """Augmentation of the training images. Small images: crop, crop-flip and autoaugment-cifar10; photographs: the
+    others. auto: crop-flip for images up to 64 pixels, else resized-crop (to 224, unless data.image_size says
+    otherwise)."""
     views: Literal["one", "three"] = "one"
     """one: learn from augmented images and their twins. three: from clean, augmented and adversarial images, a third
     each, with a BatchNorm branch for each."""

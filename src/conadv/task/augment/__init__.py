@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from conadv.task.augment.autoaugment import AutoAugment, RandAugment
+from conadv.task.augment.autoaugment import AutoAugment
 from conadv.task.augment.geometry import DRAWS, ResizedCrop, Shift
 from conadv.task.augment.policies import CIFAR10, IMAGENET
 from conadv.task.data.fit import Fit, fitted
@@ -27,7 +27,7 @@ class Augmentation:
     crop: Shift | ResizedCrop | None = None
     fit: Fit = field(default_factory=Fit)
     """What evaluation sees, and the input of `Shift`."""
-    policy: AutoAugment | RandAugment | None = None
+    policy: AutoAugment | None = None
     """Applied after the crop."""
     three_views: bool = False
     """Also return the images without the last stage: (clean, augmented). The third view is the adversarial one."""
@@ -72,8 +72,6 @@ AUGMENTATIONS = {
     # Areas that an operation uncovers are black for CIFAR and grey for ImageNet, as in the authors' code.
     "autoaugment-cifar10": Augmentation(Shift(), policy=AutoAugment(CIFAR10, fill=0)),
     "autoaugment-imagenet": Augmentation(ResizedCrop(224), _CENTRE, AutoAugment(IMAGENET, fill=128)),
-    "randaugment": Augmentation(Shift(), policy=RandAugment()),
-    "randaugment-imagenet": Augmentation(ResizedCrop(224), _CENTRE, RandAugment()),
 }
 
 

@@ -1,10 +1,9 @@
-"""AutoAugment and RandAugment: some operations per image, drawn from its seed, on grey or RGB images.
+"""AutoAugment: some operations per image, drawn from its seed, on grey or RGB images.
 
 AutoAugment (Cubuk et al. 2019) takes one of 25 pairs (policies.py), each operation with its own probability. As in the
 usual libraries, levels 0 to 9 divide the published ranges evenly, from weak to strong, and operations with two
 directions take a random one. (The authors' code divides by 10, and differs in Posterize, Solarize and the enhancements,
-and between its two versions.) RandAugment (Cubuk et al. 2020) takes two of 14 operations, at magnitude 9 of the 31 that
-divide each range evenly, as torchvision does by default.
+and between its two versions.)
 
 Operations that map each value to another are written in NumPy, with Pillow's results to the bit: Pillow builds its
 tables of 256 values in Python, which takes longer than the rest for small images.
@@ -17,17 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
 from conadv.task.augment.policies import SubPolicy
 from conadv.task.data.source import Pixels, Planes
 from conadv.task.draws import Seeds, uniforms
 
-OPERATIONS = (
-    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
-    "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
-)  # fmt: skip
 _ENHANCERS = {
     "Color": ImageEnhance.Color,
     "Contrast": ImageEnhance.Contrast,
@@ -47,62 +41,29 @@ class AutoAugment:
 
     def __call__(self, images: Planes, seeds: Seeds) -> Planes:
         """Augment images of shape (N, C, H, W), with 1 or 3 channels."""
-        return _augmented(images, uniforms(seeds, 5), self._choose, self.fill)
+        if images.shape[1] not in (1, 3):
+            raise ValueError(f"images with {images.shape[1]} channels cannot be augmented: convert them to 1 or 3")
+        own = np.ascontiguousarray(images)
+        own = own.copy() if own is images else own
+        for place, row in enumerate(uniforms(seeds, 5).tolist()):
+            if chosen := self._choose(row):
+                grey, planes = len(own[place]) == 1, own[place]
+                image = Image.fromarray(planes[0] if grey else planes.transpose(1, 2, 0).copy())
+                for name, share, sign in chosen:
+                    image = operate(image, name, share, sign, self.fill)
+                pixels = np.asarray(image)
+                own[place] = pixels[None] if grey else pixels.transpose(2, 0, 1)
+        return own
 
     def _choose(self, draws: list[float]) -> list[Chosen]:
         """Draws: the sub-policy, then for each of its two operations whether to apply it, and the direction."""
         pair = self.policy[int(draws[0] * len(self.policy))]
         chances, signs = draws[1::2], draws[2::2]
         return [
-            (name, level / 9, _sign(sign))
+            (name, level / 9, 1 if sign < 0.5 else -1)
             for (name, probability, level), chance, sign in zip(pair, chances, signs, strict=True)
             if chance < probability
         ]
-
-
-@dataclass(frozen=True)
-class RandAugment:
-    """Two random operations, each at 9/30 of its maximum, and the grey level of uncovered areas."""
-
-    fill: int = 0
-
-    def __call__(self, images: Planes, seeds: Seeds) -> Planes:
-        """Augment images of shape (N, C, H, W), with 1 or 3 channels."""
-        return _augmented(images, uniforms(seeds, 4), self._choose, self.fill)
-
-    def _choose(self, draws: list[float]) -> list[Chosen]:
-        """Draws: for each of the two operations which one, and the direction."""
-        names = [OPERATIONS[int(draw * len(OPERATIONS))] for draw in draws[0::2]]
-        signs = [_sign(draw) for draw in draws[1::2]]
-        return [(name, strength(name), sign) for name, sign in zip(names, signs, strict=True) if name != "Identity"]
-
-
-def strength(name: str) -> float:
-    """RandAugment's magnitude, in the units of `operate`: its thresholds of Solarize begin at 255, not at 256."""
-    return (1 + 255 * 9 / 30) / 256 if name == "Solarize" else 9 / 30
-
-
-def _sign(draw: float) -> int:
-    return 1 if draw < 0.5 else -1
-
-
-def _augmented(
-    images: Planes, draws: NDArray[np.float64], choose: Callable[[list[float]], list[Chosen]], fill: int
-) -> Planes:
-    """The images after the operations that `choose` makes of the draws of each."""
-    if images.shape[1] not in (1, 3):
-        raise ValueError(f"images with {images.shape[1]} channels cannot be augmented: convert them to 1 or 3")
-    own = np.ascontiguousarray(images)
-    own = own.copy() if own is images else own
-    for place, row in enumerate(draws.tolist()):
-        if chosen := choose(row):
-            grey, planes = len(own[place]) == 1, own[place]
-            image = Image.fromarray(planes[0] if grey else planes.transpose(1, 2, 0).copy())
-            for name, share, sign in chosen:
-                image = operate(image, name, share, sign, fill)
-            pixels = np.asarray(image)
-            own[place] = pixels[None] if grey else pixels.transpose(2, 0, 1)
-    return own
 
 
 def operate(image: Image.Image, name: str, share: float, sign: int, fill: int) -> Image.Image:
