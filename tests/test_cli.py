@@ -153,9 +153,9 @@ def test_every_boolean_field_can_be_turned_on_and_off(key, commands):
 
 
 def test_switches_of_a_command_take_true_and_false_too(commands, run):
-    assert cli.main(["export", "--raw", str(run), "a.safetensors"]) == 0
-    assert cli.main(["export", str(run), "--raw", "false", "--json=true", "a.safetensors"]) == 0
-    assert [raw for _, _, _, raw, *_ in commands.calls] == [True, False]
+    assert cli.main(["eval", "--best", str(run)]) == 0
+    assert cli.main(["eval", str(run), "--best", "false", "--json=true"]) == 0
+    assert [best for *_, best in commands.calls] == [True, False]
 
 
 def test_words_after_two_hyphens_are_not_flags(commands, capsys):
@@ -277,9 +277,7 @@ def test_eval_hands_on_the_recipe_of_the_run(commands, run, capsys):
 
 def test_export_hands_on_run_and_file(commands, run):
     assert cli.main(["export", str(run), "model.safetensors"]) == 0
-    assert cli.main(["export", str(run), "model.safetensors", "--raw"]) == 0
-    as_weights = ("safetensors", None)
-    assert commands.calls == [("export", run, Path("model.safetensors"), raw, *as_weights) for raw in (False, True)]
+    assert commands.calls == [("export", run, Path("model.safetensors"), "safetensors", None)]
 
 
 def test_recipes_lists_names_with_their_first_line(commands, capsys):

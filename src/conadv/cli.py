@@ -174,19 +174,17 @@ def export(
     out: Path,
     /,
     *,
-    raw: Switch = False,
     format: Literal["safetensors", "torch-export", "onnx"] = "safetensors",
     model: OptionalText = None,
     json: Json = False,
 ) -> None:
-    """Export the weights of a run for the original model; their moving average if the run keeps one.
+    """Export the weights of a run for the original model.
 
     For example: conadv export runs/digits-conadv-001 model.safetensors
 
     Args:
         run: The folder of a run.
         out: The file to write: NAME.safetensors, NAME.pt2 (torch-export) or NAME.onnx.
-        raw: Export the weights themselves, not their moving average.
         format: Weights for the original model, or the network with its weights, by PyTorch's exporters.
         model: With torch-export and onnx: the model, if it is your own package.module:callable.
     """
@@ -195,7 +193,7 @@ def export(
         raise ValueError(f"--format {format} does not write {str(out)!r}: choose a name that ends in {suffix}")
     from conadv.trainer import trained
 
-    report_result(lambda: trained.export(run, out, raw, format, model), json)
+    report_result(lambda: trained.export(run, out, format, model), json)
 
 
 def predict(

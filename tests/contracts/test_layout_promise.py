@@ -215,7 +215,6 @@ def test_four_lanes_take_the_steps_of_one_process(method, alone, pool, tmp_path)
         {"optimizer__name": "lamb", "optimizer__lr": 0.05},
         {"data__workers": 2},
         {"eval_every": 1},
-        {"ema": 0.7},
         {"adv_weight": 0.25, "label_smoothing": 0.0},
     ],
     ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),

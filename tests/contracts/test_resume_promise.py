@@ -186,7 +186,6 @@ def test_a_rank_that_only_attacks_can_ask_to_stop(name, size, layout, asked, und
     "changes",
     [
         {"eval_every": 1},
-        {"ema": 0.7, "eval_every": 1},
         {"data__augment": "autoaugment-cifar10", "data__views": "three"},
         {"optimizer__momentum": 0},
         {"attack__steps": 2, "attack__targeted": True},
@@ -219,14 +218,6 @@ def test_with_any_optimizer_a_checkpoint_resumes_in_another_layout(name, undistu
     layouts = ["none", "clean | adv | attack", "clean+adv | attack"]
     train_in_parts(pool, tmp_path / "run", [2, 4], [1, 3, 2], layouts, **changes)
     moved, whole = trace(tmp_path / "run"), undisturbed(1, **changes)
-    assert tiny.distance(moved.states[STEPS], whole.states[STEPS]) <= 1e-12
-
-
-def test_a_moving_average_resumes_in_another_layout(undisturbed, pool, tmp_path):
-    layouts = ["none", "clean | adv | attack", "clean+adv | attack"]
-    train_in_parts(pool, tmp_path / "run", [2, 4], [1, 3, 2], layouts, ema=0.7)
-    moved, whole = trace(tmp_path / "run"), undisturbed(1, ema=0.7)
-    assert any(name.startswith("ema.") for name in whole.states[STEPS])
     assert tiny.distance(moved.states[STEPS], whole.states[STEPS]) <= 1e-12
 
 

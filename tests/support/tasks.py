@@ -56,8 +56,8 @@ def take_steps(changes: dict[str, Any], out: str) -> str:
         job = build_job(recipe, task, stream, layout, world, start=0)
         idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
         run(job, Progress(), build_policy(recipe, stream, world.device), StopRequest(), *idle)
-        job.member.share_weights(job.ema.tensors().values())  # else a rank that only attacks has those of its last step
-        state = gather(task.model, job.optimizer, StaleWeights(task.model, 0), job.ema)
+        job.member.share_weights()  # else a rank that only attacks has those of its last step
+        state = gather(task.model, job.optimizer, StaleWeights(task.model, 0))
         if world.is_main:
             Path(out).write_bytes(safetensors.torch.save(state))
         if job.member.only_attacks:

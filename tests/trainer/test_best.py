@@ -14,7 +14,6 @@ from torch import nn
 from conadv import cli, split_batchnorm
 from conadv.trainer.best import FILE, METRICS, BestWeights, read_best
 from conadv.trainer.build_task import build_task
-from conadv.trainer.ema import Ema
 from support import tiny
 from support.settings import small_cnn
 
@@ -33,7 +32,7 @@ def numbered(model: nn.Module, number: float) -> None:
 
 def test_it_keeps_the_weights_of_the_best_evaluation_and_warns_once_of_a_collapse(tmp_path: Path) -> None:
     model, said = split_batchnorm(small_cnn()), list[str]()
-    best = BestWeights(tmp_path, model, Ema(model, 0), said.append)
+    best = BestWeights(tmp_path, model, said.append)
     for number, accuracy in enumerate([20.0, 40.0, 39.0, 20.5, 19.0, 1.0]):
         numbered(model, number)
         best.log(10 * number, {METRIC: accuracy, "test_top1": 90.0})
@@ -44,7 +43,7 @@ def test_it_keeps_the_weights_of_the_best_evaluation_and_warns_once_of_a_collaps
     assert "fell from 40.0 % (step 10) to 19.0 %" in said[0]
     small_cnn().load_state_dict(safetensors.torch.load_file(tmp_path / FILE))  # of the plain model
 
-    resumed = BestWeights(tmp_path, model, Ema(model, 0), said.append)
+    resumed = BestWeights(tmp_path, model, said.append)
     numbered(model, 7)
     resumed.log(70, {METRIC: 30.0})
     assert weight_of(tmp_path) == 1
@@ -52,22 +51,11 @@ def test_it_keeps_the_weights_of_the_best_evaluation_and_warns_once_of_a_collaps
     assert weight_of(tmp_path) == 7
 
 
-def test_of_averaged_weights_it_keeps_the_average_which_was_evaluated(tmp_path: Path) -> None:
-    model = split_batchnorm(small_cnn())
-    numbered(model, 4)
-    ema = Ema(model, 0.5)
-    numbered(model, 2)
-    ema.update()
-    BestWeights(tmp_path, model, ema, print).log(0, {METRIC: 1.0})
-    assert weight_of(tmp_path) == 3
-    assert model[7].bias[0].item() == 2
-
-
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"nothing")
     model = split_batchnorm(small_cnn())
     with pytest.raises(ValueError, match=r"best\.safetensors is damaged"):
-        BestWeights(tmp_path, model, Ema(model, 0), print)
+        BestWeights(tmp_path, model, print)
 
 
 def test_held_out_images_are_of_all_classes_and_not_learnt_from() -> None:

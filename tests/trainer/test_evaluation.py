@@ -13,7 +13,6 @@ from conadv.task.data import open_data
 from conadv.trainer import evaluation
 from conadv.trainer.adversary import RobustTest, robust_attack
 from conadv.trainer.build_task import Task, build_task, twins_of
-from conadv.trainer.ema import Ema
 from conadv.trainer.evaluation import evaluate_source, evaluate_task
 from support import tiny
 
@@ -93,7 +92,7 @@ def test_the_steps_of_an_attack_cross_the_ball_or_reach_its_edge(steps, path):
 @pytest.mark.parametrize("robust", [None, RobustTest(8 / 255, steps=1)], ids=["plain", "robust"])
 def test_accuracy_under_attack_is_told_where_it_was_measured(method, twins, robust):
     task = build_task(tiny.recipe(method=method), CPU)
-    metrics = evaluate_task(task, World(0, 1, CPU), Ema(task.model, 0), robust)
+    metrics = evaluate_task(task, World(0, 1, CPU), robust)
     assert ("adv_top1" in metrics, "robust_top1" in metrics) == (twins, robust is not None)
 
 
@@ -134,5 +133,5 @@ def test_ranks_share_the_chunks_of_twins_and_their_counts_add_up(looked_at, monk
 def test_top5_is_measured_with_more_than_5_classes(classes, expected):
     data = open_data("synthetic", train_size=60, image_size=8, channels=1, classes=classes)
     task = build_task(tiny.recipe(), torch.device("cpu"), data=data)
-    metrics = evaluate_task(task, World(0, 1, torch.device("cpu")), Ema(task.model, 0))
+    metrics = evaluate_task(task, World(0, 1, torch.device("cpu")))
     assert ("test_top5" in metrics) == expected

@@ -84,9 +84,9 @@ def test_a_run_that_goes_on_keeps_its_file_unless_the_recipe_changed(tmp_path):
 
 
 def test_a_summary_is_json_though_the_run_diverged(tmp_path):
-    write_summary(tmp_path, {"test_top1": 10.0, "test_loss": float("nan"), "train_loss": float("inf"), "ema": None})
+    write_summary(tmp_path, {"test_top1": 10.0, "test_loss": float("nan"), "train_loss": float("inf"), "epsilon": None})
     summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
-    assert summary == {"test_top1": 10.0, "test_loss": None, "train_loss": None, "ema": None}
+    assert summary == {"test_top1": 10.0, "test_loss": None, "train_loss": None, "epsilon": None}
 
 
 def test_after_bad_input_a_new_run_leaves_nothing_behind(tmp_path):

@@ -38,7 +38,6 @@ CASES = [
     {"method": "conadv"},
     {"method": "recycled", "eval_every": 1},
     {"method": "conadv", "delay": 2},
-    {"method": "vanilla", "ema": 0.9},
     {"method": "vanilla", "checkpoint__minutes": 1e-9},
 ]
 

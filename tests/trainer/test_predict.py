@@ -27,7 +27,7 @@ MODEL = ["--model", "support.tiny:net"]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, next to its export and some of the digits as image files, one of them in a subfolder."""
     folder = tmp_path_factory.mktemp("predict")
-    train(tiny.recipe(ema=0.5), folder / "run", None, quiet=True)
+    train(tiny.recipe(), folder / "run", None, quiet=True)
     assert cli.main(["export", str(folder / "run"), str(folder / "model.safetensors")]) == 0
     (folder / "images" / "more").mkdir(parents=True)
     for name, pixels in zip(("0.png", "1.PNG", "more/2.png"), digits().test.images[:3, :, :, 0], strict=True):
@@ -159,6 +159,7 @@ def test_onnx_without_its_packages_is_one_line_that_names_the_extra(run, tmp_pat
     [
         ("run model.pt2", "--format safetensors does not write 'model.pt2': choose a name that ends in .safetensors"),
         ("run a.safetensors --format torch-export", "choose a name that ends in .pt2"),
+        ("images a.safetensors", "is not a run folder"),
         ("run a.pt2 --format torch-export", "names code to import"),
         ("run a.pt2 --format onnx", "choose a name that ends in .onnx"),
         ("run a.pt2 --format tflite", "--format"),

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from conadv.core.splitbn import split_batchnorm
 from conadv.core.twins import StaleWeights
 from conadv.optim.catalog import OPTIMIZERS
-from conadv.trainer.ema import Ema
 from conadv.trainer.state import (
     check_tensors,
     expected_tensors,
@@ -59,43 +58,40 @@ def make(seed: int = 0, name: str = "lars") -> tuple[nn.Module, Optimizer]:
     return model, Odd(model.parameters()) if name == "odd" else OPTIMIZERS[name].build(model, SETTINGS)
 
 
-def check(tensors: dict[str, Tensor], delay: int, name: str = "lars", averaged: bool = False) -> None:
+def check(tensors: dict[str, Tensor], delay: int, name: str = "lars") -> None:
     model, optimizer = make(seed=7, name=name)
     fill_state(optimizer)
-    expected = expected_tensors(model, optimizer, delay, averaged)
+    expected = expected_tensors(model, optimizer, delay)
     check_tensors(tensors, expected)
     assert len(safetensors.torch.save(tensors)) <= largest_size(expected) < 2**26
 
 
-def take_step(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema) -> None:
+def take_step(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.rand_like(parameter)
     stale.keep()
     optimizer.step()
-    ema.update()
 
 
-def trained(
-    steps: int, delay: int, name: str = "lars", decay: float = 0.0
-) -> tuple[nn.Module, Optimizer, StaleWeights, Ema]:
+def trained(steps: int, delay: int, name: str = "lars") -> tuple[nn.Module, Optimizer, StaleWeights]:
     model, optimizer = make(name=name)
-    stale, ema = StaleWeights(model, delay), Ema(model, decay)
+    stale = StaleWeights(model, delay)
     for _ in range(steps):
-        take_step(model, optimizer, stale, ema)
-    return model, optimizer, stale, ema
+        take_step(model, optimizer, stale)
+    return model, optimizer, stale
 
 
-@pytest.mark.parametrize(("delay", "decay"), [(0, 0.9), (1, 0.0), (3, 0.9)])
+@pytest.mark.parametrize("delay", [0, 1, 3])
 @pytest.mark.parametrize("name", EVERY)
-def test_everything_comes_back_as_it_was(name, delay, decay):
-    check(gather(*trained(0, delay, name, decay)), delay, name, averaged=decay > 0)  # without optimizer state
-    run = trained(4, delay, name, decay)
+def test_everything_comes_back_as_it_was(name, delay):
+    check(gather(*trained(0, delay, name)), delay, name)  # without optimizer state
+    run = trained(4, delay, name)
     gathered = gather(*run)
     # As a file has it, so that nothing comes back that was not written.
     tensors = safetensors.torch.load(safetensors.torch.save(gathered))
-    check(tensors, delay, name, averaged=decay > 0)
+    check(tensors, delay, name)
     model, optimizer = make(seed=1, name=name)
-    other = (model, optimizer, StaleWeights(model, delay), Ema(model, decay))
+    other = (model, optimizer, StaleWeights(model, delay))
     restore(tensors, *other)
     for mine, theirs in zip(run[0].parameters(), model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -142,11 +138,11 @@ def test_a_parameter_that_has_had_no_gradient_starts_afresh(name):
     torch.manual_seed(3)
     model[0].weight.grad = torch.rand_like(model[0].weight)
     optimizer.step()
-    tensors = gather(model, optimizer, stale, Ema(model, 0))
+    tensors = gather(model, optimizer, stale)
     assert {key.partition(":")[0] for key in tensors if key.startswith("optimizer.")} == {"optimizer.0.weight"}
     check(tensors, 0, name)
     other, other_optimizer = make(seed=1, name=name)
-    restore(tensors, other, other_optimizer, StaleWeights(other, 0), Ema(other, 0))
+    restore(tensors, other, other_optimizer, StaleWeights(other, 0))
     assert [parameter for parameter, state in other_optimizer.state.items() if state] == [other[0].weight]
 
 
@@ -164,8 +160,8 @@ def test_stale_weights_are_those_before_each_of_the_last_updates(steps):
     before = [copy.deepcopy(model.state_dict())] * 2
     for _ in range(steps):
         before.append(copy.deepcopy(model.state_dict()))
-        take_step(model, optimizer, stale, Ema(model, 0))
-    kept = stale_versions(gather(model, optimizer, stale, Ema(model, 0)))
+        take_step(model, optimizer, stale)
+    kept = stale_versions(gather(model, optimizer, stale))
     assert len(kept) == 2
     for version, expected in zip(kept, before[-2:], strict=True):
         assert version.keys() == expected.keys()
@@ -180,7 +176,7 @@ def test_the_model_is_lent_stale_weights_and_gets_its_own_back(delay):
     before = [copy.deepcopy(model.state_dict()) for _ in range(delay)]
     for _ in range(4):
         before.append(copy.deepcopy(model.state_dict()))
-        take_step(model, optimizer, stale, Ema(model, 0))
+        take_step(model, optimizer, stale)
     now, kept = copy.deepcopy(model.state_dict()), copy.deepcopy(stale.versions())
     for _ in range(2):
         with stale.swapped_in():
@@ -233,9 +229,3 @@ def test_a_state_that_lacks_something_is_refused(missing, name):
 def test_the_state_of_another_optimizer_is_refused(name, other):
     with pytest.raises(ValueError, match="is of another model or optimizer: tensor optimizer"):
         check(gather(*trained(2, 1, name)), 1, other)
-
-
-def test_an_average_that_the_run_does_not_keep_is_refused_and_so_is_its_lack():
-    for decay, averaged in ((0.0, True), (0.9, False)):
-        with pytest.raises(ValueError, match=r"is of another model or optimizer: tensor ema\."):
-            check(gather(*trained(2, 1, decay=decay)), 1, averaged=averaged)

@@ -22,7 +22,6 @@ from conadv.core.validate import Checks
 from conadv.optim.catalog import OPTIMIZERS
 from conadv.ranks.member import Member, Unread
 from conadv.trainer import loop
-from conadv.trainer.ema import Ema
 from support import fake_ranks
 from support.settings import small_cnn
 
@@ -72,7 +71,6 @@ def test_a_step_waits_for_no_value(name, optimizer_name):
     method = info.build(model, F.cross_entropy, options, seed=0, chunk_size=4)
     method.join(Place(updates_stats=False))
     optimizer = OPTIMIZERS[optimizer_name].build(model, FIELDS)
-    average = Ema(model, 0.9)
     images, labels = torch.rand(8, 2, 6, 6), torch.zeros(8, dtype=torch.int64)
     with Waits() as waits:
         for _ in range(2):
@@ -82,7 +80,6 @@ def test_a_step_waits_for_no_value(name, optimizer_name):
             optimizer.step()
             # Within a dispatch mode, PyTorch does not count the changes of multi-tensor operations.
             torch.autograd.graph.increment_version(model.parameters())
-            average.update()
     assert waits.found == []
 
 

@@ -13,7 +13,7 @@ from typing import Any
 # Ranks and fields of a run. Lanes of equal work: 4 images in 2 chunks.
 CONFIGURATIONS: list[tuple[int, dict[str, Any]]] = [
     (1, {"method": "conadv"}),
-    (1, {"method": "recycled", "ema": 0.9}),
+    (1, {"method": "recycled"}),
     (2, {"method": "vanilla"}),
     (2, {"method": "sam"}),
     (2, {"method": "conadv", "delay": 2}),

@@ -20,6 +20,7 @@ ADVICE = {
     "skip_limit": "drop it: a step that is not finite ends the run, and none is skipped",
     "diagnose": "drop it: studies/theory/staleness.py measures how far stale twins are from fresh ones",
     "together": "drop it: the passes of a chunk always run one after the other",
+    "ema": f"it is 0 (off): {_OWN_LOOP}, where torch.optim.swa_utils.AveragedModel averages weights",
     "rho": f"it is 0.05, as the authors of SAM have it: {_OWN_LOOP}, conadv.Sam(rho=...)",
     "tf32": "drop it, or write deterministic = true, which keeps all digits of float32",
     "eval_train": "drop it: the training accuracy is that of a fixed sample, as large as the test set",

@@ -235,9 +235,6 @@ class Recipe:
     clip_norm: NotNegative = 0.0
     """Largest L2 norm of the gradient of all weights, after the sum over the ranks; a larger one is scaled down. 0: no
     limit."""
-    ema: BelowOne = 0.0
-    """Decay of an exponential moving average of the weights, which is evaluated and exported instead of them. It covers
-    about the last 1 / (1 - ema) steps, which should be a small part of the run. 0: none."""
     threads: Annotated[int | None, number(none=True, gte=1, lte=1024)] = None
     """CPU threads per rank. none: PyTorch's default."""
     timeout: Annotated[float, number(gte=0.1, lte=10**7)] = 600.0

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from conadv.atomic import replace_file, writing
 from conadv.core.splitbn import plain_state_dict
 
-from .ema import Ema
-
 FILE = "best.safetensors"
 # The first of these that an evaluation has decides.
 METRICS = ("held_out_robust_top1", "test_top1")
@@ -31,13 +29,12 @@ class BestWeights:
     Args:
         folder: of the run; weights of an earlier part of the run are found there.
         model: the network, split or not.
-        ema: the moving average of its weights, which is evaluated and kept in their place.
         say: prints a line.
     """
 
-    def __init__(self, folder: Path, model: nn.Module, ema: Ema, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, model: nn.Module, say: Callable[[str], None]) -> None:
         self._path = folder / FILE
-        self._model, self._ema, self._say = model, ema, say
+        self._model, self._say = model, say
         self._best = read_best(self._path)[0] if self._path.exists() else None
         self._warned = False
 
@@ -49,9 +46,8 @@ class BestWeights:
         accuracy = float(metrics[metric])
         if self._best is None or accuracy > self._best[metric]:
             self._best = {"step": step, metric: accuracy}
-            with self._ema.swapped_in():
-                tensors = {name: tensor.contiguous() for name, tensor in plain_state_dict(self._model).items()}
-                data = safetensors.torch.save(tensors, {"about": json.dumps(self._best)})
+            tensors = {name: tensor.contiguous() for name, tensor in plain_state_dict(self._model).items()}
+            data = safetensors.torch.save(tensors, {"about": json.dumps(self._best)})
             with writing(self._path):
                 replace_file(self._path, data)
         elif metric == METRICS[0] and accuracy < _COLLAPSE * self._best[metric] and not self._warned:

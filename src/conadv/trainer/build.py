@@ -30,7 +30,6 @@ from conadv.task.stream import Stream
 
 from .attackers import build_pool, check_attackers
 from .build_task import DTYPES, Task, attack_of
-from .ema import Ema
 from .memory import check_copies
 from .protocol import Protocol
 
@@ -60,7 +59,6 @@ class Job:
     stream: Stream
     optimizer: Optimizer
     rate: Schedule
-    ema: Ema
     protocol: Protocol
     stop: int
     """The number of steps after which the run ends."""
@@ -176,7 +174,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     steps = stream.steps_per_epoch * recipe.epochs
     stop = max(start, min(steps, recipe.max_steps or steps))
     attack = attack_of(recipe)
-    check_copies(task.model, 2 + recipe.delay * world.is_main + (recipe.ema > 0))  # gradients, momentum, stale weights
+    check_copies(task.model, 2 + recipe.delay * world.is_main)  # gradients, momentum, stale weights
     signal = SignalToNoise(task.model.parameters(), recipe.optimizer.gsnr) if recipe.optimizer.gsnr else None
     pool = None
     if recipe.attackers is not None and start < stop:
@@ -198,7 +196,6 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         stream=stream,
         optimizer=build_optimizer(recipe, task.model),
         rate=_rate(recipe, steps),
-        ema=Ema(task.model, recipe.ema),
         protocol=Protocol(
             adv_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
             last=round(steps * recipe.adv_until),

@@ -16,7 +16,6 @@ from conadv.task.stream import evaluation_batches
 
 from .adversary import RobustTest, TwinTest
 from .build_task import Task
-from .ema import Ema
 from .kernels import not_compiled
 
 _BATCH = 256
@@ -110,26 +109,21 @@ def sampled(length: int, count: int | None) -> NDArray[np.int64]:
     return np.sort(permutation(length, _SAMPLE_SEED)[:count])
 
 
-def evaluate_task(task: Task, world: World, ema: Ema, robust: RobustTest | None = None) -> dict[str, float]:
+def evaluate_task(task: Task, world: World, robust: RobustTest | None = None) -> dict[str, float]:
     """Return the metrics of a model for its summary: accuracy in percent on test and training images, and the gap.
 
-    If there is a moving average of the weights, it is evaluated, and `raw_test_top1` is of the weights themselves.
     `adv_top1` is the accuracy on twins of training images, see `twin_top1`. Every rank must call it.
 
     Args:
         task: the model, its data and its settings.
         world: the ranks.
-        ema: the moving average of the weights.
         robust: also compute the robust accuracy on test images.
     """
     with not_compiled(task.model):  # batches of other sizes would be compiled again
-        with ema.swapped_in():
-            test = evaluate_source(task, world, task.data.test)
-            train = evaluate_source(task, world, task.data.train, sample=task.train_sample)
-            attacked = _under_attack(task, world, robust)
-        metrics = {"test_top1": test.top1}
-        if ema:
-            metrics["raw_test_top1"] = evaluate_source(task, world, task.data.test).top1
+        test = evaluate_source(task, world, task.data.test)
+        train = evaluate_source(task, world, task.data.train, sample=task.train_sample)
+        attacked = _under_attack(task, world, robust)
+    metrics = {"test_top1": test.top1}
     if len(task.data.test.classes) > 5:  # otherwise it is 100 %
         metrics["test_top5"] = test.top5
     metrics |= {

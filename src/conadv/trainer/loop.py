@@ -97,18 +97,17 @@ def _update(job: Job, step: int, rate: float) -> None:
     update_running_stats(job.task.model)
     job.optimizer.step()
     job.optimizer.zero_grad()
-    job.ema.update()
 
 
 def evaluate(job: Job, robust: RobustTest | None = None) -> dict[str, float]:
     """Evaluate the current weights on all ranks; those that only attack get them first."""
-    job.member.share_weights(job.ema.tensors().values())
-    return evaluate_task(job.task, job.world, job.ema, robust)
+    job.member.share_weights()
+    return evaluate_task(job.task, job.world, robust)
 
 
 def _save(job: Job, progress: Progress, saver: StateSaver) -> None:
     job.member.check_weights(progress.step)
-    state = partial(gather, job.task.model, job.optimizer, job.stale, job.ema)
+    state = partial(gather, job.task.model, job.optimizer, job.stale)
     saver.save(progress.step, state, position=position(job, progress))
 
 

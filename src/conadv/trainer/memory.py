@@ -42,6 +42,6 @@ def check_model(build: Callable[[], nn.Module], shape: tuple[int, ...], images: 
 
 
 def check_copies(model: nn.Module, copies: int) -> None:
-    """Refuse copies of the weights (gradients, momentum, stale weights, EMA) that do not fit into free memory."""
+    """Refuse copies of the weights (gradients, momentum, stale weights) that do not fit into free memory."""
     size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     check_memory(size * copies, f"{copies} copies of the weights", "lower --delay or --width")

@@ -51,7 +51,7 @@ def restore_job(job: Job, checkpoint: Checkpoint) -> Progress:
     versions = stale_versions(checkpoint.tensors)
     if job.method.delay and not isinstance(job.method, ConAdv):
         _prime(job, versions, step)
-    restore(checkpoint.tensors, job.task.model, job.optimizer, job.stale, job.ema)
+    restore(checkpoint.tensors, job.task.model, job.optimizer, job.stale)
     job.member.resume(step, versions)
     return Progress(step, checkpoint.about["position"]["seconds"])
 

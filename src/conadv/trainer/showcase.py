@@ -21,7 +21,6 @@ from conadv.task.stream import evaluation_batches
 
 from .adversary import TwinTest
 from .build_task import Task
-from .ema import Ema
 from .evaluation import sampled
 from .kernels import not_compiled
 
@@ -36,18 +35,17 @@ class Showcase:
     Args:
         task: the network and its data.
         twins: how the run generates twins.
-        ema: the moving average of the weights, which is shown in their place.
         sinks: where it goes.
     """
 
-    def __init__(self, task: Task, twins: TwinTest, ema: Ema, sinks: Sequence[Gallery]) -> None:
-        self._task, self._twins, self._ema, self._sinks = task, twins, ema, sinks
+    def __init__(self, task: Task, twins: TwinTest, sinks: Sequence[Gallery]) -> None:
+        self._task, self._twins, self._sinks = task, twins, sinks
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add to an evaluation; a step without one is nothing to show."""
         if "test_top1" not in metrics:
             return
-        with not_compiled(self._task.model), self._ema.swapped_in():
+        with not_compiled(self._task.model):
             accuracies, picture = branch_top1(self._task), twins_below(self._task, self._twins)
         for sink in self._sinks:
             sink.log(step, accuracies)

@@ -1,7 +1,8 @@
 """Convert the state of a run to tensors by name, and restore it.
 
-model.NAME      weights and buffers          optimizer.NAME:KEY   optimizer state of a parameter
-ema.NAME        their moving average         stale.0.NAME         weights that twins in flight were generated with
+model.NAME           weights and buffers
+optimizer.NAME:KEY   optimizer state of a parameter
+stale.0.NAME         weights that twins in flight were generated with
 """
 
 from __future__ import annotations
@@ -16,18 +17,15 @@ from torch.optim import Optimizer
 from conadv.core.state import below
 from conadv.core.twins import StaleWeights
 
-from .ema import Ema
-
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
-def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema) -> dict[str, Tensor]:
+def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> dict[str, Tensor]:
     """Copy the whole state to the host."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= _optimizer_state(model, optimizer)
     for number, version in enumerate(stale.versions()):
         tensors.update({f"stale.{number}.{name}": tensor for name, tensor in version.items()})
-    tensors.update({f"ema.{name}": tensor for name, tensor in ema.tensors().items()})
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
@@ -47,9 +45,9 @@ def fill_state(optimizer: Optimizer) -> None:
             parameter.grad = gradient
 
 
-def expected_tensors(model: nn.Module, optimizer: Optimizer, delay: int, averaged: bool) -> dict[str, Tensor]:
+def expected_tensors(model: nn.Module, optimizer: Optimizer, delay: int) -> dict[str, Tensor]:
     """Return tensors of the names, shapes and dtypes that a checkpoint has; the state of `optimizer` must be filled."""
-    copies = ["model.", *["ema."] * averaged, *(f"stale.{number}." for number in range(delay))]
+    copies = ["model.", *(f"stale.{number}." for number in range(delay))]
     own = model.state_dict()
     return {copy + name: own[name] for copy in copies for name in own} | _optimizer_state(model, optimizer)
 
@@ -72,9 +70,7 @@ def largest_size(expected: Mapping[str, Tensor]) -> int:
     return 2**25 + sum(1000 + tensor.numel() * tensor.element_size() for tensor in expected.values())
 
 
-def restore(
-    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, stale: StaleWeights, ema: Ema
-) -> None:
+def restore(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
     """Restore the state of a checkpoint that `check_tensors` accepted."""
     load_model(model, tensors)
     fill_state(optimizer)
@@ -85,18 +81,12 @@ def restore(
             optimizer.state[parameter] = {key: _like(state[key], saved.get(key)) for key in state}
     if stale.versions():
         stale.load(stale_versions(tensors))
-    ema.load(average_weights(tensors))
 
 
 def stale_versions(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """Return the stale weights in a checkpoint, oldest first."""
     count = len({name.split(".")[1] for name in tensors if name.startswith("stale.")})
     return [below(f"stale.{number}.", tensors) for number in range(count)]
-
-
-def average_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the moving average of the weights in a checkpoint; empty if there is none."""
-    return below("ema.", tensors)
 
 
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

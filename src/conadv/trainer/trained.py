@@ -23,14 +23,13 @@ from .best import read_best
 from .build import build_optimizer
 from .build_task import Task, build_task, resolved
 from .checkpoint import Checkpoint, newest_whole
-from .ema import Ema
 from .evaluation import evaluate_task
 from .folder import resume_command
 from .kernels import kernels
 from .predict import NETWORK, Predictions, as_program, predict_files, read_export, rebuild
 from .progress import tell
 from .resume import Expected, find_checkpoint
-from .state import average_weights, expected_tensors, fill_state, load_model
+from .state import expected_tensors, fill_state, load_model
 
 # Progress of a run in a checkpoint, in the order of a summary.
 _POSITION = ("layout", "world_size", "steps", "seconds", "images_per_second")
@@ -45,31 +44,27 @@ def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool
         robust: How to measure robust accuracy; None: not at all.
         best: Evaluate the weights of the best evaluation during the run, not the newest checkpoint.
     """
-    task, checkpoint, ema = _trained(recipe, folder)
+    task, checkpoint = _trained(recipe, folder)
     about = {key: checkpoint.about["position"][key] for key in _POSITION if key in checkpoint.about["position"]}
     if best:
         of_best, weights = read_best(folder / BEST)
         task.model.load_state_dict(weights)
-        ema = Ema(task.model, 0)  # the file has the average already
         about["best_step"] = of_best["step"]
     with kernels(task.device, recipe.deterministic):
-        metrics = evaluate_task(task, World(0, 1, task.device), ema, robust)
+        metrics = evaluate_task(task, World(0, 1, task.device), robust)
     return {**facts(resolved(recipe, task.data)), **about, **metrics}
 
 
-def export(
-    folder: Path, out: Path, raw: bool = False, form: str = "safetensors", model: str | None = None
-) -> dict[str, Any]:
+def export(folder: Path, out: Path, form: str = "safetensors", model: str | None = None) -> dict[str, Any]:
     """Export the newest checkpoint of a run for the ordinary model, without adversarial branches.
 
     Args:
         folder: The folder of the run.
         out: The file to write.
-        raw: Export the weights themselves, even if the run has a moving average of them.
         form: Weights as "safetensors", or the network with its weights as "torch-export" or "onnx".
         model: The model, if it is a callable: code is never imported because a file names it.
     """
-    checkpoint, kind, tensors = _plain_weights(folder, raw)
+    checkpoint, tensors = _plain_weights(folder)
     facts = checkpoint.about.get("network")
     if form == "safetensors":
         data = safetensors.torch.save(tensors, {NETWORK: json.dumps(facts)})
@@ -80,7 +75,7 @@ def export(
         replace_file(out, data)
     except OSError as error:
         raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
-    return {"file": str(out), "weights": kind, "tensors": len(tensors), "step": checkpoint.about["step"]}
+    return {"file": str(out), "tensors": len(tensors), "step": checkpoint.about["step"]}
 
 
 def predict(source: Path, images: Sequence[Path], top: int, model: str | None = None) -> Predictions:
@@ -96,7 +91,7 @@ def predict(source: Path, images: Sequence[Path], top: int, model: str | None = 
         The most likely classes of each image, by its path.
     """
     if source.is_dir():
-        checkpoint, _, tensors = _plain_weights(source)
+        checkpoint, tensors = _plain_weights(source)
         facts = checkpoint.about.get("network")
     else:
         facts, tensors = read_export(source)
@@ -108,7 +103,7 @@ def expected(recipe: Recipe, task: Task) -> Expected:
     decisive = {key: value for key, value in flatten(recipe).items() if key not in RESUMABLE}
     optimizer = build_optimizer(recipe, task.model)
     fill_state(optimizer)
-    tensors = expected_tensors(task.model, optimizer, recipe.delay, recipe.ema > 0)
+    tensors = expected_tensors(task.model, optimizer, recipe.delay)
     return Expected(tensors, decisive, flatten(Recipe()))
 
 
@@ -116,12 +111,11 @@ def facts(recipe: Recipe) -> dict[str, Any]:
     """Return the fields of a recipe that a summary contains; epsilon is None for a method without attack."""
     names = ("method", "delay", "model", "batch_size", "chunk_size", "epochs", "seed")
     attacks = METHODS[recipe.method].maker is not None
-    found = {**{name: getattr(recipe, name) for name in names}, "epsilon": recipe.attack.epsilon if attacks else None}
-    return {**found, "ema": recipe.ema} if recipe.ema else found
+    return {**{name: getattr(recipe, name) for name in names}, "epsilon": recipe.attack.epsilon if attacks else None}
 
 
-def _trained(recipe: Recipe, folder: Path) -> tuple[Task, Checkpoint, Ema]:
-    """Load the newest checkpoint: the task with its weights, and their moving average."""
+def _trained(recipe: Recipe, folder: Path) -> tuple[Task, Checkpoint]:
+    """Load the newest checkpoint: the task with its weights."""
     device = own_device()
     if recipe.precision == "bfloat16" and device.type == "cpu" and (note := bf16.prepare()):
         tell(note)
@@ -131,23 +125,17 @@ def _trained(recipe: Recipe, folder: Path) -> tuple[Task, Checkpoint, Ema]:
         command = resume_command(folder, recipe.model, recipe.data.path)
         raise ValueError(f"{folder} has no checkpoint yet: train it further with {command}")
     load_model(task.model, checkpoint.tensors)
-    ema = Ema(task.model, recipe.ema)
-    ema.load(average_weights(checkpoint.tensors))
-    return task, checkpoint, ema
+    return task, checkpoint
 
 
-def _plain_weights(folder: Path, raw: bool = False) -> tuple[Checkpoint, str, dict[str, Tensor]]:
-    """Return the newest checkpoint of a run, the kind of weights that is exported, and these for the plain model."""
+def _plain_weights(folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
+    """Return the newest checkpoint of a run, and its weights for the plain model."""
     check_run_folder(folder)
     checkpoint = newest_whole(folder / "checkpoints", tell, _check_plain)
-    source = "model" if raw or not average_weights(checkpoint.tensors) else "ema"
-    tensors = {name: checkpoint.tensors[f"{source}.{name}"] for name in checkpoint.about["plain"]}
-    return checkpoint, "moving average" if source == "ema" else "raw", tensors
+    return checkpoint, {name: checkpoint.tensors[f"model.{name}"] for name in checkpoint.about["plain"]}
 
 
 def _check_plain(checkpoint: Checkpoint) -> None:
-    sources = ["model.", *["ema."] * bool(average_weights(checkpoint.tensors))]
-    names = [source + name for source in sources for name in checkpoint.about["plain"]]
-    missing = [name for name in names if name not in checkpoint.tensors]
+    missing = [name for name in checkpoint.about["plain"] if f"model.{name}" not in checkpoint.tensors]
     if missing:
-        raise ValueError(f"lacks the tensor {missing[0]}")
+        raise ValueError(f"lacks the tensor model.{missing[0]}")

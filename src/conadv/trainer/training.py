@@ -191,8 +191,8 @@ def _optional_sinks(recipe: Recipe, job: Job, folder: Path, progress: Progress, 
     made: list[Sink] = [SINKS[name].make(folder, progress.step, values) for name in names]
     galleries = [sink for sink in made if isinstance(sink, Gallery)]
     if galleries and job.task.twins is not None:
-        made.append(Showcase(job.task, job.task.twins, job.ema, galleries))
-    best = [BestWeights(folder, job.task.model, job.ema, tell)] if recipe.eval_every else []
+        made.append(Showcase(job.task, job.task.twins, galleries))
+    best = [BestWeights(folder, job.task.model, tell)] if recipe.eval_every else []
     return Sinks([*made, *best, *([callbacks] if callbacks else [])])
 
 
