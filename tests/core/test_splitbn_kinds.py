@@ -1,4 +1,4 @@
-"""BatchNorm as people have it: subclasses, layers of other classes, tied weights, and what cannot be split."""
+"""BatchNorm as people have it: subclasses, tied weights, and what cannot be split."""
 
 from __future__ import annotations
 
@@ -54,27 +54,6 @@ class WithoutParent(nn.BatchNorm2d):
         return scaled * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
 
 
-class RunningRoot(nn.Module):
-    """No BatchNorm: a norm with a running mean square and a constant."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, features))
-        self.register_buffer("square", torch.ones(features))
-        self.register_buffer("share", torch.tensor(0.1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        square = self.square
-        if self.training:
-            square = x.square().mean((0, 2, 3))
-            self.square.lerp_(square.detach(), self.share)
-        return x * (self.weight / square.add(1e-3).sqrt()).view(-1, 1, 1)
-
-
-def tracking_instancenorm(features: int) -> nn.Module:
-    return nn.InstanceNorm2d(features, affine=True, track_running_stats=True)
-
-
 def cumulative(features: int) -> nn.Module:
     return WithActivation(features, momentum=None)
 
@@ -90,16 +69,8 @@ KINDS: dict[str, Callable[[int], nn.Module]] = {
     "cumulative": cumulative,
     "without statistics": without_statistics,
     "without parent": WithoutParent,
-    "running root": RunningRoot,
-    "instance norm": tracking_instancenorm,
 }
-ALSO = (RunningRoot, nn.InstanceNorm2d)
 every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def split(model: nn.Sequential, branches: tuple[str, ...] = ("main", "adv")) -> nn.Sequential:
-    also = [kind for kind in ALSO if any(isinstance(layer, kind) for layer in model)]
-    return split_batchnorm(model, branches, also=also)
 
 
 def gradients(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -117,7 +88,7 @@ def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 @every_kind
 def test_outside_of_a_route_it_is_the_layer_that_it_was(kind: str) -> None:
     plain = small_cnn(norm=KINDS[kind])
-    model = split(copy.deepcopy(plain))
+    model = split_batchnorm(copy.deepcopy(plain))
     for step, (images, labels) in enumerate(small_batches(5)):
         for one in (plain, model):
             one.train(step not in (2, 4))
@@ -134,7 +105,7 @@ def test_each_branch_is_a_layer_of_its_own(kind: str, branches: tuple[str, ...])
     """Each branch trains as a model of its own does; what is not the layer's own is left alone here."""
     plain = small_cnn(norm=KINDS[kind])
     apart = {branch: copy.deepcopy(plain) for branch in branches}
-    model = split(plain, branches)
+    model = split_batchnorm(plain, branches)
     for images, labels in small_batches(4):
         for number, branch in enumerate(branches):
             seen = images * (1 + number)  # each branch sees other images
@@ -159,7 +130,7 @@ def test_each_branch_is_a_layer_of_its_own(kind: str, branches: tuple[str, ...])
 @pytest.mark.parametrize("chunks", [2, 4])
 def test_statistics_move_once_a_step_with_the_mean_over_chunks(kind: str, chunks: int) -> None:
     """A moving average of the mean is the mean of moving averages, each from the same start."""
-    model = split(nn.Sequential(KINDS[kind](2)).double())
+    model = split_batchnorm(nn.Sequential(KINDS[kind](2)).double())
     for step in range(3):
         copies = [copy.deepcopy(model) for _ in range(chunks)]
         for one, (images, _) in zip(copies, small_batches(chunks, seed=step), strict=True):
@@ -186,7 +157,7 @@ def test_attributes_hooks_and_copies_survive(kind: str) -> None:
     model[4].weight._no_weight_decay = True
     model[4].eval()
     kept = [(layer.weight, list(layer.buffers())) for layer in (model[1], model[4])]
-    split(model)
+    split_batchnorm(model)
     for layer, (weight, buffers) in zip((model[1], model[4]), kept, strict=True):
         assert layer.weight is weight
         own = [buffer for name, buffer in layer._buffers.items() if name != "pending" and buffer is not None]
@@ -200,7 +171,7 @@ def test_attributes_hooks_and_copies_survive(kind: str) -> None:
     assert calls == ["forward", "backward"]
     calls.clear()
     pickled = io.BytesIO()
-    torch.save(split(small_cnn(norm=KINDS[kind])), pickled)
+    torch.save(split_batchnorm(small_cnn(norm=KINDS[kind])), pickled)
     pickled.seek(0)
     for other in (copy.deepcopy(model), torch.load(pickled, weights_only=False)):
         assert type(other[1]) is type(model[1])
@@ -240,7 +211,7 @@ def test_frozen_layers_keep_to_their_running_statistics(kind: str) -> None:
     model = small_cnn(norm=KINDS[kind])
     for images, _ in small_batches(3, seed=7):
         model(images)
-    split(model)
+    split_batchnorm(model)
     expected = copy.deepcopy(model).eval()
     model[1].eval()
     model[4].eval()
@@ -260,7 +231,7 @@ def test_frozen_layers_keep_to_their_running_statistics(kind: str) -> None:
 def test_buffers_may_be_overwritten_before_the_backward_pass(kind: str, training: bool) -> None:
     """As DistributedDataParallel does where it broadcasts buffers."""
     plain, model = (small_cnn(norm=KINDS[kind]).train(training) for _ in range(2))
-    split(model)
+    split_batchnorm(model)
     images, labels = small_batches(1)[0]
     expected = gradients(plain, images, labels)
     loss = F.cross_entropy(model(images), labels)
@@ -275,7 +246,7 @@ def test_buffers_may_be_overwritten_before_the_backward_pass(kind: str, training
 def test_every_method_trains_it_as_by_hand(kind: str, setting: Any) -> None:
     """Epsilon 0: the twins are the images, so each branch sees what a plain model would."""
     plain = small_cnn(norm=KINDS[kind])
-    model = split(copy.deepcopy(plain))
+    model = split_batchnorm(copy.deepcopy(plain))
     batch = small_batches(1)[0]
     method = setting.make(model, PGD(0.0, random_start=0), chunk_size=4)
     method(*next(iter(method.feed([batch, batch, batch, batch]))))
@@ -314,14 +285,6 @@ def counting() -> nn.Module:
     return layer
 
 
-class Around(nn.Module):
-    """State only in a child."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = RunningRoot(3)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -330,20 +293,14 @@ class Around(nn.Module):
         (parametrized, "it is parametrized"),
         (named_adv, "it has an attribute 'adv' already"),
         (counting, "its buffer 'seen' is no running statistic"),
-        (Around, "it has no parameters or buffers of its own"),
     ],
 )
 def test_what_cannot_be_split_is_named_and_nothing_is_changed(make: Callable[[], nn.Module], message: str) -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), make())
     keys = list(model.state_dict())
     with pytest.raises(ValueError, match=rf"cannot split 1 \(\w+\): {message}"):
-        split_batchnorm(model, also=(Around,) if make is Around else ())
+        split_batchnorm(model)
     assert type(model[0]) is nn.BatchNorm2d and list(model.state_dict()) == keys
-
-
-def test_a_class_that_no_layer_has_is_refused() -> None:
-    with pytest.raises(ValueError, match="also=RunningRoot: the model has no layer of this class"):
-        split_batchnorm(small_cnn(), also=(RunningRoot,))
 
 
 def test_a_layer_that_lost_its_branches_is_refused() -> None:

@@ -230,7 +230,7 @@ def test_norm_and_activation_are_one_layer(kind: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("kind", [layers.EvoNorm2dB0, layers.EvoNorm2dB1, layers.EvoNorm2dB2])
-def test_evonorm_is_refused_unless_it_is_split_or_shared(kind: type[nn.Module]) -> None:
+def test_evonorm_is_refused_unless_it_is_shared(kind: type[nn.Module]) -> None:
     def model() -> nn.Sequential:
         net = nn.Sequential(nn.Conv2d(3, 4, 3), kind(4), nn.Flatten(), nn.Linear(144, CLASSES))
         return net.double()
@@ -238,13 +238,7 @@ def test_evonorm_is_refused_unless_it_is_split_or_shared(kind: type[nn.Module]) 
     batch = batch_for(model(), 8)
     with pytest.raises(ValueError, match=rf"1 \({kind.__name__}\) tracks statistics"):
         ConAdv(split_batchnorm(model()), F.cross_entropy, PGD(0.1), delay=0)(batch, batch)
-    for options in ({"also": (kind,)}, {"mixed": (kind,)}):
-        ConAdv(split_batchnorm(model(), **options), F.cross_entropy, PGD(0.1), delay=0)(batch, batch)  # type: ignore[arg-type]
-    net = split_batchnorm(model(), also=(kind,))
-    ConAdv(net, F.cross_entropy, PGD(0.1), delay=0)(batch, batch)
-    assert not torch.equal(net[1].adv.running_var, net[1].running_var)
-    net = model()
-    assert list(net.state_dict()) == list(plain_state_dict(split_batchnorm(copy.deepcopy(net), also=(kind,))))
+    ConAdv(split_batchnorm(model(), mixed=(kind,)), F.cross_entropy, PGD(0.1), delay=0)(batch, batch)
 
 
 def test_frozen_batchnorm_is_no_running_statistic() -> None:

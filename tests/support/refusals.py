@@ -466,8 +466,7 @@ REFUSALS = (
         "another layer that tracks statistics (InstanceNorm, EvoNorm)",
         _tracking_norm,
         "1 (InstanceNorm2d) tracks statistics of images in its buffer running_mean, which clean and adversarial images "
-        "would share: call split_batchnorm(model, also=(InstanceNorm2d,)) to give it branches, or "
-        "mixed=(InstanceNorm2d,) to share them",
+        "would share: replace it, or let them share it with split_batchnorm(model, mixed=(InstanceNorm2d,))",
     ),
     Refusal(
         "the state of another method",

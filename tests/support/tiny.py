@@ -55,8 +55,15 @@ def tracking(classes: int, in_channels: int) -> nn.Module:
     return nn.Sequential(nn.InstanceNorm2d(in_channels, track_running_stats=True), *net(classes, in_channels))
 
 
+class Activated(nn.BatchNorm2d):
+    """A BatchNorm with a forward pass of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
 def split_by_its_author(classes: int, in_channels: int) -> nn.Module:
-    return split_batchnorm(tracking(classes, in_channels), also=(nn.InstanceNorm2d,))
+    return split_batchnorm(nn.Sequential(Activated(in_channels), *net(classes, in_channels)))
 
 
 def one_layer_split(classes: int, in_channels: int) -> nn.Module:

@@ -34,7 +34,6 @@ def split_batchnorm(
     model: _Module,
     branches: Sequence[str] = ("main", "adv"),
     *,
-    also: Sequence[type[nn.Module]] = (),
     mixed: Sequence[type[nn.Module]] = (),
 ) -> _Module:
     """Give every BatchNorm layer of a model further branches, in place, and return the model.
@@ -47,12 +46,10 @@ def split_batchnorm(
         model: The model, whose BatchNorm layers are converted.
         branches: `("main", "adv")` adds a branch for adversarial images, `("main", "aug", "adv")` another one for an
             augmented view; `("main",)` adds none, but updates running statistics once per step.
-        also: Further classes of layers to split, such as timm's `EvoNorm2dB0` or an `nn.InstanceNorm2d` that tracks
-            statistics. Their forward pass runs on copies of the parameters and buffers that each branch has, so they
-            must keep everything that they learn or track there. Children of such a layer are shared by the branches.
-        mixed: Classes of layers that track statistics of all images together, on purpose. Without it a method refuses
-            a model in whose first forward pass in training mode a floating-point buffer changes that belongs to no
-            branch. Constant buffers, counters and spectral norm are never refused.
+        mixed: Classes of other layers that track statistics, such as timm's `EvoNorm2dB0` or an `nn.InstanceNorm2d`
+            with `track_running_stats`: all images share these. Without it a method refuses a model in whose first
+            forward pass in training mode a floating-point buffer changes that belongs to no branch. Constant buffers,
+            counters and spectral norm are never refused.
 
     Returns:
         The same model.
@@ -69,14 +66,15 @@ def split_batchnorm(
         raise ValueError(
             "DistributedDataParallel or FSDP would not exchange the new branches: split the model, then wrap it"
         )
-    kinds: tuple[type[nn.Module], ...] = (_BatchNorm, *also)
-    found = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
-    _check_layers(found, branches, also)
+    found = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    for name, layer in found.items():
+        if reason := _why_not(layer, branches):
+            raise ValueError(f"cannot split {name or 'the model'} ({type(layer).__name__}): {reason}")
     _allow_shared(model, mixed)
     copies: dict[str, dict[int, Tensor]] = {name: {} for name in branches[1:]}
     for layer in found.values():
         grown = {name: _new_branch(layer, copies[name]) for name in branches[1:]}
-        layer.__class__ = split_class(type(layer))
+        layer.__class__ = split_class(type(layer))  # type: ignore[assignment]
         assert isinstance(layer, SplitLayer)
         layer.grow(grown)
     return model
@@ -196,25 +194,13 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return plain
 
 
-def _check_layers(layers: dict[str, nn.Module], branches: Sequence[str], also: Sequence[type[nn.Module]]) -> None:
-    for kind in also:
-        if not any(isinstance(layer, kind) for layer in layers.values()):
-            raise ValueError(f"also={kind.__name__}: the model has no layer of this class")
-    for name, layer in layers.items():
-        reason = _why_not(layer, branches)
-        if reason:
-            raise ValueError(f"cannot split {name or 'the model'} ({type(layer).__name__}): {reason}")
-
-
-def _why_not(layer: nn.Module, branches: Sequence[str]) -> str | None:
+def _why_not(layer: _BatchNorm, branches: Sequence[str]) -> str | None:
     if isinstance(layer, LazyModuleMixin):
         return "its size is not known yet; run one batch through the model first"
     if "forward" in vars(layer):
         return "its forward method was replaced on the instance; replace it in a subclass instead"
     if is_parametrized(layer):
         return "it is parametrized; remove the parametrization first"
-    if not isinstance(layer, _BatchNorm) and not [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
-        return "it has no parameters or buffers of its own; name the classes of its children"
     counters = [name for name, buffer in averages(layer).items() if not buffer.is_floating_point()]
     if counters:
         return f"its buffer {counters[0]!r} is no running statistic, which branches could average; keep it in a child"
@@ -244,29 +230,21 @@ def _allow_shared(model: nn.Module, kinds: Sequence[type[nn.Module]]) -> None:
         setattr(module, SHARED, True)
 
 
-def _new_branch(layer: nn.Module, copies: dict[int, Tensor]) -> nn.Module:
-    """Make a module that holds a branch: copies of the layer's own tensors, but none of its hooks or children.
+def _new_branch(layer: _BatchNorm, copies: dict[int, Tensor]) -> _BatchNorm:
+    """Make a plain BatchNorm that holds a branch: copies of the layer's own tensors, but none of its hooks or children.
 
     `copies` has those of earlier layers by id, so that a tensor that two layers share is shared in the branch too.
     """
-    branch = _empty_branch(layer)
+    kind = next(kind for kind in _KINDS if isinstance(layer, kind))
+    branch = kind(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
     for name, parameter in layer._parameters.items():
         branch.register_parameter(name, None if parameter is None else _copied(parameter, copies))  # type: ignore[arg-type]
     for name, buffer in layer._buffers.items():
         persistent = name not in layer._non_persistent_buffers_set
         branch.register_buffer(name, None if buffer is None else _copied(buffer, copies), persistent)
-    batches = branch._buffers.get("num_batches_tracked")
-    if batches is not None:
-        batches.zero_()
+    if branch.num_batches_tracked is not None:
+        branch.num_batches_tracked.zero_()
     return branch.train(layer.training)
-
-
-def _empty_branch(layer: nn.Module) -> nn.Module:
-    """For any kind of BatchNorm a plain one, which code that looks for `nn.BatchNorm2d` finds."""
-    if not isinstance(layer, _BatchNorm):
-        return nn.Module()
-    kind = next(kind for kind in _KINDS if isinstance(layer, kind))
-    return kind(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
 
 
 def _copied(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:

@@ -376,8 +376,7 @@ def _message(name: str, module: nn.Module, key: str, is_split: bool) -> str:
     kind = type(module).__name__
     return (
         f"{name or 'the model'} ({kind}) tracks statistics of images in its buffer {key}, which clean and adversarial "
-        f"images would share: call split_batchnorm(model, also=({kind},)) to give it branches, or mixed=({kind},) to "
-        "share them"
+        f"images would share: replace it, or let them share it with split_batchnorm(model, mixed=({kind},))"
     )
 
 
