@@ -59,7 +59,7 @@ def test_a_run_completes_where_each_rank_does_one_operation_at_a_time(method, de
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize(("method", "delay", "size", "layout"), [case for case in CASES if case[0] != "sam"])
 def test_it_completes_where_the_caller_runs_one_backward_pass(method, delay, size, layout, chunks, monkeypatch):
-    def step(member: Member, now: Any, ahead: Any, stop: int = 0, save: bool = False) -> Unread:
+    def step(member: Member, now: Any, ahead: Any, stop: int = 0) -> Unread:
         total, unread = member.loss(now, ahead)
         total.backward()
         return unread

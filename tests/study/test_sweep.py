@@ -377,14 +377,14 @@ def test_bad_flags_and_folders_are_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_checkpoints_are_written_by_the_clock_unless_the_study_says_otherwise(tmp_path: Path) -> None:
+def test_checkpoints_are_few_unless_the_study_says_otherwise(tmp_path: Path) -> None:
     def words(base: str) -> list[str]:
         cell: Cell = read_study(seeds(tmp_path, 0, base=base), study_commands.resolve).cells[0]
         return sweeping.train_words(cell, tmp_path / "run")
 
-    assert "--checkpoint.minutes" in words("")
-    chosen = words("checkpoint.every = 5")
-    assert chosen.count("--checkpoint.every") == 1 and chosen[chosen.index("--checkpoint.every") + 1] == "5"
+    for base, expected in (("", "200"), ("checkpoint.every = 5", "5")):
+        chosen = words(base)
+        assert chosen.count("--checkpoint.every") == 1 and chosen[chosen.index("--checkpoint.every") + 1] == expected
 
 
 def test_a_log_that_points_elsewhere_is_replaced(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from conadv.trainer.checkpoint import (
     BrokenCheckpointError,
     Checkpoint,
     CheckpointSaver,
-    NullSaver,
     checkpoints,
     newest_whole,
     prune,
@@ -331,19 +330,4 @@ def test_a_failure_is_raised_once_where_it_is_next_asked_for(ask, tmp_path):
     with pytest.raises(OSError, match="disk full"):
         calls[ask]()
     one.check()
-    one.close()
-
-
-def test_a_checkpoint_is_due_once_after_its_time(tmp_path, monkeypatch):
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    one = saver(tmp_path)
-    assert not one.requests_save(60)
-    now = 160.0
-    assert [one.requests_save(0), one.requests_save(60), one.requests_save(60)] == [False, True, False]
-    save(one, 1)
-    assert not one.requests_save(60)
-    now = 220.0
-    assert one.requests_save(60)
-    assert not NullSaver().requests_save(60)
     one.close()

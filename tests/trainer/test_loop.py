@@ -87,13 +87,6 @@ def test_a_gradient_of_the_attack_that_is_not_finite_never_reaches_the_weights(d
     assert all(tensor.isfinite().all() for tensor in tiny.state(run.folder).values())
 
 
-@pytest.mark.parametrize(("minutes", "expected"), [(1e-9, [1, 2, 3, 4, 5, 6]), (1000, [6]), (0, [6])])
-def test_checkpoints_are_written_by_the_clock_too(minutes, expected, tmp_path):
-    run = tmp_path / "run"
-    assert train(run, model="support.tiny:net", checkpoint__every=1000, checkpoint__minutes=minutes) == 0
-    assert sorted(int(path.stem[5:]) for path in (run / "checkpoints").glob("step-*")) == expected
-
-
 @pytest.mark.parametrize(("name", "weight"), [("vanilla", 0.0), ("conadv", 0.25)])
 def test_the_logged_loss_is_the_one_that_is_learnt_from(name, weight, tmp_path):
     words = tiny.words(method=name, adv_weight=0.25)

@@ -28,6 +28,7 @@ ADVICE = {
     "optimizer.beta1": f"it is 0.9: {_OWN_LOOP}",
     "optimizer.beta2": f"it is 0.999: {_OWN_LOOP}",
     "optimizer.eps": f"it is 1e-6 for lamb, and 1e-8 for the others: {_OWN_LOOP}",
+    "checkpoint.minutes": "write checkpoint.every, in steps; a run that is stopped by SIGTERM saves one anyway",
     "data.classes": "drop it: synthetic data has 10 classes, and other data has its own",
     **dict.fromkeys(("data.mixup", "data.cutmix"), f"it is 0 (off): {_OWN_LOOP}, whose loader may mix images"),
     "data.memory": "drop it: each rank keeps up to 1 GiB of decoded images in memory",

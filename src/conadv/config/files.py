@@ -27,7 +27,7 @@ from .recipe import Recipe, flag, flatten
 # What may change when a run is resumed: it does not affect the results.
 RESUMABLE = (
     "layout", "attackers", "threads", "timeout", "max_steps", "eval_every", "eval_robust", "log", "profile",
-    "data.path", "data.workers", "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
+    "data.path", "data.workers", "checkpoint.every", "checkpoint.keep",
 )  # fmt: skip
 
 # Recipes and studies have a few thousand bytes: an archive that is named by mistake is not read to its end.

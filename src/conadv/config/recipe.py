@@ -164,8 +164,6 @@ class CheckpointFields:
 
     every: Whole = 0
     """Steps between checkpoints. 0: at the end of each epoch."""
-    minutes: Annotated[float, number(gte=0, lte=10**7)] = 0.0
-    """Minutes between checkpoints, in addition to checkpoint.every. 0: off."""
     keep: Count = 2
     """Number of checkpoints to keep."""
 

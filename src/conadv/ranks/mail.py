@@ -10,7 +10,7 @@ for each other, even if each does one operation at a time:
 1. weights, from a learning rank of each lane to the ranks of the lane that only attack
 2. twins, by chunk: those that are generated in this step, if by an attack
 3. all_reduce of the gradients over the learning ranks, during the last backward pass
-4. all_reduce of BatchNorm statistics, losses, and requests to stop or save, over the learning ranks
+4. all_reduce of BatchNorm statistics, losses, and requests to stop, over the learning ranks
 5. twins that the clean backward passes left behind, by chunk
 
 Receives are posted in the step in which a twin is sent, not in the one that needs it: with a delay of 2 or more, the

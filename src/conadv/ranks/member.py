@@ -34,8 +34,8 @@ from .world import World
 CULPRITS = ("loss", "gradient", "statistics of a BatchNorm layer")
 # The signals that ask a rank to stop, in the order of the numbers that count them.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Before the statistics: requests to stop by signal, requests to save, losses, and what is not finite.
-_STOPS, _SAVE, _LOSSES, _HEAD = slice(0, 2), 2, slice(3, 5), 5 + len(CULPRITS)
+# Before the statistics: requests to stop by signal, losses, and what is not finite.
+_STOPS, _LOSSES, _HEAD = slice(0, 2), slice(2, 4), 4 + len(CULPRITS)
 
 
 class StepError(ArithmeticError):
@@ -67,8 +67,6 @@ class Outcome:
     adv_loss: float = 0.0
     signal: int = 0
     """The signal that asked some rank to stop; 0: none."""
-    save: bool = False
-    """Whether some rank requested a checkpoint."""
 
 
 class _Objective(nn.Module):
@@ -173,21 +171,20 @@ class Member:
         for ahead in islice(chain(islice(batches, self.reads_ahead, None), repeat(None)), steps):
             yield None, ahead
 
-    def step(self, now: Any, ahead: Any, stop: int = 0, save: bool = False) -> Unread:
+    def step(self, now: Any, ahead: Any, stop: int = 0) -> Unread:
         """Take a step up to the update: afterwards gradients and pending statistics are those of all ranks.
 
         Args:
             now: the batch to learn from, as `feed` yields it.
             ahead: the batch to attack, on a rank that only attacks.
             stop: the number of the signal that asked this rank to stop; 0: none.
-            save: whether this rank requests a checkpoint.
         """
         if self.only_attacks:
             return self._attack(ahead, stop)
         self.weights.send()
         losses = self.method(now, ahead)
         with span("gradient sum"):
-            unread = self._agree(losses, stop, save, self._gradient_total())
+            unread = self._agree(losses, stop, self._gradient_total())
         if isinstance(self.method.twins, Passed):
             self.method.twins.exchange()
         self._stale.keep()
@@ -200,7 +197,7 @@ class Member:
         self.weights.send()
         total = self.method.loss(now)
         self._stale.keep()
-        return total, self._agree(self.method.losses, 0, False, None)
+        return total, self._agree(self.method.losses, 0, None)
 
     def resume(self, step: int, versions: list[dict[str, Tensor]]) -> None:
         """Continue at `step`, with the weights of the last steps."""
@@ -337,8 +334,8 @@ class Member:
         gradients = [weight.grad for weight in self._model.parameters() if weight.grad is not None]
         return torch.stack(totals or list(torch._foreach_norm(gradients, 1))).sum()
 
-    def _agree(self, losses: Losses, stop: int, save: bool, gradient: Tensor | None) -> Unread:
-        """The short all_reduce of a step: requests to stop or save, losses, what is not finite, and statistics."""
+    def _agree(self, losses: Losses, stop: int, gradient: Tensor | None) -> Unread:
+        """The short all_reduce of a step: requests to stop, losses, what is not finite, and statistics."""
         values = torch.stack([*losses]).to(self._statistics[0] if self._statistics else losses.clean)
         checked = (values, values if gradient is None else gradient, torch.cat([*self._statistics, values[:0]]))
         flags = torch.stack([part.isfinite().all().logical_not() for part in checked]).to(values)
@@ -346,8 +343,7 @@ class Member:
         if self.post is not None:
             stops = stops + torch.cat([self.post.note == number for number in _SIGNALS])
             self.post.note = torch.zeros_like(self.post.note)
-        save_too = torch.full_like(values[:1], save)
-        tail = torch.cat([stops, save_too, self.place.part * values, flags, *self._statistics])
+        tail = torch.cat([stops, self.place.part * values, flags, *self._statistics])
         self.world.all_reduce(tail, self._learners)
         if self._statistics:
             sizes = [len(part) for part in self._statistics]
@@ -359,7 +355,7 @@ class Member:
             raise NotFiniteError(f"step {step}: {self._culprits(flags)} is not finite", self.world.is_main)
         stops = [number for number, count in zip(_SIGNALS, head[_STOPS], strict=True) if count]
         clean, adv = head[_LOSSES]
-        return Outcome(clean, adv, max(stops, default=0), head[_SAVE] > 0)
+        return Outcome(clean, adv, max(stops, default=0))
 
     def _culprits(self, flags: Tensor) -> str:
         """Find out on which ranks something is not finite; all learning ranks call it."""

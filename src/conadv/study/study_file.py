@@ -35,7 +35,7 @@ Axes = dict[str, list[str]]
 """Lists of values by dotted key; every combination of values is a point of the grid."""
 
 # Fields that do not affect the results of a run: cells that differ only in these are the same cell.
-# Results of version 0.2 also have `diagnose` and `data.memory`.
+# Results of earlier versions also have `diagnose`, `data.memory` and `checkpoint.minutes`.
 NUMBERLESS = frozenset({
     "layout", "attackers", "log", "threads", "timeout", "eval_every", "diagnose", "data.workers", "data.memory",
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",

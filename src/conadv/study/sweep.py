@@ -29,8 +29,8 @@ from conadv.trainer.stop import Interrupted, StopRequest, listening
 from .results import FILE, Result, last_error, read_results, read_summary, record_origin, result_of, write_results
 from .study_file import NUMBERLESS, Cell, Resolve, Study, flags, identity_of
 
-# Checkpoint by time, because an epoch may be a single step. This does not change any result.
-_CHECKPOINTS = {"checkpoint.every": "1000000000", "checkpoint.minutes": "2", "checkpoint.keep": "1"}
+# Not once per epoch, which may be a single step. This does not change any result.
+_CHECKPOINTS = {"checkpoint.every": "200", "checkpoint.keep": "1"}
 
 # Seconds to wait for the lock: a sweep that was just stopped needs a moment to end.
 _PATIENCE = 5.0

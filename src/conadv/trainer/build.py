@@ -42,8 +42,6 @@ class Policy:
 
     save_steps: int
     """Steps between two checkpoints."""
-    save_seconds: float
-    """Seconds between two checkpoints, in addition to `save_steps`; 0: no limit."""
     evaluate_steps: int
     """Steps between two evaluations; 0: evaluate only at the end."""
     late: bool = False
@@ -216,7 +214,6 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
 def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy:
     return Policy(
         save_steps=recipe.checkpoint.every or stream.steps_per_epoch,
-        save_seconds=60 * recipe.checkpoint.minutes,
         evaluate_steps=recipe.eval_every * stream.steps_per_epoch,
         late=device.type != "cpu",
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
@@ -157,8 +156,6 @@ class CheckpointSaver:
         self._before = before
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        self._saved = time.monotonic()
-        self._requested = False
         prune(self._folder, keep)  # a killed run may have left one checkpoint more
 
     def check(self) -> None:
@@ -170,14 +167,6 @@ class CheckpointSaver:
         """Copy the state after `step` steps, and start to write it."""
         self._wait()
         self._writing = self._thread.submit(self._write, step, Checkpoint(state(), {**self._about, **about}))
-        self._saved, self._requested = time.monotonic(), False
-
-    def requests_save(self, seconds: float) -> bool:
-        """Return True once when this many seconds have passed since the last checkpoint; 0 seconds: never."""
-        # Once per checkpoint: if this rank may lag, all ranks save only some steps after its request.
-        is_due = seconds > 0 and not self._requested and time.monotonic() - self._saved >= seconds
-        self._requested = self._requested or is_due
-        return is_due
 
     def close(self) -> None:
         """Wait until everything is on disk, and raise the error of a write that failed."""
@@ -205,9 +194,6 @@ class NullSaver:
 
     def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
         pass
-
-    def requests_save(self, seconds: float) -> bool:
-        return False
 
 
 StateSaver = CheckpointSaver | NullSaver

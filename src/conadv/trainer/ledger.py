@@ -47,8 +47,6 @@ class Ledger:
         self._last: TakenStep | None = None  # not logged yet
         self.signal = 0
         """The signal that asked some rank to stop; 0: none did."""
-        self.save_requested = False
-        """Whether some rank has requested a checkpoint."""
 
     def add(self, step: TakenStep) -> None:
         """Add a step; the one before is logged already."""
@@ -71,7 +69,6 @@ class Ledger:
             advice = "try a lower --optimizer.lr or a longer --schedule.warmup-epochs"
             raise NotFiniteError(f"{error} ({at}): {advice}", error.speaks) from None
         self.signal = self.signal or step.outcome.signal
-        self.save_requested = self.save_requested or step.outcome.save
 
     def log(self, evaluation: Mapping[str, float] | None = None) -> None:
         """Log the last step unless that was done already, with the metrics of an evaluation after it."""

@@ -49,8 +49,7 @@ def run(
         for now, ahead in feed:
             profile.begin_step()
             job.protocol.begin_step(job.method, progress.step)
-            save = saver.requests_save(policy.save_seconds)
-            unread = job.member.step(now, ahead, request.signal or 0, save)
+            unread = job.member.step(now, ahead, request.signal or 0)
             if job.method.step == progress.step:  # a rank that only attacks hears that the others have stopped
                 ledger.signal = unread.read().signal
                 break
@@ -66,7 +65,7 @@ def run(
             saver.check()
             if progress.step == job.stop:
                 break
-            saves = ledger.save_requested or progress.step % policy.save_steps == 0
+            saves = progress.step % policy.save_steps == 0
             evaluates = policy.evaluate_steps > 0 and progress.step % policy.evaluate_steps == 0
             if not policy.late or saves or evaluates or ledger.signal:
                 ledger.read()  # an error ends the run before such weights are evaluated or saved
@@ -75,9 +74,8 @@ def run(
                 job.member.check_weights(progress.step)
             if ledger.signal:
                 break
-            if ledger.save_requested or saves:
+            if saves:
                 _save(job, progress, saver)
-                ledger.save_requested = False
     ledger.log()
     job.member.drain(ledger.signal if progress.step < job.stop else 0)
     if progress.step > first:  # otherwise it is the state that was resumed from
