@@ -36,7 +36,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def test_names_are_those_that_are_promised() -> None:
-    assert sorted(model_names()) == sorted([*SMALL, *LARGE])
+    assert sorted(model_names()) == sorted([*SMALL, "resnet8-half", *LARGE])
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,18 @@ def test_small_models_take_small_images_and_halve_them_twice(name: str, size: in
     model.get_submodule("layer3").register_forward_hook(lambda module, inputs, outputs: sizes.append(outputs.shape))
     assert model(torch.empty(2, 1, size, size, device="meta")).shape == (2, 10)
     assert sizes == [(2, 16, last, last)]
+
+
+def test_the_halved_resnet8_has_a_first_convolution_of_stride_2_and_the_work_of_resnet8() -> None:
+    work = {}
+    for name in ("resnet8", "resnet8-half"):
+        model = build_on_meta(name, 10)
+        with FlopCounterMode(display=False) as counter:
+            assert model(torch.empty(1, 3, 32, 32, device="meta")).shape == (1, 10)
+        work[name] = counter.get_total_flops()
+    assert work["resnet8-half"] == pytest.approx(work["resnet8"], rel=0.05)
+    assert model.get_submodule("conv1").stride == (2, 2)  # type: ignore[comparison-overlap]
+    assert model.get_submodule("conv1").out_channels == 32  # type: ignore[comparison-overlap]
 
 
 def forward_written_apart(state: dict[str, Tensor], x: Tensor, large: bool) -> Tensor:

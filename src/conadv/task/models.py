@@ -100,11 +100,13 @@ _FOR_LARGE_IMAGES: dict[str, tuple[Block, Sequence[int]]] = {
 _FOR_SMALL_IMAGES: dict[str, Sequence[int]] = {
     f"resnet{depth}": ((depth - 2) // 6,) * 3 for depth in _DEPTHS_FOR_SMALL_IMAGES
 }
+_HALVED = "resnet8-half"
+"""ResNet-8 of twice the width behind a first convolution of stride 2: as much work, and more accurate in few epochs."""
 
 
 def model_names() -> list[str]:
     """The names that `build_model` knows."""
-    return [*_FOR_SMALL_IMAGES, *_FOR_LARGE_IMAGES]
+    return [*_FOR_SMALL_IMAGES, _HALVED, *_FOR_LARGE_IMAGES]
 
 
 def build_model(
@@ -123,7 +125,7 @@ def build_model(
             images in [0, 1] and normalizes them itself.
         classes: number of classes.
         in_channels: channels of the images.
-        width: channels of a ResNet's first stage; None: 16 for small images, 64 for large ones.
+        width: channels of a ResNet's first stage; None: 16 for small images (resnet8-half: 32), 64 for large ones.
         mean: mean of each channel, to normalize images in [0, 1] with; None: do not normalize.
         std: standard deviation of each channel; None: do not normalize.
         pretrained: start from the weights of timm or torchvision, except for the last layer if the number of classes
@@ -149,6 +151,9 @@ def build_model(
     if name in _FOR_SMALL_IMAGES:
         stem = _convolution(in_channels, width or 16, 3)
         return _resnet(normalize, stem, nn.Identity(), BasicBlock, _FOR_SMALL_IMAGES[name], classes)
+    if name == _HALVED:
+        stem = _convolution(in_channels, width or 32, 3, stride=2)
+        return _resnet(normalize, stem, nn.Identity(), BasicBlock, _FOR_SMALL_IMAGES["resnet8"], classes)
     (nearest,) = difflib.get_close_matches(name, model_names(), n=1, cutoff=0)
     known = ", ".join(model_names())
     raise ValueError(f"unknown model {name!r}, did you mean {nearest!r}? Choose one of {known}")
