@@ -141,7 +141,6 @@ def test_names_of_folders_are_safe_and_not_too_long(tmp_path: Path) -> None:
         ('[[arm]]\nname = "a"\ngrids = "final"', "must be a list of names"),
         ('[[arm]]\nname = "a"\ngrids = ["main"]\n[[grid]]\nname = "x"', "there are x"),
         ("keep_checkpoints = 1", "must be true or false"),
-        ('timed = "no"', "must be true or false"),
         ("title = 3", "must be a text"),
         ('[base]\nmodel = "os:system"', "which a study file may not"),
         ('[base]\ndata.path = "os:system"', "which a study file may not"),

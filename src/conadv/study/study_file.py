@@ -2,7 +2,6 @@
 
     title, about, conclusions texts for the report
     keep_checkpoints          true: keep the checkpoints of all cells
-    timed                     false: other work ran at the same time, so that times mean little
     [base]                    recipe = "digits", and values for all cells
     [[arm]]                   name = "delay 2", and values for the cells of this arm; without arms: one per method
     [arm.grid]                more axes for this arm only, or other values on a common axis
@@ -41,7 +40,7 @@ NUMBERLESS = frozenset({
     "checkpoint.every", "checkpoint.minutes", "checkpoint.keep",
 })  # fmt: skip
 
-_TOP = {"title": str, "about": str, "conclusions": str, "keep_checkpoints": bool, "timed": bool}
+_TOP = {"title": str, "about": str, "conclusions": str, "keep_checkpoints": bool}
 _TABLES = ("base", "grid", "arm")
 _MOST_CELLS = 100_000
 _LONGEST_WORDS = 150  # file systems end names at 255 bytes
