@@ -115,9 +115,9 @@ class Calls(TorchDispatchMode):
             if kind in ("send", "recv_"):
                 ranks = (own, arguments[2]) if kind == "send" else (arguments[2], own)
                 kind = "message"
-                if arguments[0][0].is_meta:  # PyTorch 2.8 cannot send from there: what is sent is made up anyway
-                    arguments = ([torch.empty_like(one, device="cpu") for one in arguments[0]], *arguments[1:])
             self.made.append(Call(kind, ranks, group.group_name, sum(tensor.numel() for tensor in arguments[0])))
+            if arguments[0][0].is_meta:  # PyTorch 2.8 has no such operators there: what is sent is made up anyway
+                arguments = ([torch.empty_like(one, device="cpu") for one in arguments[0]], *arguments[1:])
         return function(*arguments, **(options or {}))
 
 
