@@ -1,14 +1,18 @@
-"""Augmentations by name, their views and shapes."""
+"""Augmentations by name, their views and shapes; random crops: all positions are equally likely."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
 
-from conadv.task.augment import AUGMENTATIONS, augmentation
+from conadv.task.augment import AUGMENTATIONS, DRAWS, augmentation, random_box, random_crop, shifted
 from conadv.task.data import Arrays, Source
 from conadv.task.data.fit import fitted
-from conadv.task.draws import mix_all
+from conadv.task.data.source import Picture
+from conadv.task.draws import mix_all, uniforms
 from conadv.task.stream import Stream
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 32, 40, 3), dtype=np.uint8)
@@ -79,3 +83,100 @@ def test_wrong_names_and_views_are_refused() -> None:
         augmentation("none", three_views=True)
     with pytest.raises(ValueError, match="size 0"):
         augmentation("resized-crop", 0)
+
+
+MANY = mix_all(7, np.arange(4000))
+
+
+def places(image: np.ndarray, flip: bool) -> dict[bytes, tuple[int, int, bool]]:
+    """Every crop that there is of one (C, H, W) image, by its bytes."""
+    _, height, width = image.shape
+    pad_y, pad_x = height // 8, width // 8
+    canvas = np.zeros((image.shape[0], height + 2 * pad_y, width + 2 * pad_x), np.uint8)
+    canvas[:, pad_y : pad_y + height, pad_x : pad_x + width] = image
+    found = {}
+    for top in range(2 * pad_y + 1):
+        for left in range(2 * pad_x + 1):
+            crop = canvas[:, top : top + height, left : left + width]
+            found[crop.tobytes()] = (top, left, False)
+            if flip:
+                found[np.flip(crop, axis=2).tobytes()] = (top, left, True)
+    return found
+
+
+@pytest.mark.parametrize("flip", [True, False])
+def test_all_shifts_and_flips_are_as_likely(flip: bool) -> None:
+    image = np.random.default_rng(0).integers(1, 256, (3, 16, 24), dtype=np.uint8)
+    moved = shifted(np.broadcast_to(image, (4000, *image.shape)), MANY, flip)
+    known = places(image, flip)
+    counts = dict.fromkeys(known.values(), 0)
+    for one in moved:
+        counts[known[one.tobytes()]] += 1
+    expected = 4000 / len(counts)
+    assert len(counts) == 5 * 7 * (1 + flip)
+    assert max(abs(count - expected) for count in counts.values()) < 5 * np.sqrt(expected)
+
+
+@pytest.mark.parametrize("shape", [(16, 3, 32, 32), (5, 1, 16, 24), (3, 2, 9, 40), (1, 3, 7, 7)])
+@pytest.mark.parametrize("flip", [True, False])
+def test_a_chunk_is_shifted_as_its_images_one_by_one(shape: tuple[int, ...], flip: bool) -> None:
+    """The draws of an image are its own, so that its place in a chunk changes nothing."""
+    count, _, height, width = shape
+    images, seeds = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8), MANY[:count]
+    moved = shifted(images, seeds, flip)
+    for image, draws, ours in zip(images, uniforms(seeds, 3), moved, strict=True):
+        canvas = np.pad(image, ((0, 0), (height // 8,) * 2, (width // 8,) * 2))
+        top, left = int(draws[0] * (2 * (height // 8) + 1)), int(draws[1] * (2 * (width // 8) + 1))
+        crop = canvas[:, top : top + height, left : left + width]
+        np.testing.assert_array_equal(ours, np.flip(crop, axis=2) if flip and draws[2] < 0.5 else crop)
+
+
+def test_images_below_8_pixels_are_only_flipped() -> None:
+    image = np.arange(7 * 7, dtype=np.uint8).reshape(1, 7, 7)
+    moved = shifted(np.broadcast_to(image, (100, 1, 7, 7)), MANY[:100], flip=True)
+    assert {one.tobytes() for one in moved} == {image.tobytes(), image[..., ::-1].tobytes()}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 600), st.integers(1, 600), st.integers(0, 2**60))
+def test_a_box_lies_in_the_image(height: int, width: int, seed: int) -> None:
+    left, top, right, bottom = random_box(height, width, uniforms(mix_all(seed), DRAWS - 1)[0])
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+
+
+def test_boxes_have_the_areas_and_ratios_that_they_should() -> None:
+    """In a square no draw of a moderate area is refused, so that areas are uniform there."""
+    boxes = [random_box(1000, 1000, row) for row in uniforms(MANY, DRAWS - 1)]
+    widths, heights = (np.array([box[side + 2] - box[side] for box in boxes]) for side in (0, 1))
+    areas, ratios = widths * heights / 1e6, widths / heights
+    assert 0.079 < areas.min() < 0.09
+    assert areas.max() > 0.98
+    assert 3 / 4 - 0.01 < ratios.min() < ratios.max() < 4 / 3 + 0.01
+    below, above = (areas < 0.4).sum(), ((areas >= 0.4) & (areas < 0.72)).sum()
+    assert abs(below - above) < 5 * np.sqrt(below + above)
+    assert abs(np.log(ratios).mean()) < 5 * np.log(4 / 3) / np.sqrt(3 * 4000)
+    lefts = np.array([box[0] for box in boxes])[widths < 500]
+    spare = 1000 - widths[widths < 500]
+    assert abs((lefts / spare).mean() - 0.5) < 5 * 0.29 / np.sqrt(len(lefts))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "box"), [(10, 1000, (493, 0, 506, 10)), (1000, 10, (0, 493, 10, 506)), (1, 1, (0, 0, 1, 1))]
+)
+def test_a_long_thin_image_gives_its_centre(height: int, width: int, box: tuple[int, ...]) -> None:
+    assert random_box(height, width, uniforms(MANY[:1], DRAWS - 1)[0]) == box
+
+
+def test_a_crop_is_the_box_resized_and_perhaps_flipped() -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    flips = 0
+    for draws in uniforms(MANY[:30], DRAWS):
+        ours = random_crop(Picture(90, 120, lambda shrink: pixels), 32, draws)
+        box = random_box(90, 120, draws[1:])
+        oracle = Image.fromarray(pixels).crop(box).resize((32, 32), Image.Resampling.BILINEAR)
+        if draws[0] < 0.5:
+            flips += 1
+            oracle = oracle.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        assert np.abs(ours.transpose(1, 2, 0).astype(int) - np.asarray(oracle)).max() <= 1
+    assert 5 < flips < 25

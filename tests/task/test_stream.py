@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conadv.core.batch import Chunked
-from conadv.task.augment import Fit, augmentation
+from conadv.task.augment import augmentation
 from conadv.task.data.arrays import digits, synthetic
+from conadv.task.data.fit import Fit
 from conadv.task.data.source import Arrays, DamagedError, Picture, Source
 from conadv.task.stream import Stream, evaluation_batches, ordered_map
 

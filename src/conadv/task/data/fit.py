@@ -20,12 +20,6 @@ _MAX_SIDE = 8_192  # pixels
 _MIB = 2**20
 
 
-def check_side(size: int) -> None:
-    """Raise a ValueError if images cannot be resized to this height and width."""
-    if not 1 <= size <= _MAX_SIDE:
-        raise ValueError(f"size {size}: choose 1 to {_MAX_SIDE:,} pixels")
-
-
 @dataclass(frozen=True)
 class Fit:
     """Resize the shorter side to `size` × `zoom`, then crop the centre: what evaluation sees."""
@@ -36,8 +30,8 @@ class Fit:
     """256/224 is the usual choice for ImageNet, 1 for small images."""
 
     def __post_init__(self) -> None:
-        if self.size is not None:
-            check_side(self.size)
+        if self.size is not None and not 1 <= self.size <= _MAX_SIDE:
+            raise ValueError(f"size {self.size}: choose 1 to {_MAX_SIDE:,} pixels")
 
     def keeps(self, height: int, width: int) -> bool:
         """Whether images of this size are left unchanged."""
