@@ -98,7 +98,7 @@ OTHERS = {
 WITH = {"data.views": ["--data.augment", "crop-flip"], "data.copies": ["--chunk-size", "50"]}
 
 
-@pytest.mark.parametrize("key", [key for key in FIELDS if key != "attack.name"])  # there is one attack
+@pytest.mark.parametrize("key", FIELDS)
 def test_every_field_has_a_flag_that_changes_it(key, commands):
     text = OTHERS.get(key) or {bool: "true", int: "3", float: "0.25"}[type(FIELDS[key])]
     assert cli.main(["train", config.flag(key), text, *WITH.get(key, [])]) == 0

@@ -1,7 +1,6 @@
-"""The methods, the attacks and libraries of models by name: what each does and takes, and its cost. Loads no torch.
+"""The methods by name: what each does and takes, and its cost; and what the name of a model says. Loads no torch.
 
-A new method is a class, one row here, and one row in tests/support/settings.py. A new attack is its own file and one
-row.
+A new method is a class, one row here, and one row in tests/support/settings.py.
 """
 
 from __future__ import annotations
@@ -124,31 +123,6 @@ _ROWS = (
 )
 METHODS = {row.name: row for row in _ROWS}
 
-
-@dataclass(frozen=True)
-class AttackInfo:
-    """One attack as recipes know it."""
-
-    name: str
-    target: str
-    """Its class, as module:name within this package; see `core.attack.Attack` for what it must be."""
-    takes: tuple[str, ...]
-    """The fields of `[attack]` that its class takes, by the same names."""
-
-    def build(self, settings: Mapping[str, Any], **more: Any) -> Any:
-        """Make the attack. This imports torch.
-
-        Args:
-            settings: the fields of `[attack]` by name; those that this attack does not take are left out.
-            more: further arguments of its class.
-        """
-        module, _, name = self.target.partition(":")
-        attack = getattr(import_module(f"conadv.{module}"), name)
-        return attack(**{field: settings[field] for field in self.takes if field in settings}, **more)
-
-
-_PGD = ("epsilon", "step_size", "steps", "norm", "direction", "random_start", "targeted", "statistics", "grid")
-ATTACKS = {row.name: row for row in (AttackInfo("pgd", "core.pgd:PGD", _PGD),)}
 
 # Libraries whose models are named as LIBRARY:NAME. Unlike package.module:callable, that imports no code of the user.
 MODEL_LIBRARIES = ("timm", "torchvision")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from conadv.catalog import ATTACKS, METHODS
+from conadv.catalog import METHODS
 from conadv.core.roles import Role
 from conadv.optim.catalog import OPTIMIZERS
 
@@ -41,10 +41,8 @@ def _table(order: int, name: str, table: type) -> Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackFields:
-    """The attack that generates the twins. Sizes are fractions of the pixel range."""
+    """The attack that generates the twins: projected gradient descent. Sizes are fractions of the pixel range."""
 
-    name: Annotated[str, Parameter(choices=tuple(ATTACKS))] = "pgd"
-    """The attack: projected gradient descent."""
     epsilon: Radius = 4 / 255
     """Radius of the ball around an image, such as 4/255: four of 255 grey levels. 0: twins equal the images."""
     step_size: Annotated[float | None, number(none=True, gte=0, lte=1e6)] = None

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from conadv.catalog import ATTACKS, METHODS, is_built_in, is_callable
+from conadv.catalog import METHODS, is_built_in, is_callable
 from conadv.config import Recipe
-from conadv.core.attack import Attack, Loss
+from conadv.core.attack import Loss
 from conadv.core.branches import split_layers
 from conadv.core.pgd import PGD
 from conadv.core.roles import Role
@@ -119,10 +119,9 @@ def final_test(recipe: Recipe) -> RobustTest | None:
     return RobustTest(attack.epsilon, attack.norm, images=recipe.eval_robust) if recipe.eval_robust else None
 
 
-def attack_of(recipe: Recipe) -> Attack:
+def attack_of(recipe: Recipe) -> PGD:
     """Return the attack that generates the twins of a run."""
-    attack: Attack = ATTACKS[recipe.attack.name].build(asdict(recipe.attack), branch=recipe.twin_branch)
-    return attack
+    return PGD(**asdict(recipe.attack), branch=recipe.twin_branch)
 
 
 def twins_of(recipe: Recipe) -> TwinTest | None:
@@ -131,7 +130,7 @@ def twins_of(recipe: Recipe) -> TwinTest | None:
     if maker is None:
         return None
     attack = attack_of(recipe)
-    if maker == Role.CLEAN and isinstance(attack, PGD):  # one step from the image along the gradient of the clean pass
+    if maker == Role.CLEAN:  # one step from the image along the gradient of the clean pass
         attack = replace(attack, branch="main", random_start=0.0)
     return TwinTest(attack, recipe.twin_branch, recipe.chunk_size, recipe.shuffle_twins)
 
