@@ -89,7 +89,7 @@ def test_train_without_anything_trains_the_digits(commands):
 OTHERS = {
     "method": "sam", "delay": "2", "twin_branch": "main", "chunk_size": "50", "batch_size": "50", "max_steps": "7",
     "layout": "clean | adv", "attackers": "2", "model": "resnet20", "pretrained": "true", "width": "8",
-    "precision": "bfloat16", "threads": "2", "log": "csv,tensorboard", "attack.step_size": "1/255",
+    "precision": "bfloat16", "threads": "2", "log": "tensorboard,wandb", "attack.step_size": "1/255",
     "attack.norm": "l2", "attack.direction": "noise", "attack.statistics": "running", "optimizer.name": "sgd",
     "schedule.warmup_epochs": "3%", "schedule.decay": "cosine", "data.name": "synthetic", "data.path": "photos",
     "data.train_size": "200", "data.copies": "2", "data.image_size": "16", "data.augment": "crop", "data.channels": "1",

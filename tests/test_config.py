@@ -95,10 +95,10 @@ def test_digits_is_the_regime_in_which_the_effect_shows():
 
 def test_values_have_the_type_of_their_field():
     recipe = load_recipe(
-        "digits", {"optimizer.lr": 35, "log": "csv,tensorboard", "compile": "TRUE", "pretrained": True}
+        "digits", {"optimizer.lr": 35, "log": "tensorboard,wandb", "compile": "TRUE", "pretrained": True}
     )
     assert (type(recipe.optimizer.lr), recipe.compile, recipe.pretrained) == (float, True, True)
-    assert recipe.log == ("csv", "tensorboard") == load_recipe("digits", {"log": ["csv", "tensorboard"]}).log
+    assert recipe.log == ("tensorboard", "wandb") == load_recipe("digits", {"log": ["tensorboard", "wandb"]}).log
     assert load_recipe("digits", {"pretrained": "a.safetensors"}).pretrained == "a.safetensors"
     assert load_recipe("digits", {"precision": "bf16"}).precision == "bfloat16"
 
@@ -163,7 +163,7 @@ def test_a_method_on_the_command_line_does_not_inherit_the_delay_of_another(tmp_
         ({"method": ["conadv"]}, "method"),
         ({"method": {"a": 1}}, "method"),
         ({"method": "conadw"}, 'Did you mean "conadv"?'),
-        ({"log": "csv,wandbe"}, "did you mean wandb?"),
+        ({"log": "tensorboard,wandbe"}, "did you mean wandb?"),
         ({"precision": "fp16"}, "bfloat16 (or bf16)"),
         ({"batch_size": 100, "chunk_size": 64}, "--chunk-size"),
         ({"batch_size": 200}, "--data.train-size"),
@@ -440,7 +440,7 @@ VALUES = st.one_of(
     st.integers(-(2**70), 2**70),
     st.floats(),
     st.booleans(),
-    st.sampled_from(["none", "4/255", "25%", "vanilla", "l2", "three", "cosine", "sgd", "adv", "csv", "synthetic"]),
+    st.sampled_from(["none", "4/255", "25%", "vanilla", "l2", "three", "cosine", "sgd", "adv", "wandb", "synthetic"]),
     st.text(),
 )
 

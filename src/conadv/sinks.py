@@ -1,22 +1,20 @@
 """Metric sinks: where the metrics of a run go besides metrics.jsonl and the progress bar. Loads no torch.
 
-A new sink is a class here and one row in `SINKS`; recipes and flags then know it (`log = "name"`, `--log name`).
+A new sink is a class here and one entry in `SINKS`; recipes and flags then know it (`log = "name"`, `--log name`).
 """
 
 from __future__ import annotations
 
-import csv
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 from uuid import uuid4
 
-from conadv.atomic import replacing_path, write_atomically
+from conadv.atomic import write_atomically
 
 Metrics = Mapping[str, Any]
 Picture = Any  # an array of bytes, (height, width, 3): NumPy is not loaded here
@@ -40,64 +38,6 @@ class Sink(Protocol):
         """Write everything that is still buffered. Called once, at the end."""
 
 
-@runtime_checkable
-class Gallery(Sink, Protocol):
-    """A sink that also shows pictures."""
-
-    def show(self, step: int, name: str, picture: Picture) -> None:
-        """Show a picture of one step."""
-
-
-class Csv:
-    """metrics.csv: one row per step, and an empty cell where a step has no such metric.
-
-    Args:
-        folder: The folder of the run.
-        start: The step at which the run starts or resumes; rows from this step on are dropped.
-        config: Unused.
-    """
-
-    def __init__(self, folder: Path, start: int, config: Metrics) -> None:
-        self._path = folder / "metrics.csv"
-        self._columns: list[str] = ["step"]
-        rows = self._kept(start)
-        self._rewrite(rows)
-
-    def log(self, step: int, metrics: Metrics) -> None:
-        row = {"step": step, **metrics}
-        new = [name for name in row if name not in self._columns]
-        if new:
-            self._file.close()
-            rows = self._kept(None)
-            self._columns += new
-            self._rewrite(rows)
-        csv.DictWriter(self._file, self._columns).writerow(row)
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _kept(self, start: int | None) -> list[dict[str, Any]]:
-        """The rows of the file before step `start`, without a truncated one. Takes over the columns of the file."""
-        if not self._path.exists():
-            return []
-        if not self._path.is_file():  # a pipe would keep us waiting
-            raise ValueError(f"{self._path} is not a regular file: remove it")
-        with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
-            reader = csv.DictReader(file)
-            rows = [row for row in reader if _is_whole(row, start)]
-            self._columns = list(reader.fieldnames or self._columns)
-        return rows
-
-    def _rewrite(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Replace the file atomically by one with the current columns."""
-        with replacing_path(self._path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        self._file = self._path.open("a", newline="", encoding="utf-8")
-
-
 class TensorBoard:
     """Event files in the folder tensorboard/ of the run: `tensorboard --logdir RUN`.
 
@@ -106,6 +46,8 @@ class TensorBoard:
         start: The step at which the run starts or resumes; TensorBoard hides what was logged from this step on.
         config: The values of the recipe, by dotted key: the hyper-parameters.
     """
+
+    package = "tensorboardX"
 
     def __init__(self, folder: Path, start: int, config: Metrics) -> None:
         writer = import_module("tensorboardX").SummaryWriter
@@ -137,6 +79,8 @@ class Wandb:
         config: The values of the recipe, by dotted key.
     """
 
+    package = "wandb"
+
     def __init__(self, folder: Path, start: int, config: Metrics) -> None:
         self._wandb = import_module("wandb")
         path = folder / "wandb-id"
@@ -161,21 +105,7 @@ class Wandb:
         self._run.finish()
 
 
-@dataclass(frozen=True)
-class SinkInfo:
-    """One sink as recipes know it."""
-
-    make: Callable[[Path, int, Metrics], Sink]
-    """From the folder of the run, the step to start at, and the values of the recipe by dotted key."""
-    package: str | None = None
-    """What it imports, which `pip install 'conadv[NAME of the sink]'` installs; None: nothing."""
-
-
-SINKS = {
-    "csv": SinkInfo(Csv),
-    "tensorboard": SinkInfo(TensorBoard, "tensorboardX"),
-    "wandb": SinkInfo(Wandb, "wandb"),
-}
+SINKS: dict[str, type[TensorBoard | Wandb]] = {"tensorboard": TensorBoard, "wandb": Wandb}
 
 
 def check_sinks(names: Iterable[str]) -> None:
@@ -186,15 +116,10 @@ def check_sinks(names: Iterable[str]) -> None:
     """
     for name in names:
         package = SINKS[name].package
-        if package is not None and find_spec(package) is None:
+        if find_spec(package) is None:
             raise ValueError(
                 f"--log {name} needs the package {package}, which is not installed: pip install 'conadv[{name}]'"
             )
-
-
-def _is_whole(row: Mapping[str | Any, Any], start: int | None) -> bool:
-    step = row.get("step") or ""
-    return None not in row and None not in row.values() and step.isdecimal() and (start is None or int(step) < start)
 
 
 def _finite(metrics: Metrics) -> dict[str, float]:

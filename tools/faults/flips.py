@@ -23,7 +23,7 @@ from support import tiny
 SMALL: dict[str, Any] = {"data.name": "synthetic", "data.train_size": 8, "data.image_size": 8, "data.channels": 1}
 SMALL |= {"batch_size": 4, "chunk_size": 2, "checkpoint.every": 2, "checkpoint.keep": 2}
 RECIPES: list[dict[str, Any]] = [
-    {"method": "conadv", "delay": 2, "log": "csv"},
+    {"method": "conadv", "delay": 2},
     {"method": "recycled", "eval_every": 1},
     {"method": "vanilla", "optimizer.name": "adamw"},
 ]

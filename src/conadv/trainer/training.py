@@ -20,7 +20,7 @@ from conadv.ranks.launch import local_rank, world_size
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import StepError
 from conadv.ranks.world import World, joined
-from conadv.sinks import SINKS, Gallery, Sink, check_sinks
+from conadv.sinks import SINKS, Sink, check_sinks
 from conadv.task.stream import Stream
 
 from .best import BestWeights
@@ -188,10 +188,10 @@ def _optional_sinks(recipe: Recipe, job: Job, folder: Path, progress: Progress, 
     if not job.world.is_main:
         return Sinks()
     names, values = dict.fromkeys(recipe.log), flatten(recipe)
-    made: list[Sink] = [SINKS[name].make(folder, progress.step, values) for name in names]
-    galleries = [sink for sink in made if isinstance(sink, Gallery)]
-    if galleries and job.task.twins is not None:
-        made.append(Showcase(job.task, job.task.twins, galleries))
+    boards = [SINKS[name](folder, progress.step, values) for name in names]
+    made: list[Sink] = [*boards]
+    if boards and job.task.twins is not None:
+        made.append(Showcase(job.task, job.task.twins, boards))
     best = [BestWeights(folder, job.task.model, tell)] if recipe.eval_every else []
     return Sinks([*made, *best, *([callbacks] if callbacks else [])])
 
