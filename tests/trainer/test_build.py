@@ -125,17 +125,6 @@ def test_twins_only_is_refused_where_the_evaluated_branch_would_stay_untrained(c
         load_recipe("digits", {**ROBUST, **changes})
 
 
-@pytest.mark.parametrize(("trains", "images"), [(True, 4), (False, 2)])
-def test_memory_is_compared_with_a_chunk_only_where_it_is_learnt_from(
-    monkeypatch: pytest.MonkeyPatch, trains: bool, images: int
-) -> None:
-    """A run that was trained elsewhere can be evaluated on a small machine."""
-    compared: list[int] = []
-    monkeypatch.setattr(build_task, "check_model", lambda build, shape, images, size: compared.append(images))
-    build_task.build_task(tiny.recipe(model="resnet8", chunk_size=4), torch.device("cpu"), trains)
-    assert compared == [images]
-
-
 @pytest.mark.parametrize(("views", "branches"), [("one", ("main", "adv")), ("three", ("main", "aug", "adv"))])
 def test_only_a_third_view_has_a_branch_of_its_own(views: str, branches: tuple[str, ...]) -> None:
     recipe = tiny.recipe(method="conadv", data__views=views, data__augment="autoaugment-cifar10")

@@ -30,7 +30,6 @@ from conadv.task.stream import Stream
 
 from .attackers import build_pool, check_attackers
 from .build_task import DTYPES, Task, attack_of
-from .memory import check_copies
 from .protocol import Protocol
 
 _LARGEST_CHUNK = 64  # images, as in the paper; a recipe may have more
@@ -172,7 +171,6 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     steps = stream.steps_per_epoch * recipe.epochs
     stop = max(start, min(steps, recipe.max_steps or steps))
     attack = attack_of(recipe)
-    check_copies(task.model, 2 + recipe.delay * world.is_main)  # gradients, momentum, stale weights
     signal = SignalToNoise(task.model.parameters(), recipe.optimizer.gsnr) if recipe.optimizer.gsnr else None
     pool = None
     if recipe.attackers is not None and start < stop:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from conadv.catalog import METHODS, is_built_in, is_callable
+from conadv.catalog import METHODS, is_callable
 from conadv.config import Recipe
 from conadv.core.attack import Loss
 from conadv.core.branches import split_layers
@@ -28,7 +28,6 @@ from conadv.task.models import build_model, check_output, fastest_memory
 
 from .adversary import HeldOut, RobustTest, TwinTest
 from .kernels import compile_model
-from .memory import check_model
 
 # Mean and standard deviation of ImageNet, for color images; others stay in [0, 1].
 _IMAGENET: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -36,7 +35,6 @@ _IMAGENET: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std":
 _SMALL = 64
 _KEPT = 1024  # MiB of decoded images that a rank keeps in memory
 _WATCH_STEPS = 10  # of PGD on held-out images: it runs during training
-_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
 
@@ -67,7 +65,7 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
     Args:
         recipe: What to train or evaluate.
         device: Where to put the network.
-        trains: Check memory for training on a chunk rather than for evaluating, and compile if the recipe says so.
+        trains: Load weights to start from, and compile, if the recipe says so.
         data: The data; None: open it.
     """
     if recipe.threads is not None:
@@ -180,9 +178,6 @@ def _model(
     classes, shape = len(data.train.classes), augment.shape(data.train)
     pixels = normalization(recipe, shape[0])
     build = partial(build_model, recipe.model, classes, shape[0], recipe.width, pixels.get("mean"), pixels.get("std"))
-    if is_built_in(recipe.model):
-        images = recipe.chunk_size if trains and device.type == "cpu" else 2
-        check_model(build, shape, images, _BYTES[recipe.precision])
     model, notes = build(), list[str]()
     if recipe.pretrained and trains:  # otherwise a checkpoint has the weights
         model, note = build_pretrained(build, LIBRARY if recipe.pretrained is True else recipe.pretrained, classes)
