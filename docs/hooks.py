@@ -37,6 +37,11 @@ _INLINE = re.compile(r"\$`([^`]+)`\$")
 # Listings whose lines do not fit beside both navigations, and tables with sentences: the style sheet gives them room.
 _LISTING, _LONG_LINE = re.compile(r'<div class="highlight"(?=>(.*?)</div>)', re.DOTALL), 105
 _TABLE, _LONG_CELL = re.compile(r"<table(?=>(.*?)</table>)", re.DOTALL), 60
+_ROW, _HEAD, _CELL = (
+    re.compile(r"<tr>.*?</tr>", re.DOTALL),
+    re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL),
+    re.compile("<td"),
+)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -74,6 +79,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     html = re.sub(r"(?<=\d) ± (?=\d)", "\u00a0±\u00a0", html)
     html = _LISTING.sub(lambda match: _marked(match, _LONG_LINE), html)
     html = _TABLE.sub(lambda match: _marked(match, _LONG_CELL), html)
+    html = re.sub(r"<table data-long>.*?</table>", _with_labels, html, flags=re.DOTALL)
     html = re.sub(r"<code>([^<]*--[^<]*)</code>", lambda match: f"<code>{_FLAG.sub(_WHOLE, match[1])}</code>", html)
     return re.sub(r"equation-(\d+)-here", lambda match: page.meta["equations"][int(match[1])], html)
 
@@ -82,6 +88,17 @@ def _marked(match: re.Match[str], most: int) -> str:
     """The start of an element, marked if a line of its text is longer than `most`; a table has a line for each cell."""
     lines = unescape(re.sub("<[^>]+>", "", match[1])).splitlines()
     return match[0] + " data-long" * any(len(line) > most for line in lines)
+
+
+def _with_labels(table: re.Match[str]) -> str:
+    """The table with the header of its column in every cell: on a phone each row becomes a list (css/site.css)."""
+    heads = [re.sub("<[^>]+>", "", head) for head in _HEAD.findall(table[0])]
+
+    def labelled(row: re.Match[str]) -> str:
+        labels = iter(heads)
+        return _CELL.sub(lambda cell: f'{cell[0]} data-label="{next(labels)}"', row[0])
+
+    return _ROW.sub(labelled, table[0])
 
 
 def on_post_build(config: Any) -> None:
