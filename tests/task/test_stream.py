@@ -117,7 +117,7 @@ def test_an_image_is_augmented_differently_in_another_epoch() -> None:
 
 def test_the_same_image_is_augmented_alike_in_any_batch_size() -> None:
     """The order is the same too, so that the batch size is the only thing a comparison changes."""
-    source = synthetic(shape=(8, 8, 1), count=64).train
+    source = synthetic((8, 8, 1), 64).train
     small, large = (Stream(source, size, 4, 1, augmentation("crop-flip")) for size in (8, 32))
     ours = torch.cat([images for images, _ in joined(small.batches(0, 8))])
     assert torch.equal(ours, torch.cat([images for images, _ in joined(large.batches(0, 2))]))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import safetensors
@@ -23,8 +24,8 @@ from conadv.catalog import MODEL_LIBRARIES
 LIBRARY = "library"
 """Stands for the weights that the library of a model has."""
 _NORMALIZE = "normalize_pixels"
-_LISTED = 3  # problems in a message
-# Two of torchvision's models return auxiliary outputs in training by default.
+_LONGEST = 300  # characters of another library's message
+# They return more than logits in training.
 _WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
 
 
@@ -124,28 +125,21 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], classes: int, 
     """
     own = model.state_dict()
     # A tensor of the last layer differs in its first axis, which is the classes.
-    new = [name for name in own.keys() & weights.keys() if _is_for_other_classes(own[name], weights[name], classes)]
-    wrong = [
-        *(f"{name} is missing" for name in own if name not in weights),
-        *(f"{name} is not one of the model's" for name in weights if name not in own),
-        *(
-            f"{name} has shape {tuple(weights[name].shape)}, not {tuple(own[name].shape)}"
-            for name in own
-            if name in weights and name not in new and weights[name].shape != own[name].shape
-        ),
-    ]
-    if wrong:
-        more = f" and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
+    new = {
+        name: tensor
+        for name, tensor in own.items()
+        if name in weights
+        and tensor.shape != weights[name].shape
+        and tensor.shape == (classes, *weights[name].shape[1:])
+    }
+    try:
+        model.load_state_dict({**weights, **new})
+    except RuntimeError as error:
         raise ValueError(
-            f"the weights of {source} are of another model: {', '.join(wrong[:_LISTED])}{more}; "
-            "choose the model and the width that they were trained with"
-        )
-    model.load_state_dict({**weights, **{name: own[name] for name in new}})
+            f"the weights of {source} are of another model: {shorten(str(error), _LONGEST)}; choose the model and the "
+            "width that they were trained with"
+        ) from None
     return sorted(new)
-
-
-def _is_for_other_classes(own: Tensor, other: Tensor, classes: int) -> bool:
-    return own.shape != other.shape and own.shape == (classes, *other.shape[1:])
 
 
 def _from_timm(timm: Any, name: str, classes: int, in_channels: int, pretrained: bool) -> nn.Module:
@@ -162,7 +156,8 @@ def _from_timm(timm: Any, name: str, classes: int, in_channels: int, pretrained:
 
 def _from_torchvision(torchvision: Any, name: str, classes: int, in_channels: int, pretrained: bool) -> nn.Module:
     models = torchvision.models
-    known = models.list_models(module=models)  # those for classification; others load a backbone from the network
+    # Those for classification; others load a backbone from the network.
+    known = [one for one in models.list_models(module=models) if one not in _WITH_AUXILIARY_OUTPUTS]
     if name not in known:
         raise ValueError(_unknown("torchvision", name, known))
     if in_channels != 3:
@@ -170,18 +165,13 @@ def _from_torchvision(torchvision: Any, name: str, classes: int, in_channels: in
             f"torchvision:{name} needs images with 3 channels, not {in_channels}: choose a timm model, which can be "
             "built for any number"
         )
-    auxiliary = name in _WITH_AUXILIARY_OUTPUTS
-    if not pretrained:
-        further = {"aux_logits": False, "init_weights": True} if auxiliary else {}
-        return models.get_model(name, weights=None, num_classes=classes, **further)  # type: ignore[no-any-return]
-    try:
-        trained = models.get_model(name, weights="DEFAULT", **({"aux_logits": False} if auxiliary else {}))
-    except Exception as error:  # no network, or no weights for this model
-        raise ValueError(f"torchvision has no weights for {name} here: {first_line(error)}") from error
-    # Their weights expect images that these two models transform first.
-    further = {"aux_logits": False, "init_weights": False, "transform_input": True} if auxiliary else {}
-    model: nn.Module = models.get_model(name, weights=None, num_classes=classes, **further)
-    load_weights(model, trained.state_dict(), classes, f"torchvision:{name}")
+    model: nn.Module = models.get_model(name, weights=None, num_classes=classes)
+    if pretrained:
+        try:
+            trained = models.get_model(name, weights="DEFAULT")
+        except Exception as error:  # no network, or no weights for this model
+            raise ValueError(f"torchvision has no weights for {name} here: {first_line(error)}") from error
+        load_weights(model, trained.state_dict(), classes, f"torchvision:{name}")
     return model
 
 

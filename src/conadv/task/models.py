@@ -136,12 +136,9 @@ def build_model(
             f"there are no pretrained weights for {name!r}: choose timm:NAME or torchvision:NAME, or give a "
             "safetensors file of its weights"
         )
-    for what, count in (("classes", classes), ("in_channels", in_channels), ("width", width)):
-        if count is not None and count < 1:
-            raise ValueError(f"{what} {count}: choose 1 or more")
     if is_callable(name):
         return build_from_callable(name, classes, in_channels)
-    normalize = _normalization(in_channels, mean, std)
+    normalize = Normalize(mean, std) if mean and std else nn.Identity()
     if not is_built_in(name):
         return build_from_library(name, classes, in_channels, normalize, pretrained)
     if name in _FOR_LARGE_IMAGES:
@@ -174,13 +171,10 @@ def check_output(model: nn.Module, shape: Sequence[int], classes: int) -> None:
         if is_out_of_memory(error):
             raise
         raise ValueError(f"the model fails on images of shape {tuple(shape)}: {first_line(error)}") from error
-    if not isinstance(outputs, Tensor):
+    found = tuple(outputs.shape) if isinstance(outputs, Tensor) else f"a value of type {type(outputs).__name__}"
+    if found != (2, classes):
         raise ValueError(
-            f"the model returns a value of type {type(outputs).__name__}: return a tensor of (images, classes)"
-        )
-    if outputs.shape != (2, classes):
-        raise ValueError(
-            f"the model turns 2 images into {tuple(outputs.shape)}, but {classes} classes need (2, {classes}): "
+            f"the model turns 2 images into {found}, but {classes} classes need (2, {classes}): "
             f"build it for {classes} classes"
         )
 
@@ -195,13 +189,9 @@ def fastest_memory(model: nn.Module, device: torch.device) -> nn.Module:
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d) and device.type == "cpu"]
     narrow = [conv for conv in convolutions if conv.in_channels < 16 and max(conv.kernel_size) == 1 < max(conv.stride)]
     for conv in narrow:
-        conv.register_forward_pre_hook(_contiguous)
+        conv.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
     layout = torch.contiguous_format if narrow else torch.channels_last
     return model.to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
-
-
-def _contiguous(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    return (inputs[0].contiguous(),)
 
 
 @contextmanager
@@ -232,18 +222,10 @@ def _resnet(
         layers[f"layer{stage + 1}"] = nn.Sequential(*blocks)
     layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
-    layers["fc"] = _classifier(inputs, classes)
+    layers["fc"] = classifier = nn.Linear(inputs, classes)  # it starts with about equal logits, as in Goyal et al.
+    nn.init.normal_(classifier.weight, std=0.01)
+    nn.init.zeros_(classifier.bias)
     return nn.Sequential(layers)
-
-
-def _normalization(in_channels: int, mean: Sequence[float] | None, std: Sequence[float] | None) -> nn.Module:
-    if mean is None and std is None:
-        return nn.Identity()
-    if not (mean and std and len(mean) == len(std) == in_channels and all(number > 0 for number in std)):
-        raise ValueError(
-            f"mean {mean} and std {std}: give {in_channels} numbers each, those of std above 0, or neither"
-        )
-    return Normalize(mean, std)
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -257,11 +239,3 @@ def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     return nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
-
-
-def _classifier(inputs: int, classes: int) -> nn.Linear:
-    """A linear layer that starts with about equal logits for all classes, as in Goyal et al. (2017)."""
-    layer = nn.Linear(inputs, classes)
-    nn.init.normal_(layer.weight, std=0.01)
-    nn.init.zeros_(layer.bias)
-    return layer

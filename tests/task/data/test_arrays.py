@@ -21,7 +21,6 @@ ARRAYS = {
     "test_images": np.arange(2 * 3 * 2 * 3, dtype=np.uint8).reshape(2, 3, 2, 3),
     "test_labels": np.array([1, 0], np.uint8),
 }
-KERAS = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
 BOTH = pytest.mark.parametrize("name", ["folder", "file.npz"])
 
 
@@ -54,15 +53,15 @@ def test_a_split_that_leaves_nothing_is_refused(train_size: int) -> None:
 
 
 def test_synthetic_images_have_any_shape_differ_and_take_little_memory() -> None:
-    data = synthetic(shape=(5, 7, 2), classes=3, count=50)
+    data = synthetic((5, 7, 2), 50)
     assert (data.train.image(49).shape, len(data.test)) == ((5, 7, 2), 5)
     assert len({image.tobytes() for image in (*data.train.images, *data.test.images)}) == 55
-    np.testing.assert_array_equal(data.train.labels, np.arange(50) % 3)
-    imagenet = synthetic(shape=(224, 224, 3), classes=1000, count=1_281_167).train
+    np.testing.assert_array_equal(data.train.labels, np.arange(50) % 10)
+    imagenet = synthetic((224, 224, 3), 1_281_167).train
     assert imagenet.image(1_281_166).tobytes()[:-1] == imagenet.image(1_281_165).tobytes()[1:]
     assert 120 < imagenet.image(1_281_166).mean() < 135
     with pytest.raises(ValueError, match="choose 1 or more"):
-        synthetic(count=0)
+        synthetic((8, 8, 1), 0)
 
 
 def write(path: Path, **changed: np.ndarray) -> Path:
@@ -85,7 +84,7 @@ def test_numpy_files_are_read(tmp_path: Path, name: str) -> None:
 
 
 def test_grey_images_and_labels_in_a_column_as_keras_has_them(tmp_path: Path) -> None:
-    arrays = {KERAS[name]: array[..., 0] if array.ndim == 4 else array[:, None] for name, array in ARRAYS.items()}
+    arrays = {name: array[..., 0] if array.ndim == 4 else array[:, None] for name, array in ARRAYS.items()}
     np.savez_compressed(tmp_path / "k.npz", **arrays)
     data = open_data("path", tmp_path / "k.npz")
     assert data.train.images.shape == (4, 3, 2, 1)

@@ -15,8 +15,7 @@ from conadv.task.data.files import class_names
 from conadv.task.data.source import Arrays, DataSet, Found, Source, labelled, naming
 from conadv.task.draws import mix_all, stratified
 
-# Training images and labels, test images and labels: our names, and those of Keras.
-_NAMES = (("train_images", "train_labels", "test_images", "test_labels"), ("x_train", "y_train", "x_test", "y_test"))
+_NAMES = ("train_images", "train_labels", "test_images", "test_labels")
 _ADVICE = "write it again with numpy.save or numpy.savez"
 # A constant, not a user's seed: the synthetic pixels are the same in every run.
 _PIXELS = 8128
@@ -41,18 +40,17 @@ def digits(train_size: int = 1437) -> DataSet:
     return DataSet(everything.take(np.flatnonzero(chosen)), everything.take(np.flatnonzero(~chosen)), "digits")
 
 
-def synthetic(shape: tuple[int, int, int] = (32, 32, 3), classes: int = 10, count: int = 50_000) -> DataSet:
-    """Noise of shape (H, W, C) for speed tests, with a tenth as many test images; takes little memory."""
-    if min(shape) < 1 or classes < 1 or count < 1:
-        raise ValueError(f"synthetic data of shape {shape}, {classes} classes, {count} images: choose 1 or more")
+def synthetic(shape: tuple[int, int, int], count: int) -> DataSet:
+    """Noise of shape (H, W, C) in ten classes, for speed tests; a tenth as many test images. It takes little memory."""
+    if min(*shape, count) < 1:
+        raise ValueError(f"synthetic data of shape {shape}, {count} images: choose 1 or more")
     size = math.prod(shape)  # the strip takes four times its bytes while it is made, and a label 16
     advice = "lower --data.train-size, --data.image-size or --data.channels"
     check_memory(20 * count + 4 * size, "synthetic data", advice)
-    names = tuple(f"class {number}" for number in range(classes))
-    return DataSet(_noise(shape, names, count, 0), _noise(shape, names, max(1, count // 10), 1), "synthetic")
+    return DataSet(_noise(shape, count, 0), _noise(shape, max(1, count // 10), 1), "synthetic")
 
 
-def _noise(shape: tuple[int, int, int], classes: tuple[str, ...], count: int, part: int) -> Source:
+def _noise(shape: tuple[int, int, int], count: int, part: int) -> Source:
     """Image i is a window into one strip of random bytes, i bytes from its start."""
     height, width, channels = shape
     length = height * width * channels + count - 1
@@ -60,7 +58,7 @@ def _noise(shape: tuple[int, int, int], classes: tuple[str, ...], count: int, pa
     windows = np.lib.stride_tricks.as_strided(
         strip, (count, *shape), (1, width * channels, channels, 1), writeable=False
     )
-    return Source(Arrays(windows), np.arange(count) % len(classes), classes)
+    return Source(Arrays(windows), np.arange(count) % 10, tuple(f"class {number}" for number in range(10)))
 
 
 def find_arrays(path: Path, channels: int) -> Found | None:
@@ -91,7 +89,4 @@ def find_arrays(path: Path, channels: int) -> Found | None:
 
 def _chosen(present: Collection[str]) -> list[str]:
     """The names of the arrays that are there, if they include those to train on."""
-    for names in _NAMES:
-        if set(names[:2]) <= set(present):
-            return [name for name in names if name in present]
-    return []
+    return [name for name in _NAMES if name in present] if {*_NAMES[:2]} <= {*present} else []

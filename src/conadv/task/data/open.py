@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conadv.catalog import names_dataset
 from conadv.machine import usable_cores
@@ -47,7 +46,6 @@ def open_data(
     train_size: int | None = None,
     image_size: int | None = None,
     channels: int = 3,
-    classes: int = 10,
     damaged: Literal["stop", "skip"] = "stop",
     share: Share | None = None,
 ) -> DataSet:
@@ -59,7 +57,6 @@ def open_data(
         train_size: Number of training images to use; None: all.
         image_size: Height and width of synthetic images, in pixels.
         channels: Channels of synthetic images, and what encoded images are converted to. Arrays keep theirs.
-        classes: Number of classes of synthetic data.
         damaged: "stop" raises an error that names a damaged image; "skip" leaves damaged images out
             (`DataSet.skipped`). To find them, every image is decoded once; the result is cached until the files change.
         share: If several processes open the same data: runs a function in one of them, and returns its bytes in all.
@@ -68,14 +65,20 @@ def open_data(
     if name == "digits":
         return digits() if train_size is None else digits(train_size)
     if name == "synthetic":
-        return synthetic((image_size or 32, image_size or 32, channels), classes, train_size or 50_000)
+        return synthetic((image_size or 32, image_size or 32, channels), train_size or 50_000)
     if name != "path" or path is None:
         raise ValueError(f"data {name!r}: choose digits, synthetic, or path with path=")
 
     def listed() -> DataSet:
         with naming(path):
             data = find_data(path, channels)[1]
-            return checked(data) if damaged == "stop" else without_damaged(data)[0]
+            if damaged == "skip":
+                return without_damaged(data)[0]
+            if data.skipped:
+                first, *more = data.skipped
+                count = f" (and {len(more)} more)" if more else ""
+                raise DamagedError(first.name, f"{first.reason}{count}; {DAMAGE_ADVICE}")
+            return data
 
     data = listed() if share is None else _shared(str(path), listed, share)
     if train_size is None:
@@ -92,7 +95,11 @@ def find_data(place: str | Path, channels: int = 3) -> tuple[str, DataSet]:
     if text.startswith(HUB):
         kind, found = "Hugging Face", open_hub(text, channels)
     elif path.exists():
-        kind, found = _detected(path, channels)
+        formats = ((kind, find(path, channels)) for kind, find in FORMATS.items())
+        detected = next(((kind, found) for kind, found in formats if found), None)
+        if detected is None:
+            raise ValueError(f"not recognized; it can be {KNOWN}")
+        kind, found = detected
     elif names_dataset(text):
         kind, found = "your own Dataset", open_own(text, channels)
     else:
@@ -111,47 +118,34 @@ def find_data(place: str | Path, channels: int = 3) -> tuple[str, DataSet]:
     return kind, DataSet(train, test[0], path.name, tuple(found.problems), tuple(notes))
 
 
-def _detected(path: Path, channels: int) -> tuple[str, Found]:
-    for kind, find in FORMATS.items():
-        if found := find(path, channels):
-            return kind, found
-    raise ValueError(f"not recognized; it can be {KNOWN}")
-
-
-def checked(data: DataSet) -> DataSet:
-    """The data set; raises an error if something was left out."""
-    if data.skipped:
-        more = f" (and {len(data.skipped) - 1} more)" if len(data.skipped) > 1 else ""
-        raise DamagedError(data.skipped[0].name, f"{data.skipped[0].reason}{more}; {DAMAGE_ADVICE}")
-    return data
-
-
-def without_damaged(data: DataSet) -> tuple[DataSet, dict[str, NDArray[np.int64]]]:
-    """The data set without images that cannot be decoded, and the sizes of those of "train" and "test", (N, 2)."""
-    parts, sizes, skipped = {"train": data.train, "test": data.test}, {}, list(data.skipped)
-    for part, source in parts.items():
+def without_damaged(data: DataSet) -> tuple[DataSet, list[tuple[int, int]]]:
+    """The data set without images that cannot be decoded, and the height and width of each that can."""
+    parts: list[Source] = []
+    sizes: list[tuple[int, int]] = []
+    skipped = list(data.skipped)
+    for part, source in (("train", data.train), ("test", data.test)):
         files = source.pictures
         if isinstance(files, Files):
             seen = cached(f"{part}{len(source)}-{files.stamp()}", partial(_scan, source))
         else:
             seen = _scan(source)
-        damaged = {index: reason for index, reason in enumerate(seen) if isinstance(reason, str)}
-        skipped += [DamagedError(source.name(index), reason) for index, reason in damaged.items()]
-        parts[part] = source.take(np.delete(np.arange(len(source)), list(damaged)))
-        sizes[part] = np.array([size for size in seen if not isinstance(size, str)], np.int64).reshape(-1, 2)
-    return replace(data, train=parts["train"], test=parts["test"], skipped=tuple(skipped)), sizes
+        usable = [index for index, found in enumerate(seen) if not isinstance(found, str)]
+        skipped += [DamagedError(source.name(index), why) for index, why in enumerate(seen) if isinstance(why, str)]
+        sizes += [tuple(seen[index]) for index in usable]
+        parts.append(source.take(usable))
+    return replace(data, train=parts[0], test=parts[1], skipped=tuple(skipped)), sizes
 
 
-def _scan(source: Source) -> list[Sequence[int] | str]:
+def _scan(source: Source) -> list[tuple[int, int] | str]:
     """Decode every image once: its height and width, or why it is damaged."""
 
-    def look(index: int) -> Sequence[int] | str:
+    def look(index: int) -> tuple[int, int] | str:
         try:
             return source.image(index).shape[:2]
         except DamagedError as error:
             return error.reason
 
-    seen: list[Sequence[int] | str] = []
+    seen: list[tuple[int, int] | str] = []
     with ThreadPoolExecutor(len(usable_cores())) as pool:
         for first in range(0, len(source), _BLOCK):
             seen += pool.map(look, range(first, min(first + _BLOCK, len(source))))
