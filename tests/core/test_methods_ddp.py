@@ -15,7 +15,6 @@ from support.ddp_ranks import (
     RANKS,
     Activated,
     Checkpointed,
-    Reentrant,
     Scenario,
     attack_as_rank,
     first_twin_as_rank,
@@ -38,16 +37,12 @@ SCENARIOS = (
     Scenario("static graph", kind=Checkpointed, static_graph=True),
     Scenario("own forward pass", chunks=2, norm=Activated),
     Scenario("checkpointing", chunks=2, kind=Checkpointed),
-    Scenario("reentrant", chunks=2, kind=Reentrant, norm=Activated),
 )
 COMPILED = (Scenario("compiled inside", compiled="inside"), Scenario("compiled outside", compiled="outside"))
 # Longer delays differ in which weights attack, which is not the wrapper's business: two scenarios each.
 DISTINCT = [setting for setting in SETTINGS if setting.name in ("vanilla", "disadv", "conadv", "recycled", "sam")]
 CASES = [
-    (setting, scenario)
-    for setting in SETTINGS
-    for scenario in (SCENARIOS if setting in DISTINCT else SCENARIOS[:2])
-    if not (setting.method == "sam" and scenario.kind is Reentrant)  # which PyTorch refuses
+    (setting, scenario) for setting in SETTINGS for scenario in (SCENARIOS if setting in DISTINCT else SCENARIOS[:2])
 ]
 CASES += [(setting, scenario) for setting in SETTINGS[1:2] for scenario in COMPILED]
 

@@ -34,16 +34,10 @@ class Activated(nn.BatchNorm2d):
 class Checkpointed(nn.Sequential):
     """All but the first and the last layer run again in the backward pass."""
 
-    reentrant = False
-
     def forward(self, x: Tensor) -> Tensor:
         first, *middle, last = self
-        outputs: Tensor = last(checkpoint(nn.Sequential(*middle), first(x), use_reentrant=self.reentrant))
+        outputs: Tensor = last(checkpoint(nn.Sequential(*middle), first(x), use_reentrant=False))
         return outputs
-
-
-class Reentrant(Checkpointed):
-    reentrant = True
 
 
 @dataclass(frozen=True)

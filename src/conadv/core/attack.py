@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -71,43 +71,13 @@ def check_attack(attack: Any) -> None:
         raise ValueError(f"attack {attack!r}: pass an attack, such as conadv.PGD(4/255)")
 
 
-def input_gradient(
-    model: nn.Module,
-    total: Callable[[Tensor], Tensor],
-    images: Tensor,
-    context: Callable[[], AbstractContextManager[None]],
-) -> Tensor:
-    """The gradient of `total(images)` by the images, computed within a context that is entered for each attempt.
-
-    With inputs named, autograd computes no gradients of weights. Reentrant activation checkpointing does not allow
-    that; there, requires_grad of the weights is switched off.
-    """
-    try:
-        leaf = images.detach().requires_grad_()
-        with torch.enable_grad(), context():
-            # A model may work in place, which a leaf of the graph does not allow.
-            (gradient,) = torch.autograd.grad(total(leaf.clone()), leaf)
-            return gradient
-    except RuntimeError as error:
-        if "When use_reentrant=True" not in str(error):
-            raise
+def input_gradient(total: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """The gradient of `total(images)` by the images; with inputs named, autograd computes no gradients of weights."""
     leaf = images.detach().requires_grad_()
-    with torch.enable_grad(), context(), _without_weight_gradients(model):
-        total(leaf.clone()).backward()
-    assert leaf.grad is not None
-    return leaf.grad
-
-
-@contextmanager
-def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
-    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in wanted:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in wanted:
-            parameter.requires_grad_(True)
+    with torch.enable_grad():
+        # A model may work in place, which a leaf of the graph does not allow.
+        (gradient,) = torch.autograd.grad(total(leaf.clone()), leaf)
+    return gradient
 
 
 @contextmanager

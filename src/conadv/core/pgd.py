@@ -9,7 +9,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -214,7 +213,8 @@ class PGD:
             value = loss(outputs, wrong) * len(images)
             return -value if self.targeted else value
 
-        return input_gradient(model, total, images, partial(without_trace, model, self.branch, self.statistics, seed))
+        with without_trace(model, self.branch, self.statistics, seed):
+            return input_gradient(total, images)
 
     def _direction(self, gradient: Tensor) -> Tensor:
         direction = self.direction or ("sign" if self.norm == "linf" else "unit")

@@ -318,10 +318,9 @@ class Step:
             with precision(self.model), self._autocasting():
                 return self.loss(self._call(some.batch)(model, images), some.batch.labels) * self.scale(some)
 
-        context = partial(
-            without_trace, model, some.branch, None, self.seeds.of_pass(t, self.place.first_chunk + k, some.branch)
-        )
-        return input_gradient(model, total, some.batch.images, context)
+        seed = self.seeds.of_pass(t, self.place.first_chunk + k, some.branch)
+        with without_trace(model, some.branch, None, seed):
+            return input_gradient(total, some.batch.images)
 
     def weight_gradient(self, passes: Sequence[Pass], t: int, k: int, weights: list[nn.Parameter]) -> list[Tensor]:
         """The gradient by the weights of the loss of a chunk, which does not go into `.grad`.
