@@ -34,7 +34,6 @@ SCENARIOS = (
     CHUNKS,
     Scenario("frozen", chunks=2, frozen=True),
     OWN_BUFFERS,
-    Scenario("static graph", kind=Checkpointed, static_graph=True),
     Scenario("own forward pass", chunks=2, norm=Activated),
     Scenario("checkpointing", chunks=2, kind=Checkpointed),
 )
@@ -95,10 +94,11 @@ def test_ranks_that_share_a_seed_start_their_attacks_elsewhere(pool: Pool) -> No
 
 
 def test_mistakes_are_refused(pool: Pool) -> None:
-    untrained, early, unused = pool.run(RANKS, in_group, mistakes_as_rank)[0]
+    untrained, early, unused, static = pool.run(RANKS, in_group, mistakes_as_rank)[0]
     assert "never trained" in untrained
     assert "split the model, then wrap it" in early
     assert "find_unused_parameters=False" in unused
+    assert "leave static_graph out" in static
 
 
 def test_a_second_method_takes_statistics_that_are_broadcast_for_the_models_own(pool: Pool) -> None:

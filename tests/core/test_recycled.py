@@ -37,9 +37,10 @@ def test_a_raw_step_has_the_length_of_the_gradient_of_the_images_on_any_number_o
         adv_weight=adv_weight,
         chunk_size=4,
     )
-    step = method.join(Place(Role.CLEAN | Role.ADV, part=share, first_chunk=0, chunks=2, updates_stats=False))
+    step = method._step
+    step.join(Place(Role.CLEAN | Role.ADV, part=share, first_chunk=0, chunks=2, updates_stats=False))
     method((images, labels))  # the weights stay as they are: there is no optimizer
-    left = [twin.images for twin in method.twins.twins()]
+    left = [twin.images for twin in method.twins.items()]
     if apart:
         left = [method.twin(0, k, chunk).images for k, chunk in enumerate(step.chunks(Batch(images, labels)))]
     for found, twins in zip(left, wanted, strict=True):

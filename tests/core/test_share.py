@@ -140,7 +140,7 @@ def test_twins_keep_the_further_inputs_of_their_images(kind) -> None:
     )
     images, labels, ages = torch.rand(8, 3, 2, 2).double(), torch.arange(8) % 3, torch.rand(8).double()
     losses = method((images, labels, ages))
-    (chosen,) = [slice(4 * k, 4 * k + 4) for k in range(2) if method._step.has_twin(method.share, 0, k)]
+    (chosen,) = [slice(4 * k, 4 * k + 4) for k in range(2) if method._step.has_twin(0, k)]
     expected = F.cross_entropy(model(images[chosen], ages[chosen]), labels[chosen])
     torch.testing.assert_close(losses.adv, expected.detach(), rtol=1e-12, atol=1e-12)
 

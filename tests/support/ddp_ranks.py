@@ -47,7 +47,6 @@ class Scenario:
     """Of a rank."""
     frozen: bool = False
     broadcast_buffers: bool = True
-    static_graph: bool = False
     kind: type[nn.Sequential] = nn.Sequential
     norm: type[nn.BatchNorm2d] = nn.BatchNorm2d
     compiled: Literal["inside", "outside"] | None = None
@@ -63,11 +62,7 @@ class Scenario:
     def wrap(self, model: nn.Module) -> tuple[DistributedDataParallel, nn.Module]:
         """The wrapper that exchanges gradients, and the outermost one."""
         inner = torch.compile(model, backend="aot_eager") if self.compiled == "inside" else model
-        wrapper = DistributedDataParallel(
-            inner,
-            broadcast_buffers=self.broadcast_buffers,
-            static_graph=self.static_graph,  # type: ignore[arg-type]
-        )
+        wrapper = DistributedDataParallel(inner, broadcast_buffers=self.broadcast_buffers)  # type: ignore[arg-type]
         outer = torch.compile(wrapper, backend="aot_eager") if self.compiled == "outside" else wrapper
         return wrapper, outer  # type: ignore[return-value]
 
@@ -154,6 +149,10 @@ def mistakes_as_rank() -> list[str]:
             SETTINGS[1].make(wrapped if split_first else split_batchnorm(wrapped))
         except ValueError as error:
             messages.append(str(error))
+    try:
+        SETTINGS[1].make(DistributedDataParallel(split_batchnorm(small_cnn()), static_graph=True))(small_batches(1)[0])
+    except ValueError as error:
+        messages.append(str(error))
     return messages
 
 

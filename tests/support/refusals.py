@@ -375,7 +375,7 @@ REFUSALS = (
     Refusal(
         "recycled with chunks, and a smaller last batch",
         _smaller_last_batch,
-        "a batch with 1 chunks of twins follows one with 2: recycled needs batches of one size (drop_last=True drops "
+        "a batch with 1 chunks of twins follows one with 2: the method needs batches of one size (drop_last=True drops "
         "the smaller last one)",
     ),
     Refusal(

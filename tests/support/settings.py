@@ -38,7 +38,7 @@ class Setting:
         place = options.pop("place", None)
         method = METHODS[self.method].build(model, F.cross_entropy, own, **options)
         if place is not None:
-            method.join(place)
+            method._step.join(place)
         return method
 
 

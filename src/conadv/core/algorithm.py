@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from .attack import Attack, Loss
 from .batch import Batch
 from .roles import Role
-from .step import Common, Method, Pass, WithTwins
-from .twins import Elsewhere, Left, Local, Twins
+from .step import Common, Method, Pass, Step, WithTwins
+from .twins import Elsewhere, LeftTwins, Local, Twins
 
 
 @final
@@ -43,7 +43,7 @@ class Vanilla(Method):
     delay = 0
 
     def __init__(self, model: nn.Module, loss: Loss, **common: Unpack[Common]) -> None:
-        super().__init__(model, loss, common)
+        super().__init__(Step(model, loss, common))
 
     def passes(self, k: int, chunk: Batch) -> list[Pass]:
         return self._step.clean(chunk, 1.0)
@@ -99,9 +99,9 @@ class ConAdv(WithTwins):
     ) -> None:
         if delay < 0:
             raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
-        super().__init__(model, loss, common, twin_branch, shuffle_twins)
+        step = Step(model, loss, common, twin_branch, twin_share, shuffle_twins)
+        super().__init__(step, attack, adv_weight)
         self._delay = delay
-        self._begin(attack, adv_weight, twin_share)
         local = Local(model, delay, self.twin)
         self.twins: Twins = local if twins is None else twins.over(self, local)
 
@@ -110,10 +110,10 @@ class ConAdv(WithTwins):
         t, role, weight = self._step.t, self._step.place.role, self._adv_weight
         if Role.CLEAN in role and weight < 1:
             yield from self._step.clean(chunk, 1 - weight)  # "L(θ_t; x_i, y_i) using main BN"
-        if role & (Role.ADV | Role.ATTACK) and self._step.has_twin(self.share, t, k):
+        if role & (Role.ADV | Role.ATTACK) and self._step.has_twin(t, k):
             twin = self.twins.take(t, k, chunk)  # x̂(θ_{t-τ})
             if Role.ADV in role:  # "L(θ_t; x̂_i(θ_{t-τ}), y_i) using adv BN"
-                yield from self._step.adversarial(twin, k, weight, self.share)
+                yield from self._step.adversarial(twin, k, weight)
 
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
         """The second loop ("obtain adv examples"). `twins` decides when: `Local` calls it with θ_{t-τ} in the model."""
@@ -128,7 +128,7 @@ class ConAdv(WithTwins):
             raise ValueError('twin_branch="main" needs an attack through that branch: PGD(..., branch="main")')
         if not 0 <= adv_weight <= 1:
             raise ValueError(f"adv_weight {adv_weight}: a part of the loss, from 0 to 1")
-        if adv_weight == 1 and (self._step.twin_branch != "main" or float(self.share) != 1):
+        if adv_weight == 1 and (self._step.twin_branch != "main" or self._step.share.of != 1):
             raise ValueError('adv_weight 1 learns from twins only, all of them: twin_branch="main", twin_share=1')
 
 
@@ -168,25 +168,25 @@ class Recycled(WithTwins):
         shuffle_twins: int = 1,
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(model, loss, common, twin_branch, shuffle_twins)
-        self._begin(attack, adv_weight, twin_share)
-        self.twins: Left = Left(model, self.twin)
+        step = Step(model, loss, common, twin_branch, twin_share, shuffle_twins)
+        super().__init__(step, attack, adv_weight)
+        self.twins: LeftTwins = LeftTwins(model, self.twin)
 
     def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
         """L(θ_t; x_t) through main, L(θ_t; x̂_{t-1}) through adv; the first leaves the twin of x_t[k] behind."""
         t, role = self.step, self._step.place.role
         if k == 0:
-            self.twins.check(self._step.count_twins(self.share))
+            self.twins.check(self._step.count_twins())
         if Role.CLEAN in role:
             images, *views = self._step.clean(chunk, 1 - self.adv_weight)
-            if self._step.has_twin(self.share, t, k):
+            if self._step.has_twin(t, k):
                 images = self._leaving_a_twin(images, t, k)
             yield from (images, *views)
-        elif self._step.has_twin(self.share, t, k):
+        elif self._step.has_twin(t, k):
             self.twins.remember(t, k, chunk)  # another rank takes the clean pass, and sends the twin
-        if Role.ADV in role and self._step.has_twin(self.share, self.twins.source(t), k):
+        if Role.ADV in role and self._step.has_twin(self.twins.source(t), k):
             twin = self.twins.take(t, k, chunk)
-            yield from self._step.adversarial(twin, k, self.adv_weight, self.share)
+            yield from self._step.adversarial(twin, k, self.adv_weight)
 
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
         """The twin of x_t[k] from a backward pass of its own, with the weights that the model has now."""
@@ -200,7 +200,7 @@ class Recycled(WithTwins):
         leaf = images.batch.images.detach().requires_grad_()
         along = partial(self._along, images.batch, self._step.scale(images), t, k)
         batch = replace(images.batch, images=leaf)
-        return images._replace(batch=batch, receive=self.twins.expect(t, k, along))
+        return images._replace(batch=batch, receive=self.twins.expect(k, along))
 
     def _along(self, batch: Batch, scale: float, t: int, k: int, gradient: Tensor) -> Batch:
         """The twins of a chunk from the gradient of its loss, which was a scaled mean; that of an attack is a sum."""

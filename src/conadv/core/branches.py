@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, cast
-from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +25,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 Tracking = Literal["now", "step", "off"]
 
 _UNKNOWN_BRANCH = (
-    "a split BatchNorm layer ran again (activation checkpointing) in a backward pass outside of `route`, and its "
-    "branch is not known there: call backward() within the `with route(...)` of the forward pass"
+    "a split BatchNorm layer ran again (activation checkpointing) in a backward pass where its branch is not known: "
+    "call method(batch) in place of method.loss(batch).backward(), or backward() within the `with route(...)` of the "
+    "forward pass"
 )
 _CLASSES: dict[type[nn.Module], type[SplitLayer]] = {}
 
@@ -66,14 +65,11 @@ class SplitLayer(nn.Module):
     way: Way
     branches: tuple[str, ...]
     left_main: bool
-    """Whether the user routed images through another branch, whose backward pass may come later."""
-    walk: ref[_Walk] | None
-    """The backward pass of a marked loss that is on its way, which knows the branch."""
+    """Whether images went through another branch whose backward pass may come later, outside of the route."""
 
     def grow(self, branches: Mapping[str, nn.Module]) -> None:
         """Add branches to a layer that was just converted."""
         self.way, self.branches, self.left_main = Way(), ("main", *branches), False
-        self.walk = None
         for name, branch in branches.items():
             self.add_module(name, branch)
         for owner in self.owners().values():
@@ -132,24 +128,16 @@ class SplitLayer(nn.Module):
 
     def _current_way(self) -> Way:
         """The way of this pass. Activation checkpointing runs a layer again: its statistics were counted before."""
-        way, walk = self.way, self.walk
+        way = self.way
         if torch.compiler.is_compiling():  # whether this is a backward pass is known when the graph runs
-            if (self.left_main or walk is not None) and not way.routed and "pending" in self._buffers:
+            if self.left_main and not way.routed and "pending" in self._buffers:
                 _require_forward_pass(self.get_buffer("pending"))
             return way
         if torch._C._current_graph_task_id() == -1:
-            if walk is not None:  # left by a backward pass that raised
-                self.walk = None
             return way
-        current = None if walk is None or way.routed else walk()
-        if current is not None:
-            return current.way
         if self.left_main and not way.routed:
             raise RuntimeError(_UNKNOWN_BRANCH)
         return way if way.tracking == "off" else way._replace(tracking="again")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "walk": None}  # a weak reference cannot be pickled
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle by the original class: the class of this layer has no name in a module."""
@@ -317,44 +305,3 @@ def _momentum(group: list[nn.Module], batches: Tensor, like: Tensor) -> Tensor:
         if momentum is not None:
             mean[number].fill_(momentum)
     return mean
-
-
-class _Walk:
-    """A backward pass through a marked loss, and how its images went through the layers."""
-
-    def __init__(self, way: Way) -> None:
-        self.way = way
-
-
-class _Mark(torch.autograd.Function):
-    """The identity; its backward pass sets the way that the images went.
-
-    Autograd runs the backward pass of a later forward pass before that of an earlier one, so the mark holds for all
-    layers that activation checkpointing recomputes until the next mark.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, layers: list[SplitLayer], way: Way) -> Tensor:
-        ctx.layers, ctx.way = layers, way
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        walk = _Walk(ctx.way)
-        for layer in ctx.layers:
-            layer.walk = ref(walk)
-        # The next backward pass may be of a loss without a mark. PyTorch drops this callback, and with it the only
-        # strong reference to the walk, also where a backward pass raises.
-        torch.autograd.Variable._execution_engine.queue_callback(partial(_end_walk, ctx.layers, walk))
-        return gradient, None, None
-
-
-def _end_walk(layers: list[SplitLayer], _: _Walk) -> None:
-    for layer in layers:
-        layer.walk = None
-
-
-def marked(loss: Tensor, model: nn.Module, branch: str, counted: bool = True) -> Tensor:
-    """Mark the loss of images that went through `branch`, for a backward pass outside of `route`."""
-    layers = split_layers(model)
-    return _Mark.apply(loss, layers, Way(branch, None, "again" if counted else "off")) if layers else loss

@@ -7,7 +7,7 @@ delay 1    the uphill direction is that of the step before, so that both gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack, final
@@ -21,7 +21,8 @@ from .attack import Loss, copied_buffers, unsplit_modules, without_trace
 from .batch import Batch
 from .roles import Role
 from .state import State
-from .step import Common, Method, Pass
+from .step import Common, Method, Pass, Step
+from .twins import Left
 
 # The uphill direction of one chunk: a tensor per trainable parameter, of length 1 together.
 Direction = list[Tensor]
@@ -44,7 +45,7 @@ class Sam(Method):
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
-    __slots__ = ("_delay", "directions", "rho")
+    __slots__ = ("_delay", "rho")
 
     duties = Role.CLEAN
 
@@ -57,15 +58,19 @@ class Sam(Method):
             raise ValueError(f"delay {delay}: sam takes 0, or 1 for its stale form")
         if is_sharded(model):
             raise ValueError("sam moves whole weights: use DistributedDataParallel instead of FSDP2")
-        super().__init__(model, loss, common)
+        super().__init__(Step(model, loss, common))
         self.rho = rho
         self._delay = delay
-        self.directions = self.twins = Directions(model, delay)
+        self.twins: Directions = Directions(model)
 
     def passes(self, k: int, chunk: Batch) -> list[Pass]:
         """The gradient of L(θ_t + ρ·direction, x_t) for one chunk."""
+        self.twins.check(self._step.count)
         images = self._step.clean(chunk, 1.0)
-        direction = self.directions.take(k, self._step.count, self._uphill(images, self.step, k))
+        own = self._uphill(images, self.step, k)
+        direction = self.twins.next() or own
+        if self._delay:
+            self.twins.put(k, own)
         return [each._replace(counted=False, adversarial=True, within=self._moved(direction)) for each in images]
 
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
@@ -111,53 +116,16 @@ class Sam(Method):
                 weight.data = own
 
 
-class Directions:
-    """The uphill directions of the chunks of a step and, with delay 1, of the step before; the first step has none."""
+class Directions(Left[Direction]):
+    """The uphill directions of the chunks of the step before."""
 
-    reads_ahead = 0
-    per_rank = True
+    name = "directions"
 
-    def __init__(self, model: nn.Module, delay: int) -> None:
-        self._model, self._delay = model, delay
-        self._before: list[Direction] = []
-        self._now: list[Direction] = []
+    def _pack(self, item: Direction) -> State:
+        return {str(number): own for number, own in enumerate(item)}
 
-    def adopt(self, directions: Iterable[Direction]) -> None:
-        """Let these be the directions of the step before, chunk by chunk."""
-        self._now.extend(directions)
-
-    def begin(self, t: int, ahead: Any) -> None:
-        shapes = [weight.shape for weight in trained(self._model)]
-        if any([own.shape for own in direction] != shapes for direction in self._now):
-            self._now = []  # other weights are trained now
-        self._before, self._now = self._now, []
-
-    def take(self, k: int, count: int, own: Direction) -> Direction:
-        """The direction that chunk k of `count` takes; its own is kept for the next step."""
-        if len(self._before) not in (0, count):
-            raise ValueError(
-                f"a batch of {count} chunks, after one of {len(self._before)}: sam with delay 1 needs batches of one "
-                "size (drop_last=True drops the smaller last one)"
-            )
-        if self._delay:
-            self._now.append(own)
-        return self._before[k] if self._before else own
-
-    def end(self) -> None:
-        """Do nothing: the directions of this step stay for the next one."""
-
-    def reset(self) -> None:
-        self._before, self._now = [], []
-
-    def state(self) -> tuple[dict[str, Any], State]:
-        chunks = enumerate(self._now)
-        return {}, {f"{k}.{number}": own for k, direction in chunks for number, own in enumerate(direction)}
-
-    def load(self, about: Mapping[str, Any], tensors: State) -> None:
-        self.reset()
-        device, size = next(self._model.parameters()).device, len(trained(self._model))
-        for k in range(len(tensors) // size):
-            self._now.append([tensors[f"{k}.{number}"].to(device) for number in range(size)])
+    def _unpack(self, tensors: State) -> Direction:
+        return [tensors[str(number)] for number in range(len(tensors))]
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:

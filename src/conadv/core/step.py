@@ -10,7 +10,7 @@ that a method knows none of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypedDict
@@ -31,10 +31,10 @@ from conadv.wrappers import (
 
 from .attack import Attack, Call, Loss, call_by_name, call_plainly, check_attack, input_gradient, without_trace
 from .batch import Batch, Chunked, Feed, as_batch, count_chunks, cut, to_device, to_pixels
-from .branches import marked, split_layers
+from .branches import split_layers
 from .roles import ALONE, Place, Role
 from .seeds import Seeds, untouched_randomness
-from .splitbn import pending_statistics, routed, update_running_stats
+from .splitbn import pending_statistics, route, routed, update_running_stats
 from .state import State, pack, unpack
 from .twins import Shuffle, TwinShare
 from .validate import Checks, check_arguments, check_keywords, described, no_mixed_statistics
@@ -118,13 +118,21 @@ class Step:
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None, shuffle_twins: int = 1
+        self,
+        model: nn.Module,
+        loss: Loss,
+        common: Common,
+        twin_branch: str | None = None,
+        twin_share: float | str = 1,
+        shuffle_twins: int = 1,
     ) -> None:
         self.chunk_size, self.seed = common.get("chunk_size"), common.get("seed")
         check_keywords(common, Common.__annotations__)
         check_arguments(model, loss, self.chunk_size, twin_branch)
         self.model, self.loss, self.twin_branch = model, loss, twin_branch
-        self.shuffle = Shuffle(shuffle_twins)
+        self.share, self.shuffle = TwinShare.from_number(twin_share), Shuffle(shuffle_twins)
+        if self.share.of > 1 and self.chunk_size is None:
+            raise ValueError(f"twin_share {twin_share}: a part of the chunks of each batch, so pass chunk_size, too")
         self.seeds = Seeds(self.seed)
         self.t = 0
         """How many steps were taken."""
@@ -172,53 +180,41 @@ class Step:
         self.count = count_chunks(batch, self.chunk_size)
         self._unfinished = True
 
-    def run(self, batch: Batch | Chunked, passes: Callable[[int, Batch], Iterable[Pass]], backward: bool) -> Tensor:
-        """Run the passes of every chunk.
-
-        Args:
-            batch: what to learn from.
-            passes: of a chunk, by its number.
-            backward: run the backward pass of each, one at a time to save memory. Otherwise the caller backpropagates
-                the loss of the whole batch, which is returned.
-        """
-        work: list[tuple[int, list[Pass]]] = []
-        last = -1  # the last chunk with something to learn from
+    def run(self, batch: Batch | Chunked, passes: Callable[[int, Batch], Iterable[Pass]]) -> None:
+        """Run the passes of every chunk, and add their gradients to `.grad`, one pass at a time to save memory."""
+        if self._is_float16():
+            raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(batch)).backward()")
+        if self._parallel is not None and self._parallel.static_graph:
+            raise ValueError(
+                "DistributedDataParallel(static_graph=True) allows one backward pass per step, and a method takes "
+                "several: leave static_graph out"
+            )
+        last = None
         for k, chunk in enumerate(self.chunks(batch)):
             some = list(passes(k, chunk))
-            last = k if some else last
-            if some and backward:
-                self._learn(some, k)
-                if self._after_chunk is not None:
-                    self._after_chunk()
-            elif some:
-                work.append((k, some))
-        if not backward:
-            return self._whole(work) if self.averaging is None else self.averaging(partial(self._whole, work))
-        if self.averaging is not None and last != self.count - 1:
+            for each in some:
+                last = k == self.count - 1 and each is some[-1]
+                self._learn(each, k, last)
+            if some and self._after_chunk is not None:
+                self._after_chunk()
+        if self.averaging is not None and not last:  # this rank learns nothing from the last chunk
             self.averaging(self._nothing).backward()
-        return self.losses.clean
 
-    def _whole(self, work: Sequence[tuple[int, list[Pass]]]) -> Tensor:
-        """The loss of all passes of a step. All attacks came before: while a graph lives, the weights must stay."""
-        totals = [self._objective(some, k, marks=True) for k, some in work] or [self._nothing()]
-        total = totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])
-        if self._parallel is None:
-            return total
-        return touched(total, self._unreached([each.branch for _, some in work for each in some]))
-
-    def _nothing(self) -> Tensor:
-        """A loss of zero, whose backward pass reaches a weight."""
-        return 0 * next(weight for weight in self.model.parameters() if weight.requires_grad).sum()
+    def total(self, batch: Batch | Chunked, passes: Callable[[int, Batch], Iterable[Pass]]) -> Tensor:
+        """The loss of the whole batch, which the caller backpropagates."""
+        # All attacks come before: while a graph lives, the weights must stay.
+        work = [(k, each) for k, chunk in enumerate(self.chunks(batch)) for each in passes(k, chunk)]
+        return self._whole(work) if self.averaging is None else self.averaging(partial(self._whole, work))
 
     def end(self) -> None:
         """Move the running statistics, unless they are summed over ranks first, and count the step."""
         self.shuffle.end()
         if self.place.updates_stats:
             update_running_stats(self.model)
+        first = next(self.model.parameters())
+        none = torch.zeros((), device=first.device, dtype=torch.promote_types(first.dtype, torch.float32))
         clean, adv = self._means
-        self.losses = Losses(
-            torch.stack(clean).sum() if clean else self._zero(), torch.stack(adv).sum() if adv else self._zero()
-        )
+        self.losses = Losses(torch.stack(clean).sum() if clean else none, torch.stack(adv).sum() if adv else none)
         self._means = [], []
         self._unfinished = False
         self.t += 1
@@ -262,15 +258,14 @@ class Step:
         """The passes of the images and, where the batch has one, of their augmented view, with equal weights."""
         if chunk.augmented is None:
             return [Pass("main", chunk, weight)]
-        views = (
-            Batch(chunk.images, chunk.labels, extra=chunk.extra),
-            Batch(chunk.augmented, chunk.labels, extra=chunk.extra),
-        )
-        return [Pass(name, view, weight / 2, 2) for name, view in zip(("main", "aug"), views, strict=True)]
+        views = {"main": chunk.images, "aug": chunk.augmented}
+        return [
+            Pass(name, Batch(images, chunk.labels, extra=chunk.extra), weight / 2, 2) for name, images in views.items()
+        ]
 
-    def adversarial(self, twin: Batch, k: int, weight: float, share: TwinShare) -> list[Pass]:
+    def adversarial(self, twin: Batch, k: int, weight: float) -> list[Pass]:
         """The passes after the twins of chunk k have come, such that the mean over all twins of a step has `weight`."""
-        part = float(share)
+        part = float(self.share)
         assert self.twin_branch is not None
         # The running statistics of the main branch are those of the images, unless nothing is learnt from these.
         counted = self.twin_branch == "adv" or weight == 1
@@ -280,20 +275,18 @@ class Step:
         due = self.shuffle.add(k, twin, self.attack_seed(self.t, k))
         return [some._replace(batch=batch, chunk=number) for number, batch in due]
 
-    def count_twins(self, share: TwinShare) -> int | None:
+    def count_twins(self) -> int | None:
         """How many chunks of the batch of this step get twins; None on the ranks of a layout, which share them out."""
-        if self._joined:
-            return None
-        return share.count(self.count)
+        return None if self._joined else self.share.count(self.count)
 
-    def has_twin(self, share: TwinShare, t: int, k: int) -> bool:
+    def has_twin(self, t: int, k: int) -> bool:
         """Whether chunk k of the batch of step t gets twins."""
-        if share.some == share.of:
+        if self.share.of == 1:
             return True
         if k == 0:
-            self.count_twins(share)  # raises an error if the share does not fit
+            self.count_twins()  # raises an error if the share does not fit
         offset = self.place.chunk_offset
-        return share.has(self.seeds.root, t, self.place.first_chunk - offset, offset + k)
+        return self.share.has(self.seeds.root, t, self.place.first_chunk - offset, offset + k)
 
     def attack(self, attack: Attack, t: int, k: int, chunk: Batch) -> Batch:
         """Attack chunk k of the batch of step t, with the weights that the model has."""
@@ -328,103 +321,82 @@ class Step:
         Not through DistributedDataParallel, which expects one backward pass for each forward pass.
         """
         model = unwrap(self.model)
-        total = self._objective(passes, k, t=t, model=model)
-        with self._recomputing(passes):
-            gradients = torch.autograd.grad(total, weights, allow_unused=True)
-        pairs = zip(gradients, weights, strict=True)
-        return [torch.zeros_like(weight) if own is None else own for own, weight in pairs]
-
-    def _learn(self, passes: Sequence[Pass], k: int) -> None:
-        """Add the gradients of chunk k to `.grad`, one pass at a time.
-
-        DistributedDataParallel all-reduces gradients once per step, with the last pass of the last chunk. A static
-        graph does not allow a first backward pass without all_reduce: then all passes share one backward pass.
-        """
-        parallel = self._parallel
-        if self._is_float16():
-            raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(batch)).backward()")
-        if parallel is not None and parallel.static_graph:
-            self._backward(passes, k, last=k == self.count - 1)
-            return
+        found: list[Tensor] = []
         for each in passes:
-            self._backward([each], k, last=k == self.count - 1 and each is passes[-1])
+            total = self._forward(each, t, k, model)
+            with self._recomputing(each):
+                own = torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
+            found = list(torch._foreach_add(found, own)) if found else list(own)
+        return found
 
-    def _backward(self, passes: Sequence[Pass], k: int, last: bool) -> None:
-        """Add the gradients of some passes to `.grad`; all-reduce them over the ranks in the last pass of a step."""
+    def _learn(self, some: Pass, k: int, last: bool) -> None:
+        """Add the gradients of a pass to `.grad`; all-reduce them over the ranks in the last pass of a step."""
         parallel = self._parallel
-        name = "adversarial pass" if passes[0].adversarial else "clean pass"
         exchange = nullcontext() if last or parallel is None else parallel.no_sync()
-        with span(name), exchange, passes[0].within:
-            compute = partial(self._objective, passes, k)
-            total = self.averaging(compute) if last and self.averaging is not None else compute()
+        with span("adversarial pass" if some.adversarial else "clean pass"), exchange, some.within:
+            forward = partial(self._forward, some, self.t, k, self.model)
+            total = self.averaging(forward) if last and self.averaging is not None else forward()
+            if some.receive is not None:
+                some.batch.images.register_hook(some.receive)
             if parallel is not None:
-                total = touched(total, self._unreached([each.branch for each in passes]))
-            with self._recomputing(passes):
+                total = touched(total, self._unreached({some.branch}))
+            with self._recomputing(some):
                 total.backward()
 
-    def _objective(
-        self,
-        passes: Sequence[Pass],
-        k: int,
-        *,
-        marks: bool = False,
-        t: int | None = None,
-        model: nn.Module | None = None,
-    ) -> Tensor:
-        """The scaled loss of some passes of chunk k, with its graph. Records the mean losses.
+    def _whole(self, work: Sequence[tuple[int, Pass]]) -> Tensor:
+        """The loss of all passes of a step, by the number of their chunk."""
+        losses = [self._forward(each, self.t, k, self.model, later=True) for k, each in work] or [self._nothing()]
+        total = sum(losses[1:], losses[0])
+        factor: list[Tensor] = []  # what the caller's framework multiplies the loss by: scaling, accumulation
+        for _, each in work:
+            if each.receive is not None:
+                each.batch.images.register_hook(partial(_unscaled, each.receive, factor))
+        if any(each.receive is not None for _, each in work):
+            total.register_hook(lambda gradient: factor.append(gradient.detach()))
+        return total if self._parallel is None else touched(total, self._unreached({each.branch for _, each in work}))
+
+    def _nothing(self) -> Tensor:
+        """A loss of zero, whose backward pass reaches a weight."""
+        return 0 * next(weight for weight in self.model.parameters() if weight.requires_grad).sum()
+
+    def _forward(self, some: Pass, t: int, k: int, model: nn.Module, later: bool = False) -> Tensor:
+        """The loss of a pass, scaled to its part in the loss of the step. Records the mean loss.
 
         Args:
-            passes: what to learn from.
+            some: the pass.
+            t: the step that the random numbers of the model depend on.
             k: number of the chunk.
-            marks: the caller runs the backward pass: record the branch in the graph, and by what the loss is scaled.
-            t: the step that the random numbers of the model depend on; None: the current one.
-            model: None: the model with its wrappers.
+            model: with or without its wrappers.
+            later: the caller runs the backward pass, where the branch is not known any more.
         """
-        scaled: list[Tensor] = []
-        factor: list[Tensor] = []  # what the caller's framework multiplies the loss by: scaling, accumulation
-        for some in passes:
-            loss = self._forward(some, self.t if t is None else t, k, self.model if model is None else model)
-            if some.counted or some.adversarial:  # otherwise only a direction is computed with it
-                self._means[some.adversarial].append(loss.detach() / (self.count * some.per_chunk))
-            if some.receive is not None:
-                images, receive = some.batch.images, some.receive
-                images.register_hook(partial(_unscaled, receive, factor) if marks else receive)
-            if marks or len(passes) > 1:
-                loss = marked(loss, self.model, some.branch, some.counted)
-            scaled.append(loss * self.scale(some))
-        total = scaled[0] if len(scaled) == 1 else sum(scaled[1:], scaled[0])
-        if marks and any(some.receive is not None for some in passes):
-            total.register_hook(lambda gradient: factor.append(gradient.detach()))
-        return total
-
-    def _forward(self, some: Pass, t: int, k: int, model: nn.Module) -> Tensor:
-        """The mean loss of a pass."""
         images = some.batch.images
         number = self.place.first_chunk + (k if some.chunk is None else some.chunk)
         seed = self.seeds.of_pass(t, number, some.branch)
         with ExitStack() as stack:
             if seed is not None:  # dropout does not depend on what ran before
                 stack.enter_context(untouched_randomness(self.device, seed))
-            stack.enter_context(routed(self.model, some.branch, tracking="step" if some.counted else "off"))
+            tracking = "step" if some.counted else "again" if later else "off"  # outside of a route it is again
+            enter: Any = route if later else routed
+            stack.enter_context(enter(self.model, some.branch, tracking=tracking))
             stack.enter_context(self._autocasting())
-            if not self._watched and innermost(self.model).training:  # only once: this waits for the device
+            watches = not self._watched and innermost(self.model).training
+            if watches:  # only once: this waits for the device
                 broadcast_early(self._parallel)
                 stack.enter_context(no_mixed_statistics(innermost(self.model)))
             # A model may work in place, which a leaf of the graph does not allow.
             outputs = self._call(some.batch)(model, images.clone() if images.requires_grad else images)
             loss = self.loss(outputs, some.batch.labels)
             self.checks.look_at_loss(loss, outputs, some.batch.labels, images)
-        if not self._watched:
-            self._watched = innermost(self.model).training
-        return loss
+        self._watched |= watches
+        if some.counted or some.adversarial:  # otherwise only a direction is computed with it
+            self._means[some.adversarial].append(loss.detach() / (self.count * some.per_chunk))
+        return loss * self.scale(some)
 
-    def _recomputing(self, passes: Sequence[Pass]) -> AbstractContextManager[None]:
+    def _recomputing(self, some: Pass) -> AbstractContextManager[None]:
         """A context for the backward pass, in which activation checkpointing recomputes layers in the same branch."""
-        if len(passes) > 1:
-            return nullcontext()  # the marks of their losses say it
-        return routed(self.model, passes[0].branch, tracking="again" if passes[0].counted else "off")
+        return routed(self.model, some.branch, tracking="again" if some.counted else "off")
 
-    def _unreached(self, branches: Sequence[str]) -> list[nn.Parameter]:
+    def _unreached(self, branches: Collection[str]) -> list[nn.Parameter]:
         """The trainable weights of all other branches."""
         layers = split_layers(self.model)
         owners = [layer.owner(name) for layer in layers for name in layer.branches if name not in branches]
@@ -444,10 +416,6 @@ class Step:
         autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         return torch.float16 in (self._autocast, torch.get_autocast_dtype(kind) if autocasts else None)
 
-    def _zero(self) -> Tensor:
-        first = next(self.model.parameters())
-        return torch.zeros((), device=first.device, dtype=torch.promote_types(first.dtype, torch.float32))
-
 
 class Method(ABC):
     """What a training loop needs from a method. A new one says which passes a chunk takes; `Step` does the rest."""
@@ -457,11 +425,9 @@ class Method(ABC):
     duties: Role
     """All duties of the method, over the ranks of a lane."""
 
-    def __init__(
-        self, model: nn.Module, loss: Loss, common: Common, twin_branch: str | None = None, shuffle_twins: int = 1
-    ) -> None:
-        self._step = Step(model, loss, common, twin_branch, shuffle_twins)
-        self.twins: Any = None  # where twins come from (see `Carried`), or what else is carried from step to step
+    def __init__(self, step: Step, carried: Any = None) -> None:
+        self._step = step
+        self.twins = carried  # where twins come from, or what else is carried from step to step (see `Carried`)
 
     @abstractmethod
     def passes(self, k: int, chunk: Batch) -> Iterable[Pass]:
@@ -483,12 +449,13 @@ class Method(ABC):
             now: the batch to learn from.
             ahead: a later batch, as `feed` yields it, for sources of twins that work ahead; None in one process.
         """
-        self._take(now, ahead, backward=True)
+        self._take(now, ahead, self._step.run)
         return self._step.losses
 
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
         """The loss of one step, which the caller backpropagates; it holds the graph of the whole batch."""
-        return self._take(now, ahead, backward=False)
+        total: Tensor = self._take(now, ahead, self._step.total)
+        return total
 
     @property
     def step(self) -> int:
@@ -502,8 +469,7 @@ class Method(ABC):
 
     def feed(self, loader: Iterable[Any]) -> Feed:
         """A loader of the pairs that the method is called with; see `Feed`."""
-        reads_ahead = 0 if self.twins is None else self.twins.reads_ahead
-        return Feed(loader, reads_ahead, self._begin_epoch)
+        return Feed(loader, 0 if self.twins is None else self.twins.reads_ahead, self._begin_epoch)
 
     def state_dict(self, all_ranks: bool = False) -> State:
         """The state besides the weights that the next step needs, as tensors for torch.save or safetensors.
@@ -527,26 +493,17 @@ class Method(ABC):
         if self.twins is not None:
             self.twins.load(about, tensors)
 
-    def join(self, place: Place) -> Step:
-        """Take part in the steps of a layout of ranks: this process does what its place says."""
-        self._step.join(place)
-        return self._step
-
-    def resume(self, step: int) -> None:
-        """Continue at a step, with nothing carried over from the one before."""
-        self._step.t = step
-
-    def _take(self, now: Any, ahead: Any, backward: bool) -> Tensor:
+    def _take(self, now: Any, ahead: Any, run: Callable[[Batch | Chunked, Any], Any]) -> Any:
         step, carried = self._step, self.twins
         batch = step.batch(now)
         step.begin(batch, self._compared, self.delay > 0)
         if carried is not None:
             carried.begin(step.t, ahead)
-        total = step.run(batch, self.passes, backward)
+        result = run(batch, self.passes)
         if carried is not None:
             carried.end()
         step.end()
-        return total
+        return result
 
     def _begin_epoch(self) -> None:
         """A step that failed is forgotten: its batch does not come again."""
@@ -565,11 +522,11 @@ class Method(ABC):
 class WithTwins(Method):
     """What `ConAdv` and `Recycled` share: an attack, and the weight of twins; both may be changed between steps."""
 
-    __slots__ = ("_adv_weight", "_attack", "share")
+    __slots__ = ("_adv_weight", "_attack")
 
-    _attack: Attack
-    _adv_weight: float
-    share: TwinShare
+    def __init__(self, step: Step, attack: Attack, adv_weight: float) -> None:
+        super().__init__(step)
+        self._set(attack, adv_weight)
 
     @property
     def attack(self) -> Attack:
@@ -593,12 +550,6 @@ class WithTwins(Method):
     def _check(self, attack: Attack, adv_weight: float) -> None:
         """Refuse an attack, or a weight, that the method cannot take."""
 
-    def _begin(self, attack: Attack, adv_weight: float, twin_share: float | str) -> None:
-        self.share = TwinShare.from_number(twin_share)
-        if self.share.of > 1 and self._step.chunk_size is None:
-            raise ValueError(f"twin_share {twin_share}: a part of the chunks of each batch, so pass chunk_size, too")
-        self._set(attack, adv_weight)
-
     def _set(self, attack: Attack, adv_weight: float) -> None:
         check_attack(attack)
         self._check(attack, adv_weight)
@@ -606,7 +557,7 @@ class WithTwins(Method):
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         step = self._step
-        kept = {"twin_share": float(self.share), "twin_branch": step.twin_branch, "shuffle_twins": step.shuffle.group}
+        kept = {"twin_share": float(step.share), "twin_branch": step.twin_branch, "shuffle_twins": step.shuffle.group}
         return kept, {"adv_weight": self.adv_weight, **described(self.attack)}
 
 

@@ -3,20 +3,21 @@
     twin(t, k) = attack(θ_{t-τ}, x_t[k], y_t[k], seed(t, k))          t: step, k: chunk, τ: delay
 
 A source of twins answers one question, `take(t, k, chunk)`. What it does not have, it evaluates here: `Local` every
-twin, `Left` only those of the first step (from its own batch), a pool those that were lost or not sent yet.
+twin, `LeftTwins` only those of the first step (from its own batch), a pool those that were lost or not sent yet.
 
-Local   evaluates a twin when it is needed, with its own copies of the weights of the last τ updates
-Left    has the twins that the clean backward pass of the step before left behind (`recycled`)
+Local      evaluates a twin when it is needed, with its own copies of the weights of the last τ updates
+LeftTwins  has the twins that the clean backward pass of the step before left behind (`recycled`)
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from .state import Carried, State, below
 
 # twin(t, k, x_t[k]) with the weights that the model has at the moment.
 Evaluate = Callable[[int, int, Batch], Batch]
+_Item = TypeVar("_Item")
 
 
 class Twins(Carried, Protocol):
@@ -114,61 +116,60 @@ class Local:
         return self._seen != self.stale.changes() or not self.stale.is_newest()
 
 
-class Left:
-    """Twins that the clean backward pass of a step leaves behind for the next one, in the order of their chunks.
+class Left(ABC, Generic[_Item]):
+    """What a step leaves behind for the next one, in the order of the chunks: twins, or the directions of `Sam`.
 
-    Where there are none, in the first step, a step evaluates the twins of its own batch.
+    The first step finds nothing, and takes what belongs to its own batch.
     """
 
     reads_ahead = 0
     per_rank = True
+    name: str
+    """Of the items, in a state."""
 
-    def __init__(self, model: nn.Module, evaluate: Evaluate) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._evaluate = evaluate
-        self._coming: dict[int, Batch | None] = {}  # of this step, by chunk; None: its backward pass has not run
-        self._waiting: deque[Batch] = deque()  # of the step before
-        self._wanted = 0  # how many twins this step found
+        self._coming: dict[int, _Item | None] = {}  # of this step, by chunk; None: its backward pass has not run
+        self._waiting: deque[_Item] = deque()  # of the step before
+        self.found = 0
+        """How many items this step found."""
 
-    def expect(self, t: int, k: int, along: Callable[[Tensor], Batch]) -> Callable[[Tensor], None]:
-        """Announce the twin of chunk k; what is returned makes it from the gradient by the images."""
-        self._coming[k] = None
+    @abstractmethod
+    def _pack(self, item: _Item) -> State:
+        """The tensors of an item by name."""
 
-        def receive(gradient: Tensor) -> None:
-            self._coming[k] = along(gradient)
+    @abstractmethod
+    def _unpack(self, tensors: State) -> _Item:
+        """An item from its tensors."""
 
-        return receive
+    def put(self, k: int, item: _Item | None) -> None:
+        """Leave behind the item of chunk k; None: it comes with the backward pass."""
+        self._coming[k] = item
 
-    def remember(self, t: int, k: int, chunk: Batch) -> None:
-        """Keep what belongs to the twin of x_t[k] besides its images; here the backward pass does."""
-
-    def twins(self) -> list[Batch]:
-        """The twins that wait for the next step, in order."""
+    def items(self) -> list[_Item]:
+        """What waits for the next step, in order."""
         return [*self._waiting, *self._arrived()]
 
-    def adopt(self, twins: Iterable[Batch]) -> None:
-        """Let these twins wait for the next step."""
-        self._waiting.extend(twins)
+    def adopt(self, items: Iterable[_Item]) -> None:
+        """Let these wait for the next step."""
+        self._waiting.extend(items)
 
     def begin(self, t: int, ahead: Any) -> None:
         self._waiting.extend(self._arrived())
         self._coming = {}
-        self._wanted = len(self._waiting)
+        self.found = len(self._waiting)
 
-    def check(self, twins: int | None) -> None:
-        """Refuse a batch with another number of chunks of twins than the one before; None: it is not known."""
-        if twins is not None and self._wanted not in (0, twins):
+    def check(self, count: int | None) -> None:
+        """Refuse a batch with `count` chunks that take an item, if there are as many not; None: it is not known."""
+        if count is not None and self.found not in (0, count):
             raise ValueError(
-                f"a batch with {twins} chunks of twins follows one with {self._wanted}: recycled needs batches of one "
-                "size (drop_last=True drops the smaller last one)"
+                f"a batch with {count} chunks of {self.name} follows one with {self.found}: the method needs batches "
+                "of one size (drop_last=True drops the smaller last one)"
             )
 
-    def source(self, t: int) -> int:
-        """The step whose batch the twins of step t are of."""
-        return t - 1 if self._wanted else t
-
-    def take(self, t: int, k: int, chunk: Batch) -> Batch:
-        return self._waiting.popleft() if self._wanted else self._evaluate(t, k, chunk)
+    def next(self) -> _Item | None:
+        """The item of the next chunk; None in a step that found nothing."""
+        return self._waiting.popleft() if self.found else None
 
     def end(self) -> None:
         """Do nothing: twins may still come, from a backward pass of the caller."""
@@ -179,27 +180,58 @@ class Left:
 
     def state(self) -> tuple[dict[str, Any], State]:
         tensors: State = {}
-        for number, twin in enumerate(self.twins()):
-            if not isinstance(twin.labels, Tensor) or twin.extra:
-                raise ValueError(
-                    "Recycled can save twins only with tensor labels and no extra inputs: use ConAdv to checkpoint "
-                    "other batches"
-                )
-            tensors |= {f"twins.{number}.images": twin.images, f"twins.{number}.labels": twin.labels}
+        for number, item in enumerate(self.items()):
+            tensors |= {f"{self.name}.{number}.{name}": tensor for name, tensor in self._pack(item).items()}
         return {}, tensors
 
     def load(self, about: Mapping[str, Any], tensors: State) -> None:
         self.reset()
         device = next(self._model.parameters()).device
-        for number in range(len(tensors) // 2):
-            own = below(f"twins.{number}.", tensors)
-            self._waiting.append(Batch(own["images"].to(device), own["labels"].to(device)))
+        while own := below(f"{self.name}.{len(self._waiting)}.", tensors):
+            self._waiting.append(self._unpack({name: tensor.to(device) for name, tensor in own.items()}))
 
-    def _arrived(self) -> list[Batch]:
-        twins = [twin for _, twin in sorted(self._coming.items(), key=lambda item: item[0])]
-        if None in twins:
+    def _arrived(self) -> list[_Item]:
+        """What this step has left behind so far."""
+        coming = [self._coming[k] for k in sorted(self._coming)]
+        if any(item is None for item in coming):
             raise ValueError("backpropagate the loss of each step: recycled takes the twins from there")
-        return [twin for twin in twins if twin is not None]
+        return cast(list[_Item], coming)
+
+
+class LeftTwins(Left[Batch]):
+    """Twins that the clean backward pass of a step leaves behind; the first step evaluates those of its own batch."""
+
+    name = "twins"
+
+    def __init__(self, model: nn.Module, evaluate: Evaluate) -> None:
+        super().__init__(model)
+        self._evaluate = evaluate
+
+    def expect(self, k: int, along: Callable[[Tensor], Batch]) -> Callable[[Tensor], None]:
+        """Announce the twin of chunk k; what is returned makes it from the gradient by the images."""
+        self.put(k, None)
+        return lambda gradient: self.put(k, along(gradient))
+
+    def remember(self, t: int, k: int, chunk: Batch) -> None:
+        """Keep what belongs to the twin of x_t[k] besides its images; here the backward pass does."""
+
+    def source(self, t: int) -> int:
+        """The step whose batch the twins of step t are of."""
+        return t - 1 if self.found else t
+
+    def take(self, t: int, k: int, chunk: Batch) -> Batch:
+        return self.next() or self._evaluate(t, k, chunk)
+
+    def _pack(self, item: Batch) -> State:
+        if not isinstance(item.labels, Tensor) or item.extra:
+            raise ValueError(
+                "Recycled can save twins only with tensor labels and no extra inputs: use ConAdv to checkpoint other "
+                "batches"
+            )
+        return {"images": item.images, "labels": item.labels}
+
+    def _unpack(self, tensors: State) -> Batch:
+        return Batch(tensors["images"], tensors["labels"])
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from conadv.core.batch import Batch
 from conadv.core.roles import Place, Role
 from conadv.core.state import State
 from conadv.core.step import span
-from conadv.core.twins import Left, Local
+from conadv.core.twins import LeftTwins, Local
 
 from .layout import Layout
 from .world import World, flat, unflatten
@@ -209,7 +209,7 @@ class Mail:
         self.local.load(about, tensors)
 
 
-class Passed(Left):
+class Passed(LeftTwins):
     """The twins of `Recycled` that the clean ranks of a lane send to those that learn from them.
 
     Args:
@@ -255,7 +255,7 @@ class Passed(Left):
         images = self._post.take(t - 1, self._place.first_chunk + k)
         return super().take(t, k, chunk) if images is None else replace(self._known[t - 1, k], images=images)
 
-    def twins(self) -> list[Batch]:
+    def items(self) -> list[Batch]:
         """The twins that wait for the next step, in order; waits for those that are still on their way."""
         self.exchange()
         known, self._known = self._known, {}
@@ -264,7 +264,7 @@ class Passed(Left):
             if images is not None:
                 self.adopt([replace(batch, images=images)])
         self._posted = None
-        return super().twins()
+        return super().items()
 
     def reset(self) -> None:
         super().reset()

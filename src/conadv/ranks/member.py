@@ -132,7 +132,8 @@ class Member:
         self.world, self.layout, self.method, self._chunks = world, layout, method, chunks
         self.place = layout.place(world.rank, chunks)
         self._model = innermost(model)
-        self._step = method.join(self.place)
+        self._step = method._step
+        self._step.join(self.place)
         self.post = Post(layout, world, chunks, has_twins, method.delay, wire) if layout.hands_over else None
         ahead = layout.ahead(method.delay)
         self.weights = Weights(layout, world, self._model, ahead)
@@ -201,7 +202,7 @@ class Member:
 
     def resume(self, step: int, versions: list[dict[str, Tensor]]) -> None:
         """Continue at `step`, with the weights of the last steps."""
-        self.method.resume(step)
+        self._step.t = step
         if self._local is not None:
             tensors = {
                 f"stale.{number}.{name}": own for number, one in enumerate(versions) for name, own in one.items()
@@ -215,11 +216,9 @@ class Member:
         assert self.place.chunks is not None
         step.count = self.place.chunks
         if isinstance(method, Sam):
-            method.directions.adopt([method.direction(t, k, chunk) for k, chunk in chunks])
+            method.twins.adopt([method.direction(t, k, chunk) for k, chunk in chunks])
         elif isinstance(method, Recycled) and Role.ADV in self.place.role:
-            method.twins.adopt(
-                [self._as_maker(method, t, k, chunk) for k, chunk in chunks if step.has_twin(method.share, t, k)]
-            )
+            method.twins.adopt([self._as_maker(method, t, k, chunk) for k, chunk in chunks if step.has_twin(t, k)])
 
     def check_weights(self, step: int) -> None:
         """Raise a DriftError on all learning ranks if their weights differ in any bit."""
@@ -310,7 +309,7 @@ class Member:
         if ahead is not None and not note:
             t += self.post.ahead
             for k, chunk in enumerate(step.chunks(step.batch(ahead))):
-                if step.has_twin(method.share, t, k):
+                if step.has_twin(t, k):
                     self.post.send(t, self.place.first_chunk + k, method.twin(t, k, chunk).images, stop)
         if not note:
             step.t += 1

@@ -99,7 +99,7 @@ class Work:
         assert step.twin_branch is not None
         return cls(
             attack=method.attack,
-            share=method.share,
+            share=step.share,
             loss=step.loss,
             twin_branch=step.twin_branch,
             common=common,
@@ -321,7 +321,7 @@ class Pooled:
             self._published = self._ray.put((work, self._update, weights))  # freed with its last reference
             self._buffers = [buffer.clone() for buffer in self._own_buffers()]
         for k, piece in enumerate(pieces):
-            if self._step.has_twin(work.share, t, k):
+            if self._step.has_twin(t, k):
                 assert isinstance(piece, Batch)
                 self._jobs[t, k] = _Job(piece, self._update, work, self._published)
 

@@ -260,7 +260,7 @@ class TeamMethod:
         method = self._method
         if isinstance(method, Recycled) or self._member.only_attacks:
             about, tensors = unpack(own, method._identity(), own=False)
-            method.resume(about["step"])
+            method._step.t = about["step"]
             if isinstance(method, Recycled):
                 method.twins.reset()
                 found = [below(f"{chunk}.", tensors) for chunk in self._own_chunks(method)]
@@ -344,14 +344,14 @@ class TeamMethod:
         if Role.ADV not in place.role or not self.step:
             return []
         assert place.chunks is not None
-        return [place.first_chunk + k for k in range(place.chunks) if step.has_twin(method.share, self.step - 1, k)]
+        return [place.first_chunk + k for k in range(place.chunks) if step.has_twin(self.step - 1, k)]
 
     def _gather_twins(self, method: Recycled) -> State:
         """The twins of all ranks that the next step learns from, by the numbers of their chunks."""
         world = self._member.world
         own: State = {}
         found: State = {}
-        for chunk, twin in zip(self._own_chunks(method), method.twins.twins(), strict=True):
+        for chunk, twin in zip(self._own_chunks(method), method.twins.items(), strict=True):
             own |= {f"{chunk}.images": twin.images.contiguous(), f"{chunk}.labels": twin.labels.contiguous()}
         message = safetensors.torch.save(own)
         for rank in range(world.size):

@@ -176,7 +176,7 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     if recipe.attackers is not None and start < stop:
         pool = build_pool(recipe.attackers, task.model, task.device, world.rank, world.size)
     method = _method(recipe, task, attack, signal, pool)
-    method.resume(start)
+    method._step.t = start
     member = Member(
         world,
         layout,
