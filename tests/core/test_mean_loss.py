@@ -115,21 +115,15 @@ def test_an_optimizer_without_the_branches_is_refused_however_gradients_are_clea
         train()
 
 
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_labels_are_compared_in_the_first_steps_and_then_ever_more_rarely(chunks, monkeypatch):
-    """In steps 1 to 8, 16, 32, ...: each look waits for the device, and labels that a loss ignores may come late."""
+def test_chunks_are_compared_in_the_first_16_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look waits for the device, and labels that a loss ignores may come late."""
     looks: list[None] = []
     same = mean_loss._same
     monkeypatch.setattr(mean_loss, "_same", lambda *pair: (looks.append(None), same(*pair))[1])
-    check = mean_loss.MeanLoss(F.cross_entropy, chunked=True)
-    for _ in range(20):
-        check.begin()
-        for chunk in range(chunks if check.is_due else 0):
-            for _ in ("images", "twins"):
-                outputs, labels = torch.rand(4, 3), torch.full((4,), chunk)
-                check.look(F.cross_entropy(outputs, labels), outputs, labels, 4)
-    compared = len([*range(1, 9), 16])
-    assert len(looks) == compared * (2 * chunks - 1)  # with the first part of a step, each of the others
+    method = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK, chunk_size=4)
+    for batch in small_batches(20):
+        method(batch)
+    assert len(looks) == 16 * 3  # with the first pass of a step, each of the others
 
 
 def test_only_what_has_a_row_per_image_is_joined() -> None:
@@ -150,7 +144,6 @@ def test_outputs_whose_number_differs_from_chunk_to_chunk_are_not_compared(count
         return torch.stack([output.mean() * (1 + place) for place, output in enumerate(outputs)]).sum()
 
     check = mean_loss.MeanLoss(loss, chunked=True)
-    check.begin()
     for number, count in enumerate(counts):
         outputs = [torch.full((4,), 1.0 + number + place) for place in range(count)]
         for labels in (torch.full((4,), number), [torch.zeros(4)] * count):

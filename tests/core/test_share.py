@@ -10,9 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from conadv import PGD, Batch, ConAdv, Recycled, Vanilla, split_batchnorm
+from conadv import PGD, Batch, ConAdv, Recycled, split_batchnorm
 from conadv.core.twins import TwinShare
 from support.settings import small_batches, small_cnn
 
@@ -27,13 +26,6 @@ def test_every_group_of_chunks_has_its_share_and_all_have_their_turn(share: str)
         turns.update(place for place, has in enumerate(chosen) if has)
     expected = 600 * twins.some / twins.of
     assert all(abs(turns[place] - expected) < 5 * expected**0.5 for place in range(twins.of))
-
-
-def test_lanes_choose_the_chunks_that_one_process_chooses() -> None:
-    share = TwinShare.from_number("1/2")
-    alone = [share.has(3, 5, 0, number) for number in range(8)]
-    lanes = [share.has(3, 5, first, number) for first in (0, 4) for number in range(4)]
-    assert lanes == alone
 
 
 @pytest.mark.parametrize(
@@ -108,18 +100,6 @@ def test_recycled_learns_from_a_share_of_the_last_batch(as_loss: bool) -> None:
             method(batch)
 
 
-@pytest.mark.parametrize("make", [
-    lambda model, share: ConAdv(model, F.cross_entropy, PGD(4 / 255), twin_share=share, chunk_size=2),
-    lambda model, share: ConAdv(model, F.cross_entropy, PGD(4 / 255), delay=0, twin_share=share, chunk_size=2),
-])  # fmt: skip
-@pytest.mark.parametrize("share", ["1/4", "1/2", "1"])
-def test_the_work_is_what_the_share_says(make, share: str) -> None:
-    """1 + 5/3 share of vanilla, up to the first layer's pixels that an attack needs."""
-    vanilla = operations(lambda model, share: Vanilla(model, F.cross_entropy, chunk_size=2), share)
-    ratio, fraction = operations(make, share) / vanilla, float(Fraction(share))
-    assert 1 + 5 / 3 * fraction - 1e-9 <= ratio <= 1 + 5 / 3 * fraction + 0.25 * fraction
-
-
 class TwoInputs(nn.Module):
     """A network that takes one more number for each image."""
 
@@ -147,14 +127,3 @@ def test_twins_keep_the_further_inputs_of_their_images(kind) -> None:
 
 def _with_age(item: tuple[Tensor, Tensor, Tensor]) -> Batch:
     return Batch(item[0], item[1], extra={"age": item[2]})
-
-
-def operations(make, share: str) -> int:
-    """Of one step in the middle of training."""
-    method = make(split_batchnorm(small_cnn()), share)
-    for step, (now, ahead) in enumerate(method.feed(small_batches(4))):
-        with FlopCounterMode(display=False) as counter:
-            method(now, ahead)
-        if step == 2:
-            return counter.get_total_flops()
-    raise AssertionError

@@ -115,14 +115,6 @@ def test_each_branch_is_a_layer_of_its_own(
             torch.testing.assert_close(split(images), apart[branch].eval()(images), rtol=1e-12, atol=1e-12)
 
 
-def test_the_keys_of_the_branches() -> None:
-    names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    split = split_batchnorm(nn.Sequential(nn.BatchNorm2d(3)), ("main", "aug", "adv"))
-    expected = [f"0.{branch}{name}" for branch in ("", "aug.", "adv.") for name in names]
-    assert list(split.state_dict()) == expected
-    assert list(plain_state_dict(split)) == expected[:5]
-
-
 def test_branches_start_as_copies_but_untrained() -> None:
     model = small_cnn()
     model(small_batches(1)[0][0])
@@ -158,29 +150,6 @@ def test_nested_and_shared_layers() -> None:
 
 
 # --- statistics --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("momentum", [0.1, None])
-@pytest.mark.parametrize("chunks", [1, 2, 4])
-def test_statistics_move_once_a_step_with_the_mean_over_chunks(chunks: int, momentum: float | None) -> None:
-    split = split_batchnorm(nn.Sequential(nn.BatchNorm2d(3, momentum=momentum)).double())
-    layer = split[0]
-    mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    for step in range(1, 4):
-        batch = [images_for(nn.BatchNorm2d, seed=10 * step + chunk) for chunk in range(chunks)]
-        for images in batch:
-            with route(split, "adv", tracking="step"):
-                split(images)
-        assert torch.equal(layer.adv.running_mean, mean.to(layer.adv.running_mean)) or step > 1
-        update_running_stats(split)
-        share = 1 / step if momentum is None else momentum
-        new_mean = torch.stack([images.mean((0, 2, 3)) for images in batch]).mean(0)
-        new_var = torch.stack([images.var((0, 2, 3), unbiased=True) for images in batch]).mean(0)
-        mean, var = (1 - share) * mean + share * new_mean, (1 - share) * var + share * new_var
-        torch.testing.assert_close(layer.adv.running_mean, mean, rtol=0, atol=1e-12)
-        torch.testing.assert_close(layer.adv.running_var, var, rtol=0, atol=1e-12)
-        assert int(layer.adv.num_batches_tracked) == step
-    assert torch.equal(layer.running_mean, torch.zeros(3)) and int(layer.num_batches_tracked) == 0
 
 
 def test_nothing_moves_before_the_end_of_a_step_or_without_tracking() -> None:

@@ -19,7 +19,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from conadv import PGD, plain_state_dict, route, split_batchnorm
 from conadv.core.roles import Place
-from conadv.wrappers import data_parallel, innermost, unwrap
 from support.settings import SETTINGS, small_batches, small_cnn
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -102,16 +101,6 @@ def test_images_are_routed_and_attacked_inside(names: tuple[str, ...]) -> None:
             torch.testing.assert_close(outer(images), model(images), rtol=0, atol=1e-12)
 
 
-@nested
-def test_what_is_found_inside(names: tuple[str, ...]) -> None:
-    model = split_batchnorm(small_cnn())
-    outer = wrapped(names, model)
-    assert ("ddp" in names) == (data_parallel(outer) is not None)
-    assert (innermost(outer) is model) == ("averaged" not in names)  # which holds a copy
-    assert ("_orig_mod" in unwrap(outer)._modules) == ("compile" in names)
-    assert innermost(unwrap(outer)) is innermost(outer)
-
-
 @pytest.mark.parametrize(
     ("setting", "names"),
     [
@@ -161,18 +150,6 @@ def test_the_plain_state_keeps_the_metadata(tmp_path: Path) -> None:
     plain.load_state_dict(state, strict=True)
     assert state._metadata == plain.state_dict()._metadata  # type: ignore[attr-defined]
     split.load_state_dict(plain.state_dict(), strict=True)
-
-
-def test_an_averaged_model_has_averaged_branches() -> None:
-    model = split_batchnorm(small_cnn())
-    averaged = AveragedModel(model)
-    averaged.update_parameters(model)
-    with torch.no_grad():
-        model[1].adv.weight.add_(1)
-        model[1].weight.add_(3)
-    averaged.update_parameters(model)
-    torch.testing.assert_close(plain_state_dict(averaged)["1.weight"], model[1].weight.detach() - 1.5)
-    torch.testing.assert_close(averaged.module[1].adv.weight, model[1].adv.weight - 0.5)
 
 
 def test_sharded_parameters_are_gathered() -> None:

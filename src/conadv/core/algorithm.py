@@ -48,6 +48,9 @@ class Vanilla(Method):
     def passes(self, k: int, chunk: Batch) -> list[Pass]:
         return self._step.clean(chunk, 1.0)
 
+    def _check(self) -> None:
+        """Nothing can be wrong: there are no settings."""
+
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
 
@@ -107,7 +110,7 @@ class ConAdv(WithTwins):
 
     def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
         """The first loop of Algorithm 1, for one chunk; `Step` adds the gradients up ("minimize L_B, obtain g_t")."""
-        t, role, weight = self._step.t, self._step.place.role, self._adv_weight
+        t, role, weight = self._step.t, self._step.place.role, self.adv_weight
         if Role.CLEAN in role and weight < 1:
             yield from self._step.clean(chunk, 1 - weight)  # "L(θ_t; x_i, y_i) using main BN"
         if role & (Role.ADV | Role.ATTACK) and self._step.has_twin(t, k):
@@ -123,12 +126,12 @@ class ConAdv(WithTwins):
     def delay(self) -> int:
         return self._delay
 
-    def _check(self, attack: Attack, adv_weight: float) -> None:
-        if self._step.twin_branch == "main" and getattr(attack, "branch", "main") != "main":
+    def _check(self) -> None:
+        if self._step.twin_branch == "main" and getattr(self.attack, "branch", "main") != "main":
             raise ValueError('twin_branch="main" needs an attack through that branch: PGD(..., branch="main")')
-        if not 0 <= adv_weight <= 1:
-            raise ValueError(f"adv_weight {adv_weight}: a part of the loss, from 0 to 1")
-        if adv_weight == 1 and (self._step.twin_branch != "main" or self._step.share.of != 1):
+        if not 0 <= self.adv_weight <= 1:
+            raise ValueError(f"adv_weight {self.adv_weight}: a part of the loss, from 0 to 1")
+        if self.adv_weight == 1 and (self._step.twin_branch != "main" or self._step.share.of != 1):
             raise ValueError('adv_weight 1 learns from twins only, all of them: twin_branch="main", twin_share=1')
 
 
@@ -208,7 +211,9 @@ class Recycled(WithTwins):
         images = self.attack.along(batch.images, gradient, self._step.attack_seed(t, k))
         return Batch(images, batch.labels, extra=batch.extra)
 
-    def _check(self, attack: Attack, adv_weight: float) -> None:
-        attack.check_reusable()
-        if not 0 <= adv_weight < 1:
-            raise ValueError(f"adv_weight {adv_weight}: from 0 to below 1, since the clean loss brings the gradient")
+    def _check(self) -> None:
+        self.attack.check_reusable()
+        if not 0 <= self.adv_weight < 1:
+            raise ValueError(
+                f"adv_weight {self.adv_weight}: from 0 to below 1, since the clean loss brings the gradient"
+            )

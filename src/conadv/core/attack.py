@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,11 +23,6 @@ Call = Callable[[nn.Module, Tensor], Any]
 def call_plainly(model: nn.Module, images: Tensor) -> Any:
     """Call a model whose only input are the images."""
     return model(images)
-
-
-def call_by_name(name: str, extra: Mapping[str, Any]) -> Call:
-    """How to call a model that takes the images by name, with further inputs."""
-    return lambda model, images: model(**{name: images}, **extra)
 
 
 @runtime_checkable
@@ -63,12 +58,6 @@ class Attack(Protocol):
         Args:
             from_images: the attack starts at the image itself, as `along` does.
         """
-
-
-def check_attack(attack: Any) -> None:
-    """Refuse what cannot attack, such as a class or the number epsilon."""
-    if isinstance(attack, type) or not isinstance(attack, Attack):
-        raise ValueError(f"attack {attack!r}: pass an attack, such as conadv.PGD(4/255)")
 
 
 def input_gradient(total: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:

@@ -117,15 +117,18 @@ def count_chunks(batch: Batch | Chunked, chunk_size: int | None) -> int:
 
 def cut(batch: Batch | Chunked, chunk_size: int | None) -> Iterator[Any]:
     """The chunks of a batch, in order; without a chunk size the batch is its only chunk."""
-    if isinstance(batch, Chunked):
-        return _all_chunks(batch)
     count = count_chunks(batch, chunk_size)
-    return iter([batch]) if count == 1 else _parts(batch, count)
-
-
-def _parts(batch: Batch, count: int) -> Iterator[Batch]:
+    if isinstance(batch, Chunked):
+        came = 0
+        for came, chunk in enumerate(batch.chunks, 1):
+            if came > count:
+                raise ValueError(f"more than the {count} chunks that the batch says it has: set count to all of them")
+            yield chunk
+        if came < count:
+            raise ValueError(f"{came} of {count} chunks came: a chunked batch can be iterated only once")
+        return
     size = len(batch.images)
-    if isinstance(batch.labels, Tensor) and batch.labels.dim() > 0 and len(batch.labels) != size:
+    if count > 1 and isinstance(batch.labels, Tensor) and batch.labels.dim() > 0 and len(batch.labels) != size:
         raise ValueError(f"{len(batch.labels)} labels for {size} images, which cannot be cut into chunks together")
 
     def part(values: Any, number: int) -> Any:
@@ -136,20 +139,8 @@ def _parts(batch: Batch, count: int) -> Iterator[Batch]:
         return one(values) if isinstance(values, Tensor) else tree_map_only(Tensor, one, values)
 
     for number in range(count):
-        augmented = None if batch.augmented is None else part(batch.augmented, number)
-        yield Batch(part(batch.images, number), part(batch.labels, number), augmented, part(dict(batch.extra), number))
-
-
-def _all_chunks(batch: Chunked) -> Iterator[Any]:
-    """Yield its chunks; raise an error if there are fewer than `count`, instead of silently leaving some out."""
-    came = 0
-    for chunk in batch.chunks:
-        came += 1
-        if came > batch.count:
-            raise ValueError(f"more than the {batch.count} chunks that the batch says it has: set count to all of them")
-        yield chunk
-    if came < batch.count:
-        raise ValueError(f"{came} of {batch.count} chunks came: a chunked batch can be iterated only once")
+        fields = (batch.images, batch.labels, batch.augmented, dict(batch.extra))
+        yield batch if count == 1 else Batch(*(part(values, number) for values in fields))
 
 
 class Feed:

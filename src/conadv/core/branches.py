@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
@@ -29,7 +28,7 @@ _UNKNOWN_BRANCH = (
     "call method(batch) in place of method.loss(batch).backward(), or backward() within the `with route(...)` of the "
     "forward pass"
 )
-_CLASSES: dict[type[nn.Module], type[SplitLayer]] = {}
+_CLASSES: dict[type[_BatchNorm], type[SplitLayer]] = {}
 
 
 # It writes nothing, but a compiler would remove an operation without side effects.
@@ -44,48 +43,45 @@ class Way(NamedTuple):
 
     branch: str = "main"
     batch_statistics: bool | None = None  # None: by the layer's training flag
-    # "again": recomputed by activation checkpointing; its statistics were counted in the first pass.
-    tracking: Tracking | Literal["again"] = "now"
+    tracking: Tracking | Literal["again"] = "now"  # "again": recomputed, its statistics were counted before
     routed: bool = False  # False: the default, outside of `route`
     tally: Tally | None = None  # where statistics of the pass are collected, with tracking "step"
 
 
-class SplitLayer(nn.Module):
+class SplitLayer(_BatchNorm):
     """A layer with further branches; which one an image goes through is set by `route`.
 
     A layer is converted in place, so that hooks and references stay. Outside of `route` it behaves as before, also for
-    code that checks its class. For torch's BatchNorm it calls the kernel; a layer of any other class, also a subclass
-    of BatchNorm, runs its own forward pass with the tensors of a branch in place of its own.
+    code that checks its class. It calls torch's kernel; a subclass of BatchNorm with a forward pass of its own runs
+    that, with the tensors of a branch in place of its own.
     """
 
-    plain: ClassVar[type[nn.Module]]
+    plain: ClassVar[type[_BatchNorm]]
     """The class of the layer before the split."""
     kernel: ClassVar[bool]
-    """Whether it is BatchNorm with torch's own forward pass."""
+    """Whether it has the forward pass of torch's BatchNorm."""
     way: Way
     branches: tuple[str, ...]
     left_main: bool
     """Whether images went through another branch whose backward pass may come later, outside of the route."""
 
-    def grow(self, branches: Mapping[str, nn.Module]) -> None:
+    def grow(self, branches: Mapping[str, _BatchNorm]) -> None:
         """Add branches to a layer that was just converted."""
         self.way, self.branches, self.left_main = Way(), ("main", *branches), False
         for name, branch in branches.items():
             self.add_module(name, branch)
         for owner in self.owners().values():
             if found := averages(owner):
-                size = sum(buffer.numel() for buffer in found.values())
-                owner.register_buffer("pending", next(iter(found.values())).new_zeros(size + 1), persistent=False)
+                size = sum(buffer.numel() for buffer in found)
+                owner.register_buffer("pending", found[0].new_zeros(size + 1), persistent=False)
         self.register_load_state_dict_pre_hook(_fill_branches)
 
-    def owners(self) -> dict[str, nn.Module]:
+    def owners(self) -> dict[str, _BatchNorm]:
         """The module that holds the weights and statistics of each branch."""
         return {name: self.owner(name) for name in self.branches}
 
-    def owner(self, branch: str) -> nn.Module:
-        owner = self if branch == "main" else self._modules[branch]
-        assert owner is not None
-        return owner
+    def owner(self, branch: str) -> _BatchNorm:
+        return self if branch == "main" else self._modules[branch]  # type: ignore[return-value]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         branch, batch_statistics, tracking, _, tally = self._current_way()
@@ -94,7 +90,7 @@ class SplitLayer(nn.Module):
         tracks = training and tracking != "off" and "pending" in owner._buffers
         if not self.kernel:
             return self._run_own(owner, training, tracking if tracks else "off", args, kwargs)
-        self._check_input_dim(*args)  # type: ignore[operator]
+        self._check_input_dim(*args)
         mean, var = owner._buffers["running_mean"], owner._buffers["running_var"]
         if not tracks:
             if not training and mean is not None and var is not None:
@@ -111,7 +107,7 @@ class SplitLayer(nn.Module):
             _count(self, owner, [mean, var], tracking)
         return y
 
-    def _run_own(self, owner: nn.Module, training: bool, tracking: str, args: Any, kwargs: Any) -> Any:
+    def _run_own(self, owner: _BatchNorm, training: bool, tracking: str, args: Any, kwargs: Any) -> Any:
         """Run the layer's own forward pass, on copies of the buffers; its changes to them count as statistics."""
         own, before = (self._parameters, self._buffers, self.training), averages(owner)
         lent = {name: None if buffer is None else buffer.clone() for name, buffer in owner._buffers.items()}
@@ -122,12 +118,13 @@ class SplitLayer(nn.Module):
             self._parameters, self._buffers, self.training = own
         if tracking in ("now", "step"):
             # A forward pass may write into a buffer or replace it.
-            changes = [cast(Tensor, lent[name]).detach() - old for name, old in before.items()]
-            _count(self, owner, [change.flatten() for change in changes], tracking)
+            after = (cast(Tensor, lent[name]) for name in ("running_mean", "running_var"))
+            changes = [new - old for new, old in zip(after, before, strict=True)]
+            _count(self, owner, [change.detach().flatten() for change in changes], tracking)
         return y
 
     def _current_way(self) -> Way:
-        """The way of this pass. Activation checkpointing runs a layer again: its statistics were counted before."""
+        """The way of this pass. Activation checkpointing runs a layer again in the backward pass."""
         way = self.way
         if torch.compiler.is_compiling():  # whether this is a backward pass is known when the graph runs
             if self.left_main and not way.routed and "pending" in self._buffers:
@@ -144,13 +141,10 @@ class SplitLayer(nn.Module):
         return (_blank, (self.plain,), *super().__reduce_ex__(protocol)[2:])
 
 
-def averages(owner: nn.Module) -> dict[str, Tensor]:
-    """The running statistics of a branch by name."""
-    found = {}
-    for name, buffer in owner._buffers.items():
-        if buffer is not None and name not in ("pending", "num_batches_tracked"):
-            found[name] = buffer
-    return found
+def averages(owner: _BatchNorm) -> list[Tensor]:
+    """The running statistics of a branch; empty if it has none."""
+    mean, var = owner._buffers["running_mean"], owner._buffers["running_var"]
+    return [] if mean is None or var is None else [mean, var]
 
 
 def split_layers(model: nn.Module) -> list[SplitLayer]:
@@ -161,22 +155,21 @@ def split_layers(model: nn.Module) -> list[SplitLayer]:
     return layers
 
 
-def split_class(plain: type[nn.Module]) -> type[SplitLayer]:
+def split_class(plain: type[_BatchNorm]) -> type[SplitLayer]:
     """The class of split layers for a class of layers, created once for each."""
     if plain not in _CLASSES:
-        kernel = issubclass(plain, _BatchNorm) and plain.forward is _BatchNorm.forward
+        kernel = plain.forward is _BatchNorm.forward
         _CLASSES[plain] = type(f"Split{plain.__name__}", (SplitLayer, plain), {"plain": plain, "kernel": kernel})
     return _CLASSES[plain]
 
 
-def _blank(plain: type[nn.Module]) -> SplitLayer:
+def _blank(plain: type[_BatchNorm]) -> SplitLayer:
     kind = split_class(plain)
     return kind.__new__(kind)
 
 
-def _normalize(owner: nn.Module, mean: Tensor | None, var: Tensor | None, training: bool, input: Tensor) -> Tensor:
+def _normalize(owner: _BatchNorm, mean: Tensor | None, var: Tensor | None, training: bool, input: Tensor) -> Tensor:
     """BatchNorm's kernel; with momentum 1, it writes the statistics of this batch into `mean` and `var`."""
-    assert isinstance(owner, _BatchNorm)
     return F.batch_norm(input, mean, var, owner.weight, owner.bias, training, 1.0, owner.eps)
 
 
@@ -194,18 +187,24 @@ def _fill_branches(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: 
 
 
 class Tally:
-    """The BatchNorm statistics of one forward pass, in one tensor."""
+    """The BatchNorm statistics of one forward pass, in one tensor per device and dtype."""
 
     def __init__(self) -> None:
-        self.owners: list[nn.Module] = []
+        self.owners: list[_BatchNorm] = []
         """The branches that images go through."""
-        self._free: dict[nn.Module, Tensor] = {}
+        self._free: dict[_BatchNorm, Tensor] = {}
         self._used: list[tuple[Tensor, Tensor]] = []
 
-    def room(self, owner: nn.Module) -> tuple[Tensor, Tensor] | None:
+    def room(self, owner: _BatchNorm) -> tuple[Tensor, Tensor] | None:
         """Zeros for the mean and variance of a branch; None if it runs a second time."""
         if not self._free and not self._used:
-            self._free = _zeros_like_sums(self.owners)
+            groups: defaultdict[tuple[torch.device, torch.dtype], dict[_BatchNorm, int]] = defaultdict(dict)
+            for each in self.owners:
+                if (pending := each._buffers.get("pending")) is not None:
+                    groups[pending.device, pending.dtype][each] = len(pending) - 1
+            for (device, dtype), sizes in groups.items():
+                flat = torch.zeros(sum(sizes.values()), device=device, dtype=dtype)
+                self._free |= dict(zip(sizes, flat.split(list(sizes.values())), strict=True))
         own = self._free.pop(owner, None)
         if own is None:
             return None
@@ -226,21 +225,7 @@ class Tally:
             torch._foreach_add_(counts, 1)
 
 
-def _zeros_like_sums(owners: list[nn.Module]) -> dict[nn.Module, Tensor]:
-    """Zeros for the sums of each branch, without the number of passes: views of one tensor per device and dtype."""
-    groups: defaultdict[tuple[torch.device, torch.dtype], dict[nn.Module, int]] = defaultdict(dict)
-    for owner in owners:
-        pending = owner._buffers.get("pending")
-        if pending is not None:
-            groups[pending.device, pending.dtype][owner] = len(pending) - 1
-    views: dict[nn.Module, Tensor] = {}
-    for (device, dtype), sizes in groups.items():
-        flat = torch.zeros(sum(sizes.values()), device=device, dtype=dtype)
-        views |= dict(zip(sizes, flat.split(list(sizes.values())), strict=True))
-    return views
-
-
-def _count(layer: SplitLayer, owner: nn.Module, statistics: list[Tensor], tracking: str) -> None:
+def _count(layer: SplitLayer, owner: _BatchNorm, statistics: list[Tensor], tracking: str) -> None:
     """Add the statistics of one forward pass to the pending ones: their sums and, last, the number of passes."""
     pending = owner.get_buffer("pending")
     pending.add_(torch.cat([*statistics, pending.new_ones(1)]))
@@ -249,54 +234,42 @@ def _count(layer: SplitLayer, owner: nn.Module, statistics: list[Tensor], tracki
 
 
 @torch.no_grad()
-def move(branches: Iterable[tuple[SplitLayer, nn.Module]]) -> None:
+def move(branches: Iterable[tuple[SplitLayer, _BatchNorm]]) -> None:
     """Update running statistics with the mean over the pending passes, without waiting for the device."""
-    groups: dict[tuple[torch.device, torch.dtype, bool, int], list[nn.Module]] = {}
-    times: dict[int, int] = {}  # tensors that two layers share are updated once for each of them
+    groups: defaultdict[tuple[torch.device, torch.dtype, bool], list[_BatchNorm]] = defaultdict(list)
     for layer, owner in branches:
-        pending, turn = owner.get_buffer("pending"), 0
-        for buffer in owner._buffers.values():
-            turn = max(turn, times.get(id(buffer), 0))
-        for buffer in owner._buffers.values():
-            times[id(buffer)] = turn + 1
-        groups.setdefault((pending.device, pending.dtype, layer.kernel, turn), []).append(owner)
-    for (_, _, kernel, _), group in groups.items():
+        pending = owner.get_buffer("pending")
+        groups[pending.device, pending.dtype, layer.kernel].append(owner)
+    for (_, _, kernel), group in groups.items():
         _move(group, kernel)
 
 
-def _move(group: list[nn.Module], kernel: bool) -> None:
+def _move(group: list[_BatchNorm], kernel: bool) -> None:
     """Update branches of one kind: those of torch's kernel with statistics, others with their own changes."""
-    pending, counts, sums, batches = [], [], [], []
-    running: list[Tensor] = []
-    sizes: list[int] = []
-    for owner in group:
-        own = owner.get_buffer("pending")
-        pending.append(own)
-        counts.append(own[-1])
-        sums.append(own[:-1])
-        counter = owner._buffers.get("num_batches_tracked") if isinstance(owner, _BatchNorm) else None
+    pending = [owner.get_buffer("pending") for owner in group]
+    running = [buffer.view(-1) for owner in group for buffer in averages(owner)]
+    batches = []
+    for owner, own in zip(group, pending, strict=True):
+        counter = owner.num_batches_tracked
         batches.append(own.new_zeros((), dtype=torch.int64) if counter is None else counter)
-        for buffer in averages(owner).values():
-            running.append(buffer.view(-1))
-            sizes.append(buffer.numel())
-    passes = torch.stack(counts)
+    passes = torch.stack([own[-1] for own in pending])
     seen = passes > 0
     moved_batches = torch.stack(batches).add_(seen)
     torch._foreach_copy_(batches, list(moved_batches.unbind()))
     momentum = _momentum(group, moved_batches, passes) if kernel else torch.ones_like(passes)
     columns = []
-    for column, own in zip(torch.stack([momentum * seen, passes.clamp(min=1)]).split(1, dim=1), sums, strict=True):
-        columns.append(column.expand(-1, len(own)))
+    for column, own in zip(torch.stack([momentum * seen, passes.clamp(min=1)]).split(1, dim=1), pending, strict=True):
+        columns.append(column.expand(-1, len(own) - 1))
     weight, divisor = torch.cat(columns, dim=1)
-    before, mean = torch.cat(running), torch.cat(sums) / divisor
+    before, mean = torch.cat(running), torch.cat([own[:-1] for own in pending]) / divisor
     moved = before.lerp_(mean, weight) if kernel else before.add_(mean)
-    torch._foreach_copy_(running, list(moved.split(sizes)))
+    torch._foreach_copy_(running, list(moved.split([len(buffer) for buffer in running])))
     torch._foreach_zero_(pending)
 
 
-def _momentum(group: list[nn.Module], batches: Tensor, like: Tensor) -> Tensor:
+def _momentum(group: list[_BatchNorm], batches: Tensor, like: Tensor) -> Tensor:
     """The momentum of each branch (None: the mean over all steps). Filled on the device: a copy would wait."""
-    momenta: list[float | None] = list(map(attrgetter("momentum"), group))
+    momenta = [owner.momentum for owner in group]
     first = momenta[0]
     if first is not None and momenta == [first] * len(momenta):  # torch.compile of PyTorch 2.8 cannot trace count
         return torch.full_like(like, first)

@@ -68,33 +68,6 @@ class PGD:
     statistics: Statistics = "batch"
 
     def __post_init__(self) -> None:
-        self._check_sizes()
-        if self.norm not in ("linf", "l2"):
-            raise ValueError(f"norm {self.norm!r}: linf or l2")
-        if self.direction not in (None, "sign", "unit", "raw", "noise"):
-            raise ValueError(f"direction {self.direction!r}: sign, unit, raw or noise")
-        if self.statistics not in ("batch", "running"):
-            raise ValueError(f"statistics {self.statistics!r}: batch or running")
-        if (self.mean is None) != (self.std is None):
-            raise ValueError("mean and std go together: give both or neither")
-        for name in ("mean", "std"):
-            object.__setattr__(self, name, _channel_numbers(name, getattr(self, name)))
-        if self.std is not None and min(self.std) <= 0:
-            raise ValueError(f"std {self.std}: positive numbers")
-        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
-        if self.mean is not None and not low <= min(self.mean) <= max(self.mean) <= high:
-            raise ValueError(
-                f"mean {self.mean}: not within the pixels' range [{low:g}, {high:g}]; "
-                "divide mean and std by 255 if they are those of bytes"
-            )
-        if self.grid and (self.norm != "linf" or not self._pixels or self.mean is not None):
-            raise ValueError("grid is for images in [0, 1] and norm linf: drop grid=True")
-
-    @property
-    def _pixels(self) -> bool:
-        return (self.low, self.high) == (0.0, 1.0)
-
-    def _check_sizes(self) -> None:
         if isinstance(self.epsilon, str):
             raise ValueError(f"epsilon {self.epsilon!r}: pass a number, without quotes: epsilon=4/255")
         if (self.low is None) != (self.high is None) or (
@@ -112,6 +85,33 @@ class PGD:
             raise ValueError(f"steps {self.steps}: take at least 1")
         if not 0 <= self.random_start <= 1:
             raise ValueError(f"random_start {self.random_start}: a probability, from 0 to 1")
+        if self.norm not in ("linf", "l2"):
+            raise ValueError(f"norm {self.norm!r}: linf or l2")
+        if self.direction not in (None, "sign", "unit", "raw", "noise"):
+            raise ValueError(f"direction {self.direction!r}: sign, unit, raw or noise")
+        if self.statistics not in ("batch", "running"):
+            raise ValueError(f"statistics {self.statistics!r}: batch or running")
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std go together: give both or neither")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            try:  # of a list, an array or a tensor, also of shape (C, 1, 1)
+                object.__setattr__(self, name, None if values is None else tuple(map(float, values)))
+            except (TypeError, ValueError, RuntimeError):
+                raise ValueError(f"{name} {values!r}: one number per channel, such as (0.485, 0.456, 0.406)") from None
+        if self.std is not None and min(self.std) <= 0:
+            raise ValueError(f"std {self.std}: positive numbers")
+        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+        if self.mean is not None and not low <= min(self.mean) <= max(self.mean) <= high:
+            raise ValueError(
+                f"mean {self.mean}: not within the pixels' range [{low:g}, {high:g}]; "
+                "divide mean and std by 255 if they are those of bytes"
+            )
+        if self.grid and (self.norm != "linf" or not self._pixels or self.mean is not None):
+            raise ValueError("grid is for images in [0, 1] and norm linf: drop grid=True")
+
+    @property
+    def _pixels(self) -> bool:
+        return (self.low, self.high) == (0.0, 1.0)
 
     def __call__(
         self, model: nn.Module, loss: Loss, images: Tensor, labels: Any, seed: int = 0, call: Call = call_plainly
@@ -121,15 +121,26 @@ class PGD:
             raise ValueError(f"images of {images.dtype}: scale bytes to the pixel range first, images.float() / 255")
         if self.targeted and not (isinstance(labels, Tensor) and not labels.is_floating_point()):
             raise ValueError("targeted needs whole labels: a mixture of them has no wrong label to go towards")
-        images = images.detach()
+        images, model = images.detach(), unwrap(model)
         twins = self._start(images, seed)
         towards = uniform(labels.shape, mix(seed, TARGET), images) if self.targeted else None
+
+        def total(twins: Tensor) -> Tensor:
+            outputs = call(model, twins)
+            if towards is None:
+                return loss(outputs, labels) * len(images)
+            if not isinstance(outputs, Tensor):
+                raise ValueError("a targeted attack needs a model that returns logits, (N, classes)")
+            classes = outputs.shape[1]
+            wrong = (labels + 1 + (towards * (classes - 1)).long()) % classes  # `towards` picks one of the other labels
+            return -loss(outputs, wrong) * len(images)
+
         for number in range(self.steps):
             if self.direction == "noise":
                 gradient = _signs(images, mix(seed, NOISE, number))
             else:
-                outputs_seed = mix(seed, ATTACK_PASS, number) >> 1
-                gradient = self._gradient(model, loss, twins, labels, towards, outputs_seed, call)
+                with without_trace(model, self.branch, self.statistics, mix(seed, ATTACK_PASS, number) >> 1):
+                    gradient = input_gradient(total, twins)
             twins = self._stepped(images, twins, gradient)
         return twins
 
@@ -179,48 +190,20 @@ class PGD:
             and self.steps == 1
             and whole_steps
             and not starts_between
-            and all(_is_whole(255 * size) for size in sizes)
+            and all(math.isclose(255 * size, round(255 * size), abs_tol=1e-9) for size in sizes)
         )
 
     def _stepped(self, images: Tensor, twins: Tensor, gradient: Tensor) -> Tensor:
         """Step from `twins` along the gradient of the loss summed over images, and project into the ball and range."""
         size = self.epsilon if self.step_size is None else self.step_size
         std = _per_channel(self.std, 1.0, images)
-        # Dividing by std converts the gradient to pixel units, and the step back to the unit of the images.
-        return self._project(images, twins + size * self._direction(gradient / std) / std)
-
-    def _gradient(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        images: Tensor,
-        labels: Any,
-        towards: Tensor | None,
-        seed: int,
-        call: Call,
-    ) -> Tensor:
-        """The gradient by the images, without gradients of weights."""
-        model = unwrap(model)
-
-        def total(images: Tensor) -> Tensor:
-            outputs = call(model, images)
-            wrong = labels
-            if towards is not None:  # `towards` picks one of the other labels
-                if not isinstance(outputs, Tensor):
-                    raise ValueError("a targeted attack needs a model that returns logits, (N, classes)")
-                classes = outputs.shape[1]
-                wrong = (labels + 1 + (towards * (classes - 1)).long()) % classes
-            value = loss(outputs, wrong) * len(images)
-            return -value if self.targeted else value
-
-        with without_trace(model, self.branch, self.statistics, seed):
-            return input_gradient(total, images)
-
-    def _direction(self, gradient: Tensor) -> Tensor:
+        gradient = gradient / std  # to pixel units; dividing the step converts it back to the unit of the images
         direction = self.direction or ("sign" if self.norm == "linf" else "unit")
         if direction == "unit":
-            return gradient / _norms(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
-        return gradient if direction == "raw" else gradient.sign()
+            gradient = gradient / _norms(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
+        elif direction != "raw":
+            gradient = gradient.sign()
+        return self._project(images, twins + size * gradient / std)
 
     def _start(self, images: Tensor, seed: int) -> Tensor:
         if self.random_start == 0 or self.epsilon == 0:
@@ -268,23 +251,6 @@ def _norms(x: Tensor) -> Tensor:
     """The L2 norm of each image, in a shape that broadcasts with the images."""
     norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
     return norms.view(-1, *[1] * (x.dim() - 1))
-
-
-def _is_whole(number: float) -> bool:
-    return math.isclose(number, round(number), abs_tol=1e-9)
-
-
-def _channel_numbers(name: str, values: Any) -> tuple[float, ...] | None:
-    """Convert a sequence, an array or a tensor, also of shape (C, 1, 1), to a tuple of numbers."""
-    if values is None:
-        return None
-    try:
-        numbers = torch.as_tensor(values, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        numbers = torch.tensor(0.0)
-    if numbers.dim() == 0:
-        raise ValueError(f"{name} {values!r}: one number per channel, such as (0.485, 0.456, 0.406)")
-    return tuple(numbers.flatten().tolist())
 
 
 def _per_channel(values: Sequence[float] | None, default: float, images: Tensor) -> Any:

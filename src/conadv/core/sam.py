@@ -52,8 +52,6 @@ class Sam(Method):
     def __init__(
         self, model: nn.Module, loss: Loss, *, rho: float = 0.05, delay: int = 0, **common: Unpack[Common]
     ) -> None:
-        if not 0 < rho < math.inf:
-            raise ValueError(f"rho {rho}: a length above 0, such as 0.05")
         if delay not in (0, 1):
             raise ValueError(f"delay {delay}: sam takes 0, or 1 for its stale form")
         if is_sharded(model):
@@ -62,6 +60,7 @@ class Sam(Method):
         self.rho = rho
         self._delay = delay
         self.twins: Directions = Directions(model)
+        self._check()
 
     def passes(self, k: int, chunk: Batch) -> list[Pass]:
         """The gradient of L(θ_t + ρ·direction, x_t) for one chunk."""
@@ -71,7 +70,7 @@ class Sam(Method):
         direction = self.twins.next() or own
         if self._delay:
             self.twins.put(k, own)
-        return [each._replace(counted=False, adversarial=True, within=self._moved(direction)) for each in images]
+        return [each._replace(tracking="off", adversarial=True, within=self._moved(direction)) for each in images]
 
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
         raise ValueError(
@@ -82,12 +81,16 @@ class Sam(Method):
     def delay(self) -> int:
         return self._delay
 
+    def _check(self) -> None:
+        if not 0 < self.rho < math.inf:
+            raise ValueError(f"rho {self.rho}: a length above 0, such as 0.05")
+
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"rho": self.rho}, {}
 
     def direction(self, t: int, k: int, chunk: Batch) -> Direction:
         """The direction of chunk k of the batch of step t, with the weights that the model has now; leaves no trace."""
-        images = [each._replace(counted=False) for each in self._step.clean(chunk, 1.0)]
+        images = [each._replace(tracking="off") for each in self._step.clean(chunk, 1.0)]
         with without_trace(unwrap(self._step.model), "main", None, None):
             return self._uphill(images, t, k)
 

@@ -19,34 +19,10 @@ _STEP = 0x9E3779B97F4A7C15
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
 # What a random number is for, so that different purposes have different seeds: of a method, mix(seed, purpose, ...),
-_ATTACK, _PASS, CHOICE_OF_TWINS, ORDER_OF_TWINS = 1, 2, 3, 4
+ATTACK, PASS, CHOICE_OF_TWINS, ORDER_OF_TWINS = 1, 2, 3, 4
 # and of an attack, mix(seed of the attack, purpose, ...).
 START, MOVED, TARGET, NOISE, ATTACK_PASS = 1, 2, 3, 4, 5
-_BRANCH_NUMBER = {"main": 0, "aug": 1, "adv": 2}
-
-
-class Seeds:
-    """The seeds of a method, by what is drawn with them.
-
-    Args:
-        seed: of the method; None: PyTorch's global seed, and the model draws from PyTorch's generators as they are.
-    """
-
-    def __init__(self, seed: int | None) -> None:
-        self._seed = seed
-
-    @property
-    def root(self) -> int:
-        """The seed that all others are made from."""
-        return torch.initial_seed() if self._seed is None else self._seed
-
-    def of_attack(self, t: int, chunk: int) -> int:
-        """The seed of the attack on a chunk, numbered within the global batch."""
-        return mix(torch.initial_seed() if self._seed is None else self._seed, _ATTACK, t, chunk)
-
-    def of_pass(self, t: int, chunk: int, branch: str) -> int | None:
-        """The seed of a forward pass of the model; None if the method has no seed."""
-        return None if self._seed is None else mix(self._seed, _PASS, t, chunk, _BRANCH_NUMBER[branch])
+BRANCH_NUMBER = {"main": 0, "aug": 1, "adv": 2}
 
 
 def mix(*parts: int) -> int:
@@ -84,13 +60,14 @@ def uniform(shape: Sequence[int], seed: int, like: Tensor) -> Tensor:
 
     In its dtype, or in float32 where that has 16 bits: there, the smallest and the largest would be 0 and 1.
     """
-    return centered(shape, seed, _wide(like)).add_(1).mul_(0.5)
+    wide = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
+    return centered(shape, seed, wide).add_(1).mul_(0.5)
 
 
 def normal(shape: Sequence[int], seed: int, like: Tensor) -> Tensor:
     """Normally distributed numbers (Box-Muller), on the device of `like` and in the dtype of `uniform`."""
     radius = uniform(shape, mix(seed, 1), like).log_().mul_(-2).sqrt_()
-    return radius.mul_(centered(shape, mix(seed, 2), _wide(like)).mul_(math.pi).cos_())
+    return radius.mul_(centered(shape, mix(seed, 2), radius).mul_(math.pi).cos_())
 
 
 @contextmanager
@@ -105,11 +82,6 @@ def untouched_randomness(device: torch.device, seed: int | None = None) -> Itera
                 with torch.cuda.device(device):
                     torch.cuda.manual_seed(seed)
         yield
-
-
-def _wide(like: Tensor) -> Tensor:
-    """An empty tensor of at least 32 bits, on the device of `like`."""
-    return like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
 
 
 def _signed(number: int) -> int:

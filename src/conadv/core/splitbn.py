@@ -70,21 +70,22 @@ def split_batchnorm(
     for name, layer in found.items():
         if reason := _why_not(layer, branches):
             raise ValueError(f"cannot split {name or 'the model'} ({type(layer).__name__}): {reason}")
-    _allow_shared(model, mixed)
-    copies: dict[str, dict[int, Tensor]] = {name: {} for name in branches[1:]}
+    statistics = [buffer for layer in found.values() for buffer in averages(layer)]
+    if len({id(buffer) for buffer in statistics}) < len(statistics):
+        raise ValueError("two BatchNorm layers share a running statistic: give each its own")
+    for kind in mixed:
+        shared = [module for module in model.modules() if isinstance(module, kind)]
+        if not shared:
+            raise ValueError(f"mixed={kind.__name__}: the model has no layer of this class")
+        for module in (inner for layer in shared for inner in layer.modules()):
+            setattr(module, SHARED, True)
+    copies: dict[str, dict[int, nn.Parameter]] = {name: {} for name in branches[1:]}
     for layer in found.values():
         grown = {name: _new_branch(layer, copies[name]) for name in branches[1:]}
-        layer.__class__ = split_class(type(layer))  # type: ignore[assignment]
+        layer.__class__ = split_class(type(layer))
         assert isinstance(layer, SplitLayer)
         layer.grow(grown)
     return model
-
-
-def plain_layers(model: nn.Module) -> list[str]:
-    """The names of BatchNorm layers that were not split."""
-    split = {owner for layer in split_layers(model) for owner in layer.owners().values()}
-    modules = model.named_modules()
-    return [name for name, module in modules if isinstance(module, _BatchNorm) and module not in split]
 
 
 @contextmanager
@@ -112,7 +113,7 @@ def route(
     Raises:
         ValueError: The model has no such branch, or evaluates one that was never trained.
     """
-    if branch != "main" and (innermost(model).training or torch.is_grad_enabled()):
+    if (branch != "main" or tracking == "off") and (innermost(model).training or torch.is_grad_enabled()):
         for layer in split_layers(model):
             layer.left_main = True
     with routed(model, branch, statistics=statistics, tracking=tracking):
@@ -125,9 +126,9 @@ def routed(
     branch: str,
     *,
     statistics: Statistics | None = None,
-    tracking: Tracking | Literal["again"],
+    tracking: Tracking,
 ) -> Iterator[None]:
-    """`route` for code that runs the backward pass in the same context, or in one with tracking "again"."""
+    """`route` for code that runs the backward pass in the same context."""
     model = innermost(model)
     layers = split_layers(model)
     tally = Tally() if tracking == "step" else None
@@ -201,9 +202,8 @@ def _why_not(layer: _BatchNorm, branches: Sequence[str]) -> str | None:
         return "its forward method was replaced on the instance; replace it in a subclass instead"
     if is_parametrized(layer):
         return "it is parametrized; remove the parametrization first"
-    counters = [name for name, buffer in averages(layer).items() if not buffer.is_floating_point()]
-    if counters:
-        return f"its buffer {counters[0]!r} is no running statistic, which branches could average; keep it in a child"
+    if others := layer._buffers.keys() - {"running_mean", "running_var", "num_batches_tracked"}:
+        return f"its buffer {min(others)!r} is none that BatchNorm has; keep it in a child"
     taken = [name for name in (*branches[1:], "pending") if hasattr(layer, name)]
     return f"it has an attribute {taken[0]!r} already, which names a branch; rename it" if taken else None
 
@@ -220,36 +220,21 @@ def _check_branch(layer: SplitLayer, branch: str, batch_statistics: bool | None,
         )
 
 
-def _allow_shared(model: nn.Module, kinds: Sequence[type[nn.Module]]) -> None:
-    """Let layers of these classes, and their children, share statistics between all images."""
-    found = {kind: [module for module in model.modules() if isinstance(module, kind)] for kind in kinds}
-    for kind, layers in found.items():
-        if not layers:
-            raise ValueError(f"mixed={kind.__name__}: the model has no layer of this class")
-    for module in (inner for layers in found.values() for layer in layers for inner in layer.modules()):
-        setattr(module, SHARED, True)
-
-
-def _new_branch(layer: _BatchNorm, copies: dict[int, Tensor]) -> _BatchNorm:
+def _new_branch(layer: _BatchNorm, copies: dict[int, nn.Parameter]) -> _BatchNorm:
     """Make a plain BatchNorm that holds a branch: copies of the layer's own tensors, but none of its hooks or children.
 
-    `copies` has those of earlier layers by id, so that a tensor that two layers share is shared in the branch too.
+    `copies` has those of earlier layers by id, so that a weight that two layers share is shared in the branch too.
     """
     kind = next(kind for kind in _KINDS if isinstance(layer, kind))
     branch = kind(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
     for name, parameter in layer._parameters.items():
-        branch.register_parameter(name, None if parameter is None else _copied(parameter, copies))  # type: ignore[arg-type]
+        if parameter is not None and id(parameter) not in copies:
+            copies[id(parameter)] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            vars(copies[id(parameter)]).update(vars(parameter))  # such as a mark for the optimizer
+        branch.register_parameter(name, None if parameter is None else copies[id(parameter)])
     for name, buffer in layer._buffers.items():
         persistent = name not in layer._non_persistent_buffers_set
-        branch.register_buffer(name, None if buffer is None else _copied(buffer, copies), persistent)
+        branch.register_buffer(name, None if buffer is None else buffer.detach().clone(), persistent)
     if branch.num_batches_tracked is not None:
         branch.num_batches_tracked.zero_()
     return branch.train(layer.training)
-
-
-def _copied(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
-    if id(tensor) not in copies:
-        copy = tensor.detach().clone()
-        copies[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
-        vars(copies[id(tensor)]).update(vars(tensor))  # such as a mark for the optimizer
-    return copies[id(tensor)]

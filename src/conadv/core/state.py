@@ -1,4 +1,4 @@
-"""What a method carries from one step to the next; pack it as tensors by name, for torch.save or safetensors.
+"""The state of a method besides the weights, packed as tensors by name for torch.save or safetensors.
 
 Twins in flight belong to one rank: a state says which method, seed, rank and world size it is of, and refuses others.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,36 +20,10 @@ _RANKS = "ranks."
 State = dict[str, Tensor]
 
 
-class Carried(Protocol):
-    """What a method carries from one step to the next, besides the weights."""
-
-    reads_ahead: int
-    """How many steps before its own a batch is shown to `begin`; 0: never."""
-    per_rank: bool
-    """Whether each rank has its own."""
-
-    def begin(self, t: int, ahead: Any) -> None:
-        """Begin step t; `ahead` is the batch of step t + reads_ahead, or None."""
-
-    def end(self) -> None:
-        """End a step, before its update of the weights."""
-
-    def reset(self) -> None:
-        """Drop what a step that failed has left behind."""
-
-    def state(self) -> tuple[dict[str, Any], State]:
-        """What the next step needs: counters, and tensors by name."""
-
-    def load(self, about: Mapping[str, Any], tensors: State) -> None:
-        """Restore what `state` returned."""
-
-
 def pack(about: Mapping[str, Any], tensors: Mapping[str, Tensor], own: bool, all_ranks: bool) -> State:
-    """Pack a state as tensors by name.
+    """Pack a state as tensors by name: `about` identifies the method, with its counters.
 
     Args:
-        about: what identifies the method, and its counters.
-        tensors: by name.
         own: the tensors belong to this rank alone.
         all_ranks: gather those of every rank; all ranks call it.
     """
@@ -81,12 +55,8 @@ def unpack(state: Mapping[str, Any], about: Mapping[str, Any], own: bool) -> tup
             f"the state holds the twins of rank {found['rank']}, this is rank {rank}: save one state per rank, "
             "or method.state_dict(all_ranks=True), called on all of them"
         )
-    tensors = {name: tensor for name, tensor in state.items() if name != _ABOUT}
-    mine = {
-        name.removeprefix(_RANKS): tensor[rank] if name.startswith(_RANKS) else tensor
-        for name, tensor in tensors.items()
-    }
-    return found, mine
+    tensors = {name: tensor for name, tensor in state.items() if name != _ABOUT and not name.startswith(_RANKS)}
+    return found, tensors | {name: tensor[rank] for name, tensor in below(_RANKS, state).items()}
 
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> State:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypedDict
+from typing import Any, Literal, NamedTuple, NoReturn, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +30,11 @@ from conadv.wrappers import (
     unwrap,
 )
 
-from .attack import Attack, Call, Loss, call_by_name, call_plainly, check_attack, input_gradient, without_trace
+from .attack import Attack, Call, Loss, call_plainly, input_gradient, without_trace
 from .batch import Batch, Chunked, Feed, as_batch, count_chunks, cut, to_device, to_pixels
 from .branches import split_layers
 from .roles import ALONE, Place, Role
-from .seeds import Seeds, untouched_randomness
+from .seeds import ATTACK, BRANCH_NUMBER, PASS, mix, untouched_randomness
 from .splitbn import pending_statistics, route, routed, update_running_stats
 from .state import State, pack, unpack
 from .twins import Shuffle, TwinShare
@@ -99,8 +100,8 @@ class Pass(NamedTuple):
     weight: float
     per_chunk: float = 1
     """How many passes of this kind a chunk has on average: views of the same images, or the share with twins."""
-    counted: bool = True
-    """Whether its BatchNorm statistics count for the running ones."""
+    tracking: Literal["step", "off"] = "step"
+    """Whether its BatchNorm statistics count for the running ones, at the end of the step."""
     adversarial: bool = False
     """Whether its loss is adversarial: of changed images, or at changed weights."""
     chunk: int | None = None
@@ -133,7 +134,6 @@ class Step:
         self.share, self.shuffle = TwinShare.from_number(twin_share), Shuffle(shuffle_twins)
         if self.share.of > 1 and self.chunk_size is None:
             raise ValueError(f"twin_share {twin_share}: a part of the chunks of each batch, so pass chunk_size, too")
-        self.seeds = Seeds(self.seed)
         self.t = 0
         """How many steps were taken."""
         self.count = 0
@@ -268,8 +268,8 @@ class Step:
         part = float(self.share)
         assert self.twin_branch is not None
         # The running statistics of the main branch are those of the images, unless nothing is learnt from these.
-        counted = self.twin_branch == "adv" or weight == 1
-        some = Pass(self.twin_branch, twin, weight / part, part, counted, adversarial=True)
+        tracking: Literal["step", "off"] = "step" if self.twin_branch == "adv" or weight == 1 else "off"
+        some = Pass(self.twin_branch, twin, weight / part, part, tracking, adversarial=True)
         if self.shuffle.group == 1:
             return [some]
         due = self.shuffle.add(k, twin, self.attack_seed(self.t, k))
@@ -286,7 +286,7 @@ class Step:
         if k == 0:
             self.count_twins()  # raises an error if the share does not fit
         offset = self.place.chunk_offset
-        return self.share.has(self.seeds.root, t, self.place.first_chunk - offset, offset + k)
+        return self.share.has(self.root_seed, t, self.place.first_chunk - offset, offset + k)
 
     def attack(self, attack: Attack, t: int, k: int, chunk: Batch) -> Batch:
         """Attack chunk k of the batch of step t, with the weights that the model has."""
@@ -296,8 +296,19 @@ class Step:
             images = attack(self.model, self.loss, chunk.images, chunk.labels, seed, call)
         return Batch(images, chunk.labels, extra=chunk.extra)
 
+    @property
+    def root_seed(self) -> int:
+        """The seed that all others are made from."""
+        return torch.initial_seed() if self.seed is None else self.seed
+
     def attack_seed(self, t: int, k: int) -> int:
-        return self.seeds.of_attack(t, self.place.first_chunk + k)
+        """The seed of the attack on chunk k of the batch of step t."""
+        return mix(self.root_seed, ATTACK, t, self.place.first_chunk + k)
+
+    def pass_seed(self, some: Pass, t: int, k: int) -> int | None:
+        """The seed of the model in a pass of chunk k in step t; None: PyTorch's generators as they are."""
+        number = self.place.first_chunk + (k if some.chunk is None else some.chunk)
+        return None if self.seed is None else mix(self.seed, PASS, t, number, BRANCH_NUMBER[some.branch])
 
     def scale(self, some: Pass) -> float:
         """The factor of the mean loss of a pass in the loss of the step."""
@@ -308,11 +319,10 @@ class Step:
         model = unwrap(self.model)
 
         def total(images: Tensor) -> Tensor:
-            with precision(self.model), self._autocasting():
-                return self.loss(self._call(some.batch)(model, images), some.batch.labels) * self.scale(some)
+            batch = replace(some.batch, images=images)
+            return self._forward(some._replace(batch=batch, tracking="off"), t, k, model)
 
-        seed = self.seeds.of_pass(t, self.place.first_chunk + k, some.branch)
-        with without_trace(model, some.branch, None, seed):
+        with without_trace(model, some.branch, None, None):
             return input_gradient(total, some.batch.images)
 
     def weight_gradient(self, passes: Sequence[Pass], t: int, k: int, weights: list[nn.Parameter]) -> list[Tensor]:
@@ -323,8 +333,8 @@ class Step:
         model = unwrap(self.model)
         found: list[Tensor] = []
         for each in passes:
-            total = self._forward(each, t, k, model)
-            with self._recomputing(each):
+            with routed(self.model, each.branch, tracking=each.tracking):
+                total = self._forward(each, t, k, model)
                 own = torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
             found = list(torch._foreach_add(found, own)) if found else list(own)
         return found
@@ -333,24 +343,27 @@ class Step:
         """Add the gradients of a pass to `.grad`; all-reduce them over the ranks in the last pass of a step."""
         parallel = self._parallel
         exchange = nullcontext() if last or parallel is None else parallel.no_sync()
-        with span("adversarial pass" if some.adversarial else "clean pass"), exchange, some.within:
+        name = "adversarial pass" if some.adversarial else "clean pass"
+        # Within the route, activation checkpointing recomputes layers in the same branch.
+        with span(name), exchange, some.within, routed(self.model, some.branch, tracking=some.tracking):
             forward = partial(self._forward, some, self.t, k, self.model)
             total = self.averaging(forward) if last and self.averaging is not None else forward()
             if some.receive is not None:
                 some.batch.images.register_hook(some.receive)
             if parallel is not None:
                 total = touched(total, self._unreached({some.branch}))
-            with self._recomputing(some):
-                total.backward()
+            total.backward()
 
     def _whole(self, work: Sequence[tuple[int, Pass]]) -> Tensor:
         """The loss of all passes of a step, by the number of their chunk."""
-        losses = [self._forward(each, self.t, k, self.model, later=True) for k, each in work] or [self._nothing()]
-        total = sum(losses[1:], losses[0])
+        losses: list[Tensor] = []
         factor: list[Tensor] = []  # what the caller's framework multiplies the loss by: scaling, accumulation
-        for _, each in work:
+        for k, each in work:
+            with route(self.model, each.branch, tracking=each.tracking):
+                losses.append(self._forward(each, self.t, k, self.model))
             if each.receive is not None:
                 each.batch.images.register_hook(partial(_unscaled, each.receive, factor))
+        total = sum(losses[1:], losses[0]) if losses else self._nothing()
         if any(each.receive is not None for _, each in work):
             total.register_hook(lambda gradient: factor.append(gradient.detach()))
         return total if self._parallel is None else touched(total, self._unreached({each.branch for _, each in work}))
@@ -359,25 +372,18 @@ class Step:
         """A loss of zero, whose backward pass reaches a weight."""
         return 0 * next(weight for weight in self.model.parameters() if weight.requires_grad).sum()
 
-    def _forward(self, some: Pass, t: int, k: int, model: nn.Module, later: bool = False) -> Tensor:
+    def _forward(self, some: Pass, t: int, k: int, model: nn.Module) -> Tensor:
         """The loss of a pass, scaled to its part in the loss of the step. Records the mean loss.
 
-        Args:
-            some: the pass.
-            t: the step that the random numbers of the model depend on.
-            k: number of the chunk.
-            model: with or without its wrappers.
-            later: the caller runs the backward pass, where the branch is not known any more.
+        `t` and `k` decide its random numbers; `model` has its wrappers or not, and is routed by the caller.
         """
         images = some.batch.images
-        number = self.place.first_chunk + (k if some.chunk is None else some.chunk)
-        seed = self.seeds.of_pass(t, number, some.branch)
+        seed = self.pass_seed(some, t, k)
         with ExitStack() as stack:
             if seed is not None:  # dropout does not depend on what ran before
                 stack.enter_context(untouched_randomness(self.device, seed))
-            tracking = "step" if some.counted else "again" if later else "off"  # outside of a route it is again
-            enter: Any = route if later else routed
-            stack.enter_context(enter(self.model, some.branch, tracking=tracking))
+            if model is not self.model:  # a wrapper that is called has it
+                stack.enter_context(precision(self.model))
             stack.enter_context(self._autocasting())
             watches = not self._watched and innermost(self.model).training
             if watches:  # only once: this waits for the device
@@ -388,13 +394,9 @@ class Step:
             loss = self.loss(outputs, some.batch.labels)
             self.checks.look_at_loss(loss, outputs, some.batch.labels, images)
         self._watched |= watches
-        if some.counted or some.adversarial:  # otherwise only a direction is computed with it
+        if some.tracking == "step" or some.adversarial:  # otherwise only a direction is computed with it
             self._means[some.adversarial].append(loss.detach() / (self.count * some.per_chunk))
         return loss * self.scale(some)
-
-    def _recomputing(self, some: Pass) -> AbstractContextManager[None]:
-        """A context for the backward pass, in which activation checkpointing recomputes layers in the same branch."""
-        return routed(self.model, some.branch, tracking="again" if some.counted else "off")
 
     def _unreached(self, branches: Collection[str]) -> list[nn.Parameter]:
         """The trainable weights of all other branches."""
@@ -404,7 +406,8 @@ class Step:
 
     def _call(self, batch: Batch) -> Call:
         """How to call the model with the images of a batch."""
-        return call_plainly if self._input_name is None else call_by_name(self._input_name, batch.extra)
+        name, extra = self._input_name, batch.extra
+        return call_plainly if name is None else lambda model, images: model(**{name: images}, **extra)
 
     def _autocasting(self) -> AbstractContextManager[Any]:
         """A context with the precision that the method was given."""
@@ -425,9 +428,9 @@ class Method(ABC):
     duties: Role
     """All duties of the method, over the ranks of a lane."""
 
-    def __init__(self, step: Step, carried: Any = None) -> None:
+    def __init__(self, step: Step) -> None:
         self._step = step
-        self.twins = carried  # where twins come from, or what else is carried from step to step (see `Carried`)
+        self.twins: Any = None  # where twins come from (see `Twins`), or what else is carried from step to step
 
     @abstractmethod
     def passes(self, k: int, chunk: Batch) -> Iterable[Pass]:
@@ -437,6 +440,10 @@ class Method(ABC):
     @abstractmethod
     def delay(self) -> int:
         """Steps between the weights that a twin is generated with and those that learn from it."""
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Refuse settings that the method cannot take; some may be changed between steps."""
 
     @abstractmethod
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -495,6 +502,7 @@ class Method(ABC):
 
     def _take(self, now: Any, ahead: Any, run: Callable[[Batch | Chunked, Any], Any]) -> Any:
         step, carried = self._step, self.twins
+        self._check()
         batch = step.batch(now)
         step.begin(batch, self._compared, self.delay > 0)
         if carried is not None:
@@ -522,38 +530,14 @@ class Method(ABC):
 class WithTwins(Method):
     """What `ConAdv` and `Recycled` share: an attack, and the weight of twins; both may be changed between steps."""
 
-    __slots__ = ("_adv_weight", "_attack")
+    __slots__ = ("adv_weight", "attack")
 
     def __init__(self, step: Step, attack: Attack, adv_weight: float) -> None:
         super().__init__(step)
-        self._set(attack, adv_weight)
-
-    @property
-    def attack(self) -> Attack:
-        """What generates the twins."""
-        return self._attack
-
-    @attack.setter
-    def attack(self, attack: Attack) -> None:
-        self._set(attack, self._adv_weight)
-
-    @property
-    def adv_weight(self) -> float:
-        """The share of the twins in the loss."""
-        return self._adv_weight
-
-    @adv_weight.setter
-    def adv_weight(self, adv_weight: float) -> None:
-        self._set(self._attack, adv_weight)
-
-    @abstractmethod
-    def _check(self, attack: Attack, adv_weight: float) -> None:
-        """Refuse an attack, or a weight, that the method cannot take."""
-
-    def _set(self, attack: Attack, adv_weight: float) -> None:
-        check_attack(attack)
-        self._check(attack, adv_weight)
-        self._attack, self._adv_weight = attack, adv_weight
+        self.attack, self.adv_weight = attack, adv_weight
+        if isinstance(attack, type) or not isinstance(attack, Attack):
+            raise ValueError(f"attack {attack!r}: pass an attack, such as conadv.PGD(4/255)")
+        self._check()
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         step = self._step

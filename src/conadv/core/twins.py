@@ -26,18 +26,38 @@ from conadv.wrappers import innermost, local, sharded_like, whole
 
 from .batch import Batch, regrouped
 from .seeds import CHOICE_OF_TWINS, ORDER_OF_TWINS, mix, uniform
-from .state import Carried, State, below
+from .state import State, below
 
 # twin(t, k, x_t[k]) with the weights that the model has at the moment.
 Evaluate = Callable[[int, int, Batch], Batch]
 _Item = TypeVar("_Item")
 
 
-class Twins(Carried, Protocol):
-    """Where the twins of a method come from."""
+class Twins(Protocol):
+    """Where the twins of a method come from, with what that carries from one step to the next."""
+
+    reads_ahead: int
+    """How many steps before its own a batch is shown to `begin`; 0: never."""
+    per_rank: bool
+    """Whether each rank has its own."""
+
+    def begin(self, t: int, ahead: Any) -> None:
+        """Begin step t; `ahead` is the batch of step t + reads_ahead, or None."""
 
     def take(self, t: int, k: int, chunk: Any) -> Batch:
         """The twin of chunk k of the batch of step t."""
+
+    def end(self) -> None:
+        """End a step, before its update of the weights."""
+
+    def reset(self) -> None:
+        """Drop what a step that failed has left behind."""
+
+    def state(self) -> tuple[dict[str, Any], State]:
+        """What the next step needs: counters, and tensors by name."""
+
+    def load(self, about: Mapping[str, Any], tensors: State) -> None:
+        """Restore what `state` returned."""
 
 
 class Elsewhere(Protocol):
@@ -62,8 +82,7 @@ class Local:
         self.evaluate = evaluate
         self.stale = StaleWeights(model, delay)
         self._delay = delay
-        self._seen: list[int] = []  # PyTorch's counters of changes to each weight, at the last call
-        self._began = False
+        self._seen: list[int] | None = None  # PyTorch's counters of changes to each weight, at the last call
         self._updated: bool | None = None  # since the last call, as a loaded state says
         self.same_update = False
         """Whether this call and the last one belong to the same update."""
@@ -71,9 +90,8 @@ class Local:
     def begin(self, t: int, ahead: Any) -> None:
         if not self._delay:
             return
-        if not self._began and self._updated is None:
-            self.stale.reset()  # the weights at the start: the model may have been loaded since the method was made
-        self.same_update = (self._began or self._updated is not None) and not self._is_updated()
+        self._start()
+        self.same_update = self._seen is not None and not self._is_updated()
         if self.same_update and len(self.stale) == self._delay:
             self.stale.extend()
 
@@ -89,14 +107,13 @@ class Local:
             return
         if not self.same_update:
             self.stale.keep()
-        self._seen, self._began, self._updated = self.stale.changes(), True, None
+        self._seen, self._updated = self.stale.changes(), None
 
     def reset(self) -> None:
         """Do nothing: a step that failed has changed no weights."""
 
     def state(self) -> tuple[dict[str, Any], State]:
-        if not self._began and self._updated is None:
-            self.stale.reset()  # as the first step would
+        self._start()
         tensors: State = {}
         for number, version in enumerate(self.stale.versions()):
             tensors |= {f"stale.{number}.{name}": whole(tensor) for name, tensor in version.items()}
@@ -104,7 +121,12 @@ class Local:
 
     def load(self, about: Mapping[str, Any], tensors: State) -> None:
         self.stale.load([below(f"stale.{number}.", tensors) for number in range(about["versions"])])
-        self._updated = about["updated"]
+        self._seen, self._updated = [], about["updated"]
+
+    def _start(self) -> None:
+        """Keep the weights at the start: the model may have been loaded since the method was made."""
+        if self._seen is None:
+            self.stale.reset()
 
     def _is_updated(self) -> bool:
         """Whether the weights were changed since the last call.
@@ -320,23 +342,23 @@ class StaleWeights:
 
     def __init__(self, model: nn.Module, delay: int) -> None:
         self._model = model
-        self._kept = deque({name: own.detach().clone() for name, own in self._own().items()} for _ in range(delay))
+        own = tensors_of(model) if delay else {}
+        self._kept = deque({name: tensor.detach().clone() for name, tensor in own.items()} for _ in range(delay))
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    @torch.no_grad()
     def keep(self) -> None:
         """Copy the current weights, before an update, over the oldest version."""
         if self._kept:
             self._kept.rotate(-1)
-            self._copy(self._own(), self._kept[-1])
+            _copy(tensors_of(self._model), self._kept[-1])
 
     @contextmanager
     def swapped_in(self, number: int = 0) -> Iterator[None]:
         """Give the model one of the versions, within this context; by default the oldest."""
         kept = self._kept[number]
-        if kept.keys() != self._own().keys():
+        if kept.keys() != tensors_of(self._model).keys():
             raise ValueError("the model has other tensors than when the method was made: make the method again")
         self._swap(kept)
         try:
@@ -344,17 +366,15 @@ class StaleWeights:
         finally:
             self._swap(kept)
 
-    @torch.no_grad()
     def reset(self) -> None:
         """Set every version to the current weights."""
         for kept in self._kept:
-            self._copy(self._own(), kept)
+            _copy(tensors_of(self._model), kept)
 
     def versions(self) -> list[State]:
         """The kept versions, oldest first."""
         return list(self._kept)
 
-    @torch.no_grad()
     def extend(self) -> None:
         """Keep one more version, at first a copy of the oldest."""
         self._kept.appendleft({name: kept.clone() for name, kept in self._kept[0].items()})
@@ -362,37 +382,30 @@ class StaleWeights:
     def changes(self) -> list[int]:
         """PyTorch's counters of changes to each trainable weight."""
         found = []
-        for own in self._own().values():
+        for own in tensors_of(self._model).values():
             if own.requires_grad:
                 found.append(own._version if type(own.data) is Tensor else local(own.detach())._version)
         return found
 
     def is_newest(self) -> bool:
         """Whether the trainable weights are equal to those of the newest version."""
-        own, newest = self._own(), self._kept[-1]
+        own, newest = tensors_of(self._model), self._kept[-1]
         _follow(newest, own)
         trained = [name for name, tensor in own.items() if tensor.requires_grad]
         return all(torch.equal(local(own[name].detach()), local(newest[name])) for name in trained)
 
-    @torch.no_grad()
     def load(self, versions: list[State]) -> None:
         """Restore what `versions` returned; tensors that are sharded here may be given whole."""
-        if missing := {name for version in versions for name in self._own() if name not in version}:
+        own = tensors_of(self._model)
+        if missing := {name for version in versions for name in own if name not in version}:
             raise ValueError(f"the stale weights of the state lack {min(missing)!r}: load a state of the same model")
-        while len(self._kept) < len(versions):
-            self.extend()
-        while len(self._kept) > len(versions):
-            self._kept.popleft()
+        self._kept = deque({name: tensor.detach().clone() for name, tensor in own.items()} for _ in versions)
         for kept, version in zip(self._kept, versions, strict=True):
-            self._copy({name: sharded_like(own, version[name]) for name, own in kept.items()}, kept)
+            _copy({name: sharded_like(tensor, version[name]) for name, tensor in kept.items()}, kept)
 
-    @staticmethod
-    def _copy(source: Mapping[str, Tensor], target: State) -> None:
-        _follow(target, source)
-        torch._foreach_copy_(_locals(target.values()), _locals(map(source.__getitem__, target)))
-
+    @torch.no_grad()
     def _swap(self, kept: State) -> None:
-        own = self._own()
+        own = tensors_of(self._model)
         torch.clear_autocast_cache()  # it holds the weights as they were, in 16 bits
         _follow(kept, own)
         swapped: set[int] = set()  # a weight that the model uses under two names is swapped once
@@ -404,26 +417,32 @@ class StaleWeights:
             if type(mine.data) is Tensor:
                 mine.data, kept[name].data = kept[name].data, mine.data
             else:  # a shard (DTensor) reads from storage that FSDP holds on to, so its bytes have to move
-                _exchange(local(mine), local(kept[name]))
-
-    def _own(self) -> State:
-        """The model's tensors, looked up each time: a model may replace a buffer.
-
-        Under the names that they have without wrappers, such as that of torch.compile.
-        """
-        state: dict[str, Any] = innermost(self._model).state_dict(keep_vars=True)
-        for name in list(state):
-            if not isinstance(state[name], Tensor):  # the extra state of a module
-                del state[name]
-        return state
+                here, there = local(mine), local(kept[name])
+                before = here.clone()
+                here.copy_(there)
+                there.copy_(before)
 
 
-def _locals(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """This rank's part of each tensor."""
-    found = []
-    for tensor in tensors:
-        found.append(tensor.detach() if type(tensor.data) is Tensor else local(tensor.detach()))
-    return found
+def tensors_of(model: nn.Module) -> State:
+    """The weights and buffers of a model's state, by the names that they have without wrappers.
+
+    Looked up each time, since a model may replace a buffer.
+    """
+    state: dict[str, Any] = innermost(model).state_dict(keep_vars=True)
+    for name in list(state):
+        if not isinstance(state[name], Tensor):  # the extra state of a module
+            del state[name]
+    return state
+
+
+@torch.no_grad()
+def _copy(source: Mapping[str, Tensor], target: State) -> None:
+    _follow(target, source)
+    pairs: tuple[list[Tensor], list[Tensor]] = [], []  # this rank's part of each tensor
+    for name in target:
+        for found, tensor in zip(pairs, (target[name], source[name]), strict=True):
+            found.append(tensor.detach() if type(tensor.data) is Tensor else local(tensor.detach()))
+    torch._foreach_copy_(*pairs)
 
 
 def _follow(kept: State, own: Mapping[str, Tensor]) -> None:
@@ -431,10 +450,3 @@ def _follow(kept: State, own: Mapping[str, Tensor]) -> None:
     for name, tensor in kept.items():
         if (tensor.device, tensor.dtype) != (own[name].device, own[name].dtype):
             kept[name] = tensor.to(own[name])
-
-
-@torch.no_grad()
-def _exchange(one: Tensor, other: Tensor) -> None:
-    kept = one.clone()
-    one.copy_(other)
-    other.copy_(kept)

@@ -12,17 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.loss import _Loss, _WeightedLoss
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
-from torch.utils.hooks import RemovableHandle
 
 from conadv.peers import COMPARED, check_ranks
 from conadv.wrappers import data_parallel
@@ -30,11 +31,10 @@ from conadv.wrappers import data_parallel
 from .attack import Attack, Loss
 from .branches import split_layers
 from .pgd import PGD
-from .splitbn import SHARED, plain_layers
+from .splitbn import SHARED
 
-# Chunks are compared in the first calls, then in calls 16, 32, 64 and so on: labels that a loss ignores may come
-# late, and each comparison waits for the device.
-_COMPARED_CALLS = 8
+# Calls in which the losses of chunks are compared, which waits for the device.
+_COMPARED_CALLS = 16
 # Calls in which an optimizer should have taken its first step, also with gradient accumulation.
 _WATCHED_CALLS = 64
 
@@ -73,8 +73,10 @@ def check_branches(model: nn.Module, branches: Sequence[str]) -> None:
     """Refuse a model that would silently mix the statistics of clean and adversarial images."""
     which = "" if tuple(branches) == ("main", "adv") else f", branches={branches}"
     call = f"conadv.split_batchnorm(model{which}) before making the optimizer and the method"
-    for name in plain_layers(model):
-        raise ValueError(f"layer {name} is a plain BatchNorm layer: call {call}")
+    split = {owner for layer in split_layers(model) for owner in layer.owners().values()}
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module not in split:
+            raise ValueError(f"layer {name} is a plain BatchNorm layer: call {call}")
     for layer in split_layers(model):
         if not set(branches) <= set(layer.branches):
             raise ValueError(f"the model has only the branches {', '.join(layer.branches)}: call {call}")
@@ -122,12 +124,12 @@ class Checks:
         if self._calls == 0 and self._branches:
             check_branches(self._model, self._branches)  # layers may have been replaced since the method was created
         if self._updates is not None and not self._updates.check(self._calls, delayed):
-            _forget(self._updates)
+            self._updates.hook.remove()
             self._updates = None
         if self.alone and self._calls in COMPARED:
             self.alone = check_ranks(self._model, self._calls, settings, self._chunk_size)
         self._calls += 1
-        self._mean.begin()
+        self._mean.first = None
 
     def look_at_images(self, attack: Attack, images: Tensor) -> None:
         """Check that the first images are in the range of the attack."""
@@ -160,35 +162,8 @@ class Checks:
                     "division by 0 in the normalization?)"
                 )
             self._seen_loss = True
-        if self._mean.is_due:
+        if not self._mean.passed or (self._chunk_size is not None and self._calls <= _COMPARED_CALLS):
             self._mean.look(loss, outputs, labels, len(images))
-
-
-# Methods whose optimizer has not taken a step yet. One hook serves them all, and the last one to be known removes it.
-_unknown: WeakSet[Updates] = WeakSet()
-_hook: RemovableHandle | None = None
-
-
-def _watch(updates: Updates) -> None:
-    global _hook
-    _unknown.add(updates)
-    if _hook is None:
-        _hook = register_optimizer_step_pre_hook(_note)
-
-
-def _forget(updates: Updates) -> None:
-    """Not called by a hook: PyTorch iterates over all of them then."""
-    global _hook
-    _unknown.discard(updates)
-    if _hook is not None and not _unknown:
-        _hook.remove()
-        _hook = None
-
-
-def _note(optimizer: Optimizer, *_: Any) -> None:
-    if not torch.compiler.is_compiling():
-        for updates in list(_unknown):
-            updates.note(optimizer)
 
 
 class Updates:
@@ -203,7 +178,8 @@ class Updates:
         self._copies = 0  # steps of optimizers with parameters like those of the model, but others and no gradients
         self._uses_lbfgs = False
         self._start = 0  # PyTorch's counters of changes to the weights, at the first call
-        _watch(self)
+        # A method that is dropped before its first update leaves a hook that does nothing: PyTorch may be iterating.
+        self.hook = register_optimizer_step_pre_hook(partial(_note, ref(self)))
 
     def check(self, calls: int, delayed: bool) -> bool:
         """Check what happened before call number `calls`; return whether there is more to look at."""
@@ -212,7 +188,6 @@ class Updates:
                 "LBFGS evaluates its closure several times per step, and each would count as a step of this method: "
                 "use ConAdv(delay=0), or another optimizer"
             )
-        self._check_cleared()
         own = [weight for weight in self._model.parameters() if weight.requires_grad]
         changes = sum(weight._version for weight in own)
         if calls == 0:
@@ -247,18 +222,11 @@ class Updates:
                 return id(adv) not in self._updated
         return False
 
-    def _check_cleared(self) -> None:
-        """Refuse gradients of a branch that an optimizer does not clear, and so does not have."""
-        for layer in split_layers(self._model)[:1]:
-            weights = {name: next(owner.parameters(recurse=False), None) for name, owner in layer.owners().items()}
-            main = weights["main"]
-            if main is not None and main.requires_grad and main.grad is None:
-                for name, weight in weights.items():
-                    if weight is not None and weight.grad is not None:
-                        raise ValueError(
-                            f"the {name} branch kept the gradients of the last step: "
-                            "make the optimizer after split_batchnorm, and clear all gradients"
-                        )
+
+def _note(updates: ref[Updates], optimizer: Optimizer, *_: Any) -> None:
+    own = updates()
+    if own is not None and not torch.compiler.is_compiling():
+        own.note(optimizer)
 
 
 class MeanLoss:
@@ -270,32 +238,25 @@ class MeanLoss:
 
     def __init__(self, loss: Loss, chunked: bool) -> None:
         self._loss, self._chunked = loss, chunked
-        self._calls = 0
-        self._first: tuple[Tensor, Any, Any] | None = None  # of the first chunk of a call
-        self._passed = False  # the loss of images given twice was as once
-        self.is_due = True  # whether the loss of this call is looked at
-
-    def begin(self) -> None:
-        """Begin a call of the method."""
-        self._calls += 1
-        compares = self._calls <= _COMPARED_CALLS or self._calls & (self._calls - 1) == 0
-        self.is_due = not self._passed or (self._chunked and compares)
-        self._first = None
+        self.first: tuple[Tensor, Any, Any] | None = None
+        """The loss, outputs and labels of the first chunk of a call."""
+        self.passed = False
+        """Whether the loss of images given twice was as once."""
 
     @torch.no_grad()
     def look(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
         """Check the loss of `count` images."""
-        if self._first is None:
-            self._first = loss.detach(), tree_map_only(Tensor, Tensor.detach, outputs), labels
-            twice = None if self._passed else self._together(outputs, outputs, labels, labels, count)
+        if self.first is None:
+            self.first = loss.detach(), tree_map_only(Tensor, Tensor.detach, outputs), labels
+            twice = None if self.passed else self._together(outputs, outputs, labels, labels, count)
             if twice is not None and not close(twice, loss, outputs):
                 raise ValueError(
                     f"the loss of images given twice is {float(twice):.4g}, not {float(loss):.4g} as once: "
                     'a method needs the mean over the images, reduction="mean"'
                 )
-            self._passed = True
+            self.passed = True
             return
-        first, first_outputs, first_labels = self._first
+        first, first_outputs, first_labels = self.first
         if not self._chunked or _same(first_labels, labels):  # the twins of this chunk, which would hide class weights
             return
         both = self._together(first_outputs, outputs, first_labels, labels, count)
@@ -364,20 +325,12 @@ def no_mixed_statistics(model: nn.Module) -> Iterator[None]:
         new = module._buffers.get(key)
         # One of another shape is a table that was built again, not a moving average.
         if new is not None and new.shape == old.shape and not torch.allclose(new, old, rtol=0, atol=0, equal_nan=True):
-            raise ValueError(_message(name, module, key, module in owners))
-
-
-def _message(name: str, module: nn.Module, key: str, is_split: bool) -> str:
-    if is_split:
-        return (
-            f"{name}.{key} changed though its layer did not run: the model uses the tensors of {name} by itself, so "
-            "images cannot be routed through its branches; let it call the layer"
-        )
-    kind = type(module).__name__
-    return (
-        f"{name or 'the model'} ({kind}) tracks statistics of images in its buffer {key}, which clean and adversarial "
-        f"images would share: replace it, or let them share it with split_batchnorm(model, mixed=({kind},))"
-    )
+            kind = type(module).__name__
+            raise ValueError(
+                f"{name or 'the model'} ({kind}) tracks statistics of images in its buffer {key}, which clean and "
+                f"adversarial images would share: replace it, or let them share it with split_batchnorm(model, "
+                f"mixed=({kind},))"
+            )
 
 
 def _is_exempt(module: nn.Module) -> bool:

@@ -30,7 +30,7 @@ from conadv.core.batch import Batch, Chunked, cut
 from conadv.core.roles import Place
 from conadv.core.state import State
 from conadv.core.step import Common, Step
-from conadv.core.twins import Local, TwinShare
+from conadv.core.twins import Local, TwinShare, tensors_of
 from conadv.wrappers import broadcast_early, data_parallel, innermost, is_sharded, precision
 
 # Twins, as bytes if that loses nothing, and when the attacker began and ended (Unix time).
@@ -93,9 +93,7 @@ class Work:
         with precision(step.model), step._autocasting():
             autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
             autocast = torch.get_autocast_dtype(kind) if autocasts else None
-        common = Common(
-            chunk_size=step.chunk_size, seed=step.seeds.root, autocast=autocast, input_name=step._input_name
-        )
+        common = Common(chunk_size=step.chunk_size, seed=step.root_seed, autocast=autocast, input_name=step._input_name)
         assert step.twin_branch is not None
         return cls(
             attack=method.attack,
@@ -170,12 +168,6 @@ class Attacker:
         step = Step(self._model, loss, work.common, work.twin_branch)
         step.place = work.place
         return step
-
-
-def tensors_of(model: nn.Module) -> State:
-    """The weights and buffers of a model that belong to its state, as `StaleWeights` keeps them."""
-    state = innermost(model).state_dict(keep_vars=True)
-    return {name: own for name, own in state.items() if isinstance(own, Tensor)}
 
 
 def from_levels(levels: Tensor, images: Tensor, attack: Attack, seed: int) -> Tensor:
