@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, overload
 
 import torch
@@ -17,15 +17,11 @@ class LayerwiseOptimizer(Optimizer):
     """An optimizer whose groups have the option `foreach`: all tensors at once, one by one, or None: by device."""
 
     @abstractmethod
-    def _check(self, group: dict[str, Any]) -> None:
-        """Raise a ValueError if a setting of a group is wrong."""
-
-    @abstractmethod
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any], foreach: bool) -> None:
         """Update weights of one group, device and dtype."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        self._check({**self.defaults, **param_group})
+        _check({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     @overload
@@ -48,19 +44,21 @@ class LayerwiseOptimizer(Optimizer):
         return loss
 
 
-def check_numbers(group: dict[str, Any], names: Iterable[str]) -> None:
-    """Raise a ValueError unless these settings are finite numbers that are not negative."""
-    for name in names:
-        value = group[name]
+def _check(group: dict[str, Any]) -> None:
+    """Raise a ValueError if a setting of a group is wrong, whichever of them this optimizer has."""
+    for name in ("lr", "weight_decay", "trust_coefficient", "eps", "momentum"):
+        value = group.get(name, 0)
         if not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} {value!r}: take a number from 0 up")
-
-
-def check_momentum(group: dict[str, Any]) -> None:
-    """Raise a ValueError unless the momentum is a number from 0 to below 1."""
-    check_numbers(group, ("momentum",))
-    if group["momentum"] >= 1:
+    betas = group.get("betas", (0, 0))
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas {betas!r}: take two numbers from 0 to below 1, such as (0.9, 0.999)")
+    if group.get("momentum", 0) >= 1:
         raise ValueError(f"momentum {group['momentum']}: take a number from 0 to below 1, such as 0.9")
+    if "betas" in group and group["eps"] == 0:
+        raise ValueError("eps 0 divides by 0 where a gradient is 0: take a small number such as 1e-6")
+    if group.get("trust_coefficient") == 0:
+        raise ValueError("trust_coefficient 0 keeps every weight as it is: take 0.001, or adapt=False for SGD")
 
 
 def norms(tensors: list[Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from .base import LayerwiseOptimizer, check_momentum, check_numbers, norm_dtype, norms
+from .base import LayerwiseOptimizer, norm_dtype, norms
 
 
 class Lars(LayerwiseOptimizer):
@@ -49,19 +49,9 @@ class Lars(LayerwiseOptimizer):
         adapt: bool = True,
         foreach: bool | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust_coefficient": trust_coefficient,
-        }
-        super().__init__(params, {**defaults, "eps": eps, "adapt": adapt, "foreach": foreach})
-
-    def _check(self, group: dict[str, Any]) -> None:
-        check_numbers(group, ("lr", "weight_decay", "trust_coefficient", "eps"))
-        check_momentum(group)
-        if group["trust_coefficient"] == 0:
-            raise ValueError("trust_coefficient 0 keeps every weight as it is: take 0.001, or adapt=False for SGD")
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eps": eps}
+        defaults |= {"trust_coefficient": trust_coefficient, "adapt": adapt}
+        super().__init__(params, {**defaults, "foreach": foreach})
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any], foreach: bool) -> None:
         velocities = [self._velocity(weight, group["momentum"]) for weight in weights]

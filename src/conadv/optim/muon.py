@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from .base import LayerwiseOptimizer, check_momentum, check_numbers, norm_dtype
-from .lamb import adam_state, check_adam, update_lamb
+from .base import LayerwiseOptimizer, norm_dtype
+from .lamb import update_lamb
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ROUNDS = 5
@@ -58,15 +58,9 @@ class Muon(LayerwiseOptimizer):
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "adapt": adapt, "foreach": foreach})
 
-    def _check(self, group: dict[str, Any]) -> None:
-        check_numbers(group, ("lr", "weight_decay"))
-        check_momentum(group)
-        check_adam(group)
-
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any], foreach: bool) -> None:
         if not group["adapt"]:
-            states = [adam_state(self.state[weight], weight) for weight in weights]
-            update_lamb(weights, gradients, states, group, foreach)
+            update_lamb(weights, gradients, [self.state[weight] for weight in weights], group, foreach)
             return
         for weight, gradient in zip(weights, gradients, strict=True):
             if weight.ndim < 2:
