@@ -31,7 +31,7 @@ from conadv.core.twins import StaleWeights
 from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.ranks.launch import own_rank, world_size
 from conadv.ranks.layout import Layout
-from conadv.ranks.member import Member, NotFiniteError
+from conadv.ranks.member import Member, StepError
 from conadv.ranks.world import joined, own_device
 from conadv.trainer import training
 from conadv.trainer.build import build_job, build_policy, build_stream, check_fit
@@ -114,7 +114,7 @@ def step_with_oddity(oddity: str) -> str:
             pending_statistics(model)[0][0] = float("nan")
         try:
             member.step((torch.rand(4, 2).double(), torch.zeros(4, dtype=torch.long)), None).read()
-        except NotFiniteError as error:
+        except StepError as error:
             return str(error)
     return ""
 

@@ -162,7 +162,7 @@ def test_so_does_a_team(factory, words, events):
     model = split_batchnorm(small_cnn().float()).to("meta")
     waits = Waits()
     with Team(batch_size=8, chunk_size=4) as team:
-        team._world = replace(team.world, device=torch.device("meta"))
+        team.world = replace(team.world, device=torch.device("meta"))
         method = team.method(factory, model, F.cross_entropy, *words)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         with waits:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
 import torch
 from torch import nn
@@ -183,7 +182,6 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         task.model,
         method,
         chunks=stream.chunks_per_step,
-        has_twins=partial(TwinShare.from_number(recipe.twin_share).has, recipe.seed),
         wire=_wire(recipe, task, attack),
     )
     return Job(
