@@ -28,7 +28,7 @@ from conadv.wrappers import innermost, touched
 
 from .layout import Layout
 from .mail import Mail, Passed, Post, Weights, Wire
-from .pool import Pooled
+from .pool import Pool
 from .world import World
 
 # What may not be finite, in the order in which it is checked.
@@ -143,7 +143,7 @@ class Member:
             self.post.drain()
             ahead = chain(islice(batches, self.reads_ahead, None), repeat(None))
             yield from ((None, batch) for batch in islice(ahead, end - self.method.step))
-        elif isinstance(twins, Pooled):  # reads the chunks of a batch before its step, too
+        elif isinstance(twins, Pool):  # reads the chunks of a batch before its step, too
             yield from self.method.feed(Chunked(batch.count, list(batch.chunks)) for batch in batches)
         else:
             if isinstance(twins, Mail):
@@ -273,7 +273,7 @@ class Member:
     @property
     def _local(self) -> Local | None:
         twins = self.method.twins
-        twins = twins.local if isinstance(twins, Pooled) else twins
+        twins = twins.local if isinstance(twins, Pool) else twins
         return twins if isinstance(twins, Local) else None
 
     def _average_gradients(self) -> None:
