@@ -29,24 +29,26 @@ PAIRS = (
 GREY, ORANGE, BLUE, INK = "#7a828c", "#d55e00", "#0072b2", "#1b1e23"
 
 
+# The shortest step with enough devices: learning costs 3, each step of a fresh attack 2 before it.
+STEP = {"one step, fresh": 5 / 3, "three steps, fresh": 9 / 3}
+
+
 class Shown(NamedTuple):
     """How the left half of the figure shows an arm."""
 
     arm: str
-    step: float
-    """The shortest step with enough devices: learning costs 3, each step of a fresh attack 2 before it."""
     place: float
-    """Where it is drawn: arms of the same step time stand side by side."""
+    """Its step time; arms of the same step time stand side by side."""
     colour: str
     marker: str
 
 
 SHOWN = (
-    Shown("vanilla", 1.0, 1.0, GREY, "D"),
-    Shown("one step, delay 1", 1.0, 0.96, BLUE, "o"),
-    Shown("three steps, delay 2", 1.0, 1.04, BLUE, "s"),
-    Shown("one step, fresh", 5 / 3, 5 / 3, ORANGE, "o"),
-    Shown("three steps, fresh", 9 / 3, 9 / 3, ORANGE, "s"),
+    Shown("vanilla", 1.0, GREY, "D"),
+    Shown("one step, delay 1", 0.96, BLUE, "o"),
+    Shown("three steps, delay 2", 1.04, BLUE, "s"),
+    Shown("one step, fresh", STEP["one step, fresh"], ORANGE, "o"),
+    Shown("three steps, fresh", STEP["three steps, fresh"], ORANGE, "s"),
 )
 
 Figures = dict[str, dict[int, float]]
@@ -155,7 +157,7 @@ def _draw_costs(axis: Any, figures: Figures) -> None:
     axis.set(
         title="What a delay costs",
         xlabel=f"difference from no delay, points\n(shaded: the margin of {MARGIN:g} point)",
-        ylim=(len(names) - 0.5, -0.5),
+        ylim=(max(len(names), 1) - 0.5, -0.5),
     )
     reach = max([1.5 * MARGIN, *(abs(edge) for edge in axis.get_xlim())])
     axis.set_xlim(-reach, reach)
@@ -176,23 +178,48 @@ def _tidy(axis: Any, grid: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def table(path: Path) -> str:
+    """The results as Markdown: the mean over the seeds, and their standard deviation where there are two or more."""
+    robust, clean = read(path), read(path, "test_top1")
+    order = ["vanilla", *(arm for pair in PAIRS[:2] for arm in reversed(pair)), *(arm for arm, _ in PAIRS)]
+    lines = ["| training | seeds | clean, % | under PGD, % | shortest step |", "|---|--:|--:|--:|--:|"]
+    for arm in dict.fromkeys(order):
+        if arm in robust:
+            step = f"{STEP.get(arm, 1):.3g}"
+            lines.append(f"| {arm} | {len(robust[arm])} | {_spread(clean[arm])} | {_spread(robust[arm])} | {step} |")
+    return "\n".join(lines) + "\n"
+
+
+def _spread(seeds: dict[int, float]) -> str:
+    values = list(seeds.values())
+    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def verdicts(path: Path) -> str:
+    """The comparisons as Markdown, the two that are tested with their verdict."""
+    robust, clean = read(path), read(path, "test_top1")
+    lines = ["| comparison | seeds | under PGD, points | clean, points | within 1 point |", "|---|--:|--:|--:|---|"]
+    for number, (arm, base) in enumerate(PAIRS):
+        found, beside = (compare(values.get(arm, {}), values.get(base, {})) for values in (robust, clean))
+        if found and beside:
+            verdict = ("yes" if found.equivalent else "not shown") if number < 2 else "not tested"
+            lines.append(f"| {arm} − fresh | {found.seeds} | {_interval(found)} | {_interval(beside)} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def _interval(found: Comparison) -> str:
+    return f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f})".replace("-", "−")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, default=HERE / "results.jsonl")
     parser.add_argument("--figure", type=Path)
     given = parser.parse_args()
-    figures, clean = read(given.results), read(given.results, "test_top1")
-    for arm, seeds in figures.items():
-        robust = " ".join(f"{seeds[seed]:.1f}" for seed in sorted(seeds))
-        print(f"{arm}: under PGD {robust}; clean {fmean(clean[arm].values()):.1f}")
-    for arm, base in PAIRS:
-        found = compare(figures.get(arm, {}), figures.get(base, {}))
-        if found is not None:
-            verdict = "equivalent" if found.equivalent else "not shown to be equivalent"
-            interval = f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f}, {found.seeds} seeds)"
-            print(f"{arm} - {base}: {interval}, margin {MARGIN:g}: {verdict}")
+    print(table(given.results))
+    print(verdicts(given.results))
     if given.figure:
-        draw(figures, given.figure)
+        draw(read(given.results), given.figure)
 
 
 if __name__ == "__main__":
