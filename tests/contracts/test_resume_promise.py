@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 from torch import Tensor
 
-from conadv.optim.catalog import OPTIMIZERS
+from conadv.optim import OPTIMIZERS
 from support import tasks, tiny
 from support.promises import few
 from support.ranks import Pool

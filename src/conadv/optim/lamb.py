@@ -52,26 +52,17 @@ class Lamb(LayerwiseOptimizer):
         super().__init__(params, {**defaults, "adapt": adapt, "foreach": foreach})
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any], foreach: bool) -> None:
-        update_lamb(weights, gradients, [self.state[weight] for weight in weights], group, foreach)
+        update_lamb(weights, gradients, [self.state[weight] for weight in weights], group)
 
 
 def update_lamb(
-    weights: list[Tensor], gradients: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any], foreach: bool
+    weights: list[Tensor], gradients: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
 ) -> None:
-    """Update weights of one group, device and dtype, with their states, all at once or one by one."""
-    for state, weight in zip(states, weights, strict=True):
+    """Update weights of one device and dtype together, and their states."""
+    for weight, state in zip(weights, states, strict=True):
         if not state:
             state.update(step=0, exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
         state["step"] += 1
-    size = len(weights) if foreach else 1
-    for start in range(0, len(weights), size):
-        part = slice(start, start + size)
-        _update_together(weights[part], gradients[part], states[part], group)
-
-
-def _update_together(
-    weights: list[Tensor], gradients: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
-) -> None:
     beta1, beta2 = group["betas"]
     averages = [state["exp_avg"] for state in states]
     squares = [state["exp_avg_sq"] for state in states]
@@ -86,12 +77,7 @@ def _update_together(
     if group["weight_decay"] != 0:
         torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
     if group["adapt"]:
-        torch._foreach_mul_(updates, _trusts(weights, updates))
+        weight_norms, update_norms = norms(weights), norms(updates)
+        trusts = torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0)
+        torch._foreach_mul_(updates, list(trusts.unbind()))
     torch._foreach_add_(weights, updates, alpha=-group["lr"])
-
-
-def _trusts(weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
-    """The trust ratios as tensors without dimensions, so that nothing waits for the device."""
-    weight_norms, update_norms = norms(weights), norms(updates)
-    ratios = weight_norms / update_norms
-    return list(torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0).unbind())

@@ -60,22 +60,16 @@ class Muon(LayerwiseOptimizer):
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any], foreach: bool) -> None:
         if not group["adapt"]:
-            update_lamb(weights, gradients, [self.state[weight] for weight in weights], group, foreach)
+            update_lamb(weights, gradients, [self.state[weight] for weight in weights], group)
             return
         for weight, gradient in zip(weights, gradients, strict=True):
             if weight.ndim < 2:
                 raise ValueError("Muon needs matrices: take the groups of conadv.parameter_groups for the rest")
-            self._update_matrix(weight, gradient, group)
-
-    def _update_matrix(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state, momentum = self.state[weight], group["momentum"]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(weight)
-        mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        update = orthogonalized(gradient.lerp(mean, momentum).flatten(1))
-        size = _SIZE * math.sqrt(max(update.shape))
-        weight.mul_(1 - group["lr"] * group["weight_decay"])
-        weight.add_(update.view(weight.shape).to(weight.dtype), alpha=-group["lr"] * size)
+            mean = self._momentum(weight).lerp_(gradient, 1 - group["momentum"])
+            update = orthogonalized(gradient.lerp(mean, group["momentum"]).flatten(1))
+            size = _SIZE * math.sqrt(max(update.shape))
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
+            weight.add_(update.view(weight.shape).to(weight.dtype), alpha=-group["lr"] * size)
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:
