@@ -6,7 +6,6 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from conadv.catalog import METHODS, MethodInfo
