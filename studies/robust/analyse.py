@@ -45,8 +45,8 @@ class Shown(NamedTuple):
 
 SHOWN = (
     Shown("vanilla", 1.0, GREY, "D"),
-    Shown("one step, delay 1", 0.96, BLUE, "o"),
-    Shown("three steps, delay 2", 1.04, BLUE, "s"),
+    Shown("one step, delay 1", 0.94, BLUE, "o"),
+    Shown("three steps, delay 2", 1.06, BLUE, "s"),
     Shown("one step, fresh", STEP["one step, fresh"], ORANGE, "o"),
     Shown("three steps, fresh", STEP["three steps, fresh"], ORANGE, "s"),
 )
@@ -115,10 +115,11 @@ def draw(figures: Figures, out: Path) -> None:
 def _draw_steps(axis: Any, figures: Figures) -> None:
     """Robust accuracy against step time: an arrow from each fresh attack to the same attack beside the update."""
     shown = [one for one in SHOWN if one.arm in figures]
-    top = max(fmean(figures[one.arm].values()) for one in shown)
+    top = max((fmean(figures[one.arm].values()) for one in shown), default=1.0)
     for one in shown:
         values = list(figures[one.arm].values())
-        _draw_values(axis, [one.place] * len(values), values, one.colour, one.marker, vertical=True)
+        aside = one.place + (0.06 if one.place >= 1 else -0.06)
+        _draw_values(axis, values, one.place, aside, one.colour, one.marker, vertical=True)
     for height, far, text in ((0.8, 5 / 3, "one attack step, delay 1"), (0.62, 3.0, "three attack steps, delay 2")):
         arrow = {"arrowstyle": "->", "color": INK, "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0}
         axis.annotate("", (1.0, height * top), (far, height * top), arrowprops=arrow)
@@ -126,7 +127,7 @@ def _draw_steps(axis: Any, figures: Figures) -> None:
     for place, height, colour, text in (
         (1.0, 1.08 * top, BLUE, "attack beside\nthe update"),
         ((5 / 3 + 3) / 2, 1.08 * top, ORANGE, "attack before the update"),
-        (1.1, 0.0, GREY, "plain training"),
+        (1.15, 0.0, GREY, "plain training"),
     ):
         where = {"ha": "left", "va": "center"} if colour == GREY else {"ha": "center", "va": "bottom"}
         axis.text(place, height, text, color=colour, fontweight="bold", **where)
@@ -151,25 +152,28 @@ def _draw_costs(axis: Any, figures: Figures) -> None:
         found = differences(figures.get(arm, {}), figures.get(base, {}))
         if found:
             marker = "s" if arm.startswith("three") else "o"
-            _draw_values(axis, found, [len(names)] * len(found), BLUE, marker, vertical=False)
+            _draw_values(axis, found, len(names), len(names) - 0.2, BLUE, marker, vertical=False)
             names.append(arm.replace(", ", ",\n"))
     axis.set_yticks(range(len(names)), names)
     axis.set(
         title="What a delay costs",
         xlabel=f"difference from no delay, points\n(shaded: the margin of {MARGIN:g} point)",
-        ylim=(max(len(names), 1) - 0.5, -0.5),
+        ylim=(max(len(names), 1) - 0.5, -0.6),
     )
     reach = max([1.5 * MARGIN, *(abs(edge) for edge in axis.get_xlim())])
     axis.set_xlim(-reach, reach)
     _tidy(axis, "x")
 
 
-def _draw_values(axis: Any, across: list[float], up: list[float], colour: str, marker: str, *, vertical: bool) -> None:
-    """Every value hollow, the mean filled, and its 95 % interval as a bar where there are two values or more."""
-    values = up if vertical else across
-    axis.scatter(across, up, s=30, marker=marker, facecolors="none", edgecolors=colour, linewidths=0.9, alpha=0.8)
+def _draw_values(
+    axis: Any, values: list[float], place: float, aside: float, colour: str, marker: str, *, vertical: bool
+) -> None:
+    """Every value hollow, aside from the mean, which is filled; its 95 % interval as a bar if there are two or more."""
+    several, mean = ([aside] * len(values), values), (place, fmean(values))
     bar = {"yerr" if vertical else "xerr": half_width(values)} if len(values) > 1 else {}
-    axis.errorbar(fmean(across), fmean(up), **bar, color=colour, marker=marker, ms=6, capsize=3, ls="", zorder=3)
+    step = 1 if vertical else -1  # the axis of the values comes second, or first
+    axis.scatter(*several[::step], s=24, marker=marker, facecolors="none", edgecolors=colour, linewidths=0.9)
+    axis.errorbar(*mean[::step], **bar, color=colour, marker=marker, ms=6, capsize=3, ls="")
 
 
 def _tidy(axis: Any, grid: str) -> None:
