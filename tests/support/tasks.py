@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import ipaddress
 import os
@@ -286,18 +285,6 @@ def train_with_small_files(folder: str, largest: int) -> tuple[int, str]:
             return cli.main(["train", "--resume", folder, *words]), said.getvalue()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def threads_left_by_training(changes: dict[str, Any], out: str) -> int:
-    """How many threads a run leaves behind: a process group that something still holds keeps its own."""
-    before = _threads()
-    take_steps(changes, out)
-    gc.collect()
-    return _threads() - before
-
-
-def _threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def train_without_pickle(folder: str, changes: dict[str, Any]) -> int:
