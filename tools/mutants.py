@@ -37,6 +37,7 @@ SOURCE = ROOT / "src"
 # Where the tests of a part are; those that take long are traced for no line, but run for the files that only they test.
 TESTS = {
     "optim": ["optim"],
+    "task": ["task"],
     "core": ["core", "contracts/test_reference.py", "contracts/test_ball.py", "contracts/test_no_trace.py"],
     "ranks": ["ranks"],
     "trainer": ["trainer"],
