@@ -4,19 +4,22 @@ BIN := .venv/bin
 # One thread a process: on a busy two-core machine two threads can be fifteen times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-torch test-cuda test-slurm check format slow soak integrations environments docs clean
+.PHONY: demo test promises test-torch test-cuda test-slurm check format slow soak integrations environments docs clean
 
 demo: .venv/installed        ## train four ways on the embedded digits: a table and a picture, a few minutes
 	$(BIN)/python examples/demo.py
 
-test: check                  ## format, lint, types, then every test that is not slow
+test: check                  ## format, lint, types, then the tests: a few cases of each promise, and nothing slow
 	$(BIN)/$(PYTEST)
 
 # The options of every run of the whole suite.
-PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := pytest -n 2 --dist worksteal
+promises: .venv/installed    ## every case of every promise: each method stopped at each step, in each layout (half an hour)
+	$(BIN)/$(PYTEST) -m 'not slow' tests/contracts tests/ranks/test_order.py tests/ranks/test_watch.py
+
 # Another release of PyTorch, in an environment of its own (PyPI's wheels bring CUDA libraries of several GB).
 TORCH ?= 2.15.0
-test-torch: .venv-torch-$(TORCH)/installed   ## every test that is not slow, with another PyTorch: make test-torch TORCH=2.15.0
+test-torch: .venv-torch-$(TORCH)/installed   ## the tests of make test, with another PyTorch: make test-torch TORCH=2.15.0
 	.venv-torch-$(TORCH)/bin/$(PYTEST)
 
 test-cuda: .venv/installed   ## on a node with GPUs: NCCL, hidden waits, determinism, layouts

@@ -31,12 +31,14 @@ _BOOST = {
     "changelog.md": 0.1,
 }  # fmt: skip
 _BOOST_BELOW = {"studies/": 0.3, "design/": 0.2}
+# Links to files of a study, which GitHub shows and the site does not have.
+_FILE_LINK = re.compile(r"\[([^\]]+)\]\([\w/.-]+\.(?:toml|py|jsonl?|csv)\)")
 _BLOCK = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FLAG, _WHOLE = re.compile(r"--[\w.-]+"), r'<span class="flag">\g<0></span>'
 _INLINE = re.compile(r"\$`([^`]+)`\$")
 # Listings whose lines do not fit beside both navigations, and tables with sentences: the style sheet gives them room.
-_LISTING, _LONG_LINE = re.compile(r'<div class="highlight"(?=>(.*?)</div>)', re.DOTALL), 105
-_TABLE, _LONG_CELL = re.compile(r"<table(?=>(.*?)</table>)", re.DOTALL), 60
+_LISTING, _LONG_LINE = re.compile(r'<div class="highlight"(?=>(.*?)</div>)', re.DOTALL), 107
+_TABLE, _LONG_CELL, _COLUMNS = re.compile(r"<table>.*?</table>", re.DOTALL), 45, 6
 _ROW, _HEAD, _CELL = (
     re.compile(r"<tr>.*?</tr>", re.DOTALL),
     re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL),
@@ -49,6 +51,7 @@ def on_files(files: Files, config: Any) -> Files:
     for name, page in _OUTSIDE.items():
         text = (_ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](").replace("](../../docs/", "](../")
         text = re.sub(r"\]\(\.\./(\w+)/README\.md", r"](\1.md", text)  # from one study to another
+        text = _FILE_LINK.sub(r"\1", text)
         files.append(File.generated(config, page, content=_link_pages(text, "")))
     return files
 
@@ -77,28 +80,28 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     They break a line after the `--` of a flag, and a table's cell before and after `±`.
     """
     html = re.sub(r"(?<=\d) ± (?=\d)", "\u00a0±\u00a0", html)
-    html = _LISTING.sub(lambda match: _marked(match, _LONG_LINE), html)
-    html = _TABLE.sub(lambda match: _marked(match, _LONG_CELL), html)
-    html = re.sub(r"<table data-long>.*?</table>", _with_labels, html, flags=re.DOTALL)
+    html = _LISTING.sub(lambda match: match[0] + " data-long" * _is_long(match[1], _LONG_LINE), html)
+    html = _TABLE.sub(_with_labels, html)
     html = re.sub(r"<code>([^<]*--[^<]*)</code>", lambda match: f"<code>{_FLAG.sub(_WHOLE, match[1])}</code>", html)
     return re.sub(r"equation-(\d+)-here", lambda match: page.meta["equations"][int(match[1])], html)
 
 
-def _marked(match: re.Match[str], most: int) -> str:
-    """The start of an element, marked if a line of its text is longer than `most`; a table has a line for each cell."""
-    lines = unescape(re.sub("<[^>]+>", "", match[1])).splitlines()
-    return match[0] + " data-long" * any(len(line) > most for line in lines)
+def _is_long(html: str, most: int) -> bool:
+    """Whether a line of the text is longer than `most`; a table has a line for each cell."""
+    return any(len(line) > most for line in unescape(re.sub("<[^>]+>", "", html)).splitlines())
 
 
 def _with_labels(table: re.Match[str]) -> str:
-    """The table with the header of its column in every cell: on a phone each row becomes a list (css/site.css)."""
+    """A table with sentences, with the header of its column in every cell: on a phone each row becomes a list."""
     heads = [re.sub("<[^>]+>", "", head) for head in _HEAD.findall(table[0])]
+    if len(heads) > _COLUMNS or not _is_long(table[0], _LONG_CELL):
+        return table[0]
 
     def labelled(row: re.Match[str]) -> str:
         labels = iter(heads)
         return _CELL.sub(lambda cell: f'{cell[0]} data-label="{next(labels)}"', row[0])
 
-    return _ROW.sub(labelled, table[0])
+    return _ROW.sub(labelled, table[0]).replace("<table>", "<table data-long>", 1)
 
 
 def on_post_build(config: Any) -> None:

@@ -4,7 +4,7 @@
 
 Accuracy: all 100 training images are one batch, so there are few updates with little noise, as in large-batch training.
 The test images are the other 1,697 digits. Each method has the learning rate that was best for it on other seeds
-(docs/log.md). Speed: one step of vanilla, DisAdv and recycled on two processes. This run measures every number.
+(docs/log.md). Speed: one step of vanilla, DisAdv and recycled on two processes. Every number is measured in this run.
 """
 
 from __future__ import annotations

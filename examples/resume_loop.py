@@ -1,6 +1,6 @@
 """A loop that resumes anywhere, with concurrent adversarial learning. Comments show the lines of the plain loop.
 
-Interrupt it and start it again: the weights at the end are the same, to the bit.
+Interrupt it and start it again: the weights at the end are the same, bit for bit.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A loop as timm writes it, with concurrent adversarial learning. Comments show the lines of the plain loop."""
+"""A timm training loop with concurrent adversarial learning. Comments show the lines of the plain loop."""
 
 import timm
 import torch

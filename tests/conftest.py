@@ -10,7 +10,6 @@ import gc
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,10 +36,6 @@ hypothesis.settings.register_profile("patient", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("patient")
 
 
-# Few tests that work or wait for long: a worker that came to one of these files last would end long after the other.
-LONG = ("test_examples.py", "test_watch.py", "test_memory.py", "test_compiling.py", "test_torchrun.py")
-
-
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Make bfloat16 work, before pytest-xdist starts its workers, which inherit the environment."""
     is_worker = hasattr(session.config, "workerinput")
@@ -57,13 +52,6 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def _print(config: pytest.Config, line: str) -> None:
     """Print a line also with -q, which leaves out the header."""
     config.pluginmanager.getplugin("terminalreporter").write_line(line)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On several workers long files first, then those with the most tests (all of which pytest-xdist would sort so)."""
-    if hasattr(config, "workerinput"):
-        counts = Counter(item.path for item in items)
-        items.sort(key=lambda item: (item.path.name not in LONG, -counts[item.path]))
 
 
 def pytest_collection_finish() -> None:

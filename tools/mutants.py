@@ -37,6 +37,7 @@ SOURCE = ROOT / "src"
 # Where the tests of a part are; those that take long are traced for no line, but run for the files that only they test.
 TESTS = {
     "optim": ["optim"],
+    "task": ["task"],
     "core": ["core", "contracts/test_reference.py", "contracts/test_ball.py", "contracts/test_no_trace.py"],
     "ranks": ["ranks"],
     "trainer": ["trainer"],
@@ -51,7 +52,7 @@ COSTLY = {
     "ranks/test_rehearsal.py": [],
     "ranks/test_team.py": ["ranks/mail.py", "ranks/member.py", "ranks/sampler.py", "ranks/team.py"],
     "ranks/test_mail.py": ["ranks/mail.py", "ranks/member.py", "ranks/world.py"],
-    "ranks/test_watch.py": ["ranks/ending.py", "ranks/faults.py"],
+    "ranks/test_watch.py": ["ranks/faults.py"],
     "trainer/test_bad_input.py": [],
     "trainer/test_compiling.py": ["trainer/kernels.py"],
     "trainer/test_elastic.py": [],

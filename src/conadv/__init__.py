@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .core.sam import Sam
     from .core.splitbn import plain_state_dict, route, split_batchnorm
     from .core.step import Common, Losses, Method
-    from .optim.groups import parameter_groups
+    from .optim.base import parameter_groups
     from .optim.lamb import Lamb
     from .optim.lars import Lars
     from .optim.muon import Muon
@@ -73,7 +73,7 @@ _HOMES = {
     "core.sam": ("Sam",),
     "core.splitbn": ("plain_state_dict", "route", "split_batchnorm"),
     "core.step": ("Common", "Losses", "Method"),
-    "optim.groups": ("parameter_groups",),
+    "optim.base": ("parameter_groups",),
     "optim.lamb": ("Lamb",),
     "optim.lars": ("Lars",),
     "optim.muon": ("Muon",),

@@ -1,4 +1,4 @@
-"""Name the signal that ends a run, such as SIGILL, or SIGKILL when memory runs out.
+"""How a process ends: at once with one line, or by a signal that a witness names, such as SIGILL or SIGKILL.
 
     run ──pipe──► witness, a small process that prints one line if the run dies
 
@@ -16,37 +16,41 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
-_GOODBYE = b"left"
-_NAME = "name: "
-# As faulthandler calls them.
-_CRASHES = {
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Floating point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL",
-    "Segmentation fault": "SIGSEGV",
-}
+_GOODBYE, _NAME = b"left", "name: "
 _REASONS = {
-    "SIGILL": "an instruction that the processor or the virtual machine lacks; if bfloat16 was used, "
-    "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16",
-    "SIGKILL": "by the system if memory ran out, or by a launcher or a user",
+    "SIGILL": " (an instruction that the processor or the virtual machine lacks; if bfloat16 was used, "
+    "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16)",
+    "SIGKILL": " (by the system if memory ran out, or by a launcher or a user)",
 }
-
 # Before and after a run listens to these, they end it by default.
 _REQUESTS = (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 _pipe: int | None = None
 
 
-def explained(name: str) -> str:
-    """Return the name of a signal with what it means, where that is not obvious."""
-    return f"{name} ({_REASONS[name]})" if name in _REASONS else name
+def say_line(text: str) -> None:
+    """Print one line on standard error, if anything still reads it."""
+    with suppress(OSError):
+        print(" ".join(text.split()), file=sys.stderr, flush=True)
+
+
+def end_process(status: int) -> NoReturn:
+    """Exit immediately: a normal exit would wait for connections to ranks that do not answer."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    leave()
+    os._exit(status)
 
 
 def explained_status(status: int) -> str:
     """Describe the exit status of a child process, which is negative for a signal."""
-    return f"died of {explained(signal.Signals(-status).name)}" if status < 0 else f"ended with status {status}"
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name
+    return f"died of {name}{_REASONS.get(name, '')}"
 
 
 @contextmanager
@@ -60,7 +64,7 @@ def witnessed(who: str) -> Iterator[None]:
     reader, _pipe = os.pipe()
     with suppress(OSError):  # no more processes: then without a witness
         subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, who],
+            [sys.executable, "-I", "-S", __file__],
             env={key: value for key, value in os.environ.items() if key != "RANK"},  # it is no rank
             stdin=reader,
             stdout=subprocess.DEVNULL,
@@ -68,6 +72,7 @@ def witnessed(who: str) -> Iterator[None]:
             start_new_session=True,  # signals to the group of the run do not reach it
         )
     os.close(reader)
+    rename(who)
     faulthandler.enable(_pipe, all_threads=False)
     for number in _REQUESTS:
         faulthandler.register(number, _pipe, all_threads=False, chain=True)
@@ -86,38 +91,31 @@ def rename(who: str) -> None:
 def leave() -> None:
     """Tell the witness that this process ends by itself; to be called before os._exit."""
     global _pipe
-    if _pipe is None:
+    if _pipe is not None:
+        faulthandler.disable()
+        for number in _REQUESTS:
+            faulthandler.unregister(number)
+        with suppress(OSError):
+            os.write(_pipe, _GOODBYE)
+        os.close(_pipe)
+        _pipe = None
+
+
+def _witness(words: bytes) -> None:
+    """Say what a process died of, from its last words; nothing if it ended by itself, or was asked to."""
+    text = words.decode(errors="replace")
+    (*_, who), stack = re.findall(f"^{_NAME}(.*)$", text, re.MULTILINE), re.sub(f"{_NAME}.*\n", "", text)
+    crash = re.search("Fatal Python error: (.+)", stack)
+    if words.endswith(_GOODBYE) or (stack and not crash):  # then it is the stack where a request to stop came
         return
-    faulthandler.disable()
-    for number in _REQUESTS:
-        faulthandler.unregister(number)
-    with suppress(OSError):
-        os.write(_pipe, _GOODBYE)
-    os.close(_pipe)
-    _pipe = None
-
-
-def verdict(who: str, words: bytes) -> str | None:
-    """Return what a witness prints after the last words of a process; None: it ended by itself, or was asked to."""
-    lines = words.decode(errors="replace").splitlines(keepends=True)
-    text = "".join(line for line in lines if not line.startswith(_NAME))
-    who = next((line.removeprefix(_NAME).strip() for line in lines[::-1] if line.startswith(_NAME)), who)
-    found = re.search("Fatal Python error: (.+)", text)
-    asked = text and not found  # then they are the stack where a request to stop came
-    if asked or words.endswith(_GOODBYE):
-        return None
-    name = _CRASHES.get(found[1].replace("-", " "), found[1]) if found else "SIGKILL"
-    stack = text.partition("\nExtension modules")[0]
-    return f"{who} died of {explained(name)}\n{stack}".rstrip()
-
-
-def _witness(who: str) -> None:
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    line = verdict(who, sys.stdin.buffer.read())
-    if line is not None:
-        print(line, file=sys.stderr)
+    described = crash[1].replace("-", " ") if crash else "Killed"
+    matching = (number for number in signal.Signals if signal.strsignal(number) == described)
+    number = next(matching, signal.SIGABRT)
+    stack = stack.partition("\nExtension modules")[0]
+    print(f"{who} {explained_status(-number)}\n{stack}".rstrip(), file=sys.stderr)
 
 
 if __name__ == "__main__":
-    _witness(sys.argv[1])
+    for request in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(request, signal.SIG_IGN)
+    _witness(sys.stdin.buffer.read())

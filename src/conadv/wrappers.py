@@ -91,9 +91,15 @@ def broadcast_early(parallel: DistributedDataParallel | None) -> None:
         parallel._sync_buffers()
 
 
-def touched(loss: Tensor, weights: Iterable[Tensor]) -> Tensor:
-    """Let the backward pass of a loss visit these weights too, without a gradient: DDP waits for every parameter."""
-    result: Tensor = _Touch.apply(loss, *weights)
+def touched(loss: Tensor, weights: Iterable[Tensor], zeros: bool = False) -> Tensor:
+    """Let the backward pass of a loss visit these weights too, without a gradient: DDP waits for every parameter.
+
+    Args:
+        loss: the loss.
+        weights: that nothing else in its graph reaches.
+        zeros: give them gradients of zero.
+    """
+    result: Tensor = _Touch.apply(loss, zeros, *weights)
     return result
 
 
@@ -146,13 +152,13 @@ def sharded_like(own: Tensor, tensor: Tensor) -> Tensor:
 
 
 class _Touch(torch.autograd.Function):
-    """Return the loss; its backward pass also visits the weights, with no gradient for them."""
+    """Return the loss; its backward pass also visits the weights, with no gradient for them, or one of zero."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, *weights: Tensor) -> Tensor:
-        ctx.weights = len(weights)
+    def forward(ctx: Any, loss: Tensor, zeros: bool, *weights: Tensor) -> Tensor:
+        ctx.zeros, ctx.weights = zeros, weights
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return (gradient, *[None] * ctx.weights)
+        return gradient, None, *(torch.zeros_like(weight) if ctx.zeros else None for weight in ctx.weights)

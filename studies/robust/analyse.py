@@ -1,4 +1,4 @@
-"""The tests of the robust study, and its figure: robust accuracy against the shortest step with enough devices.
+"""The tests of the robust study, and its figure: robust accuracy against step time, and what each delay costs.
 
 python studies/robust/analyse.py [RESULTS.jsonl] [--figure FILE.svg]
 """
@@ -11,35 +11,45 @@ import math
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scipy import stats
 
 HERE = Path(__file__).parent
-MARGIN = 1.0  # points, written down before the first result
+MARGIN = 1.0  # points, written down before the first final cell
 # Arms that are compared with one that attacks the current weights; the first two are tested, the others described.
 PAIRS = (
     ("one step, delay 1", "one step, fresh"),
-    ("five steps, delay 4", "five steps, fresh"),
+    ("three steps, delay 2", "three steps, fresh"),
     ("one step, delay 2", "one step, fresh"),
     ("one step, delay 4", "one step, fresh"),
     ("one step, delay 8", "one step, fresh"),
     ("recycled", "one step, fresh"),
 )
-# The arms as the figure draws them.
-ORDER = (
-    "vanilla",
-    "one step, fresh",
-    "one step, delay 1",
-    "one step, delay 2",
-    "one step, delay 4",
-    "one step, delay 8",
-    "five steps, fresh",
-    "five steps, delay 4",
-    "recycled",
-)
+GREY, ORANGE, BLUE, INK = "#7a828c", "#d55e00", "#0072b2", "#1b1e23"
+
+
 # The shortest step with enough devices: learning costs 3, each step of a fresh attack 2 before it.
-STEP = {"one step, fresh": 5 / 3, "five steps, fresh": 13 / 3}
+STEP = {"one step, fresh": 5 / 3, "three steps, fresh": 9 / 3}
+
+
+class Shown(NamedTuple):
+    """How the left half of the figure shows an arm."""
+
+    arm: str
+    place: float
+    """Its step time; arms of the same step time stand side by side."""
+    colour: str
+    marker: str
+
+
+SHOWN = (
+    Shown("vanilla", 1.0, GREY, "D"),
+    Shown("one step, delay 1", 0.94, BLUE, "o"),
+    Shown("three steps, delay 2", 1.06, BLUE, "s"),
+    Shown("one step, fresh", STEP["one step, fresh"], ORANGE, "o"),
+    Shown("three steps, fresh", STEP["three steps, fresh"], ORANGE, "s"),
+)
 
 Figures = dict[str, dict[int, float]]
 """By arm and seed."""
@@ -69,41 +79,140 @@ def read(path: Path, metric: str = "robust_top1") -> Figures:
     return dict(found)
 
 
+def differences(own: dict[int, float], base: dict[int, float]) -> list[float]:
+    """The differences of the seeds that both have."""
+    return [own[seed] - base[seed] for seed in sorted(own.keys() & base.keys())]
+
+
+def half_width(values: list[float]) -> float:
+    """Half of the 95 % interval of the mean, by Student's t."""
+    return float(stats.t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+
+
 def compare(own: dict[int, float], base: dict[int, float]) -> Comparison | None:
     """Compare the seeds that both have; None: fewer than two."""
-    differences = [own[seed] - base[seed] for seed in sorted(own.keys() & base.keys())]
-    if len(differences) < 2:
+    found = differences(own, base)
+    if len(found) < 2:
         return None
-    mean = fmean(differences)
-    half = stats.t.ppf(0.975, len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
-    return Comparison(len(differences), mean, mean - half, mean + half)
+    mean, half = fmean(found), half_width(found)
+    return Comparison(len(found), mean, mean - half, mean + half)
 
 
 def draw(figures: Figures, out: Path) -> None:
-    """Draw robust accuracy against step time: every run hollow, the mean filled, its 95 % interval as a bar."""
+    """Draw both halves of the figure: every seed hollow, the mean filled, its 95 % interval as a bar."""
     import matplotlib
     from matplotlib.figure import Figure
 
     matplotlib.rcParams["svg.hashsalt"] = "robust"  # the same file from the same results
-    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
-    axis = figure.add_subplot(xlabel="shortest step with enough devices (vanilla = 1)", ylabel="accuracy under PGD, %")
-    arms = [arm for arm in ORDER if arm in figures]
-    beside = [
-        arm for arm in arms if arm not in STEP and arm != "vanilla"
-    ]  # these have vanilla's step: set side by side
-    for number, arm in enumerate(arms):
-        values = list(figures[arm].values())
-        place = STEP.get(arm, 1.0) + (0.09 * (beside.index(arm) - (len(beside) - 1) / 2) if arm in beside else 0)
-        colour, marker = f"C{number}", "o" if arm in STEP else "^"
-        axis.scatter([place] * len(values), values, s=26, marker=marker, facecolors="none", edgecolors=colour)
-        half = stats.t.ppf(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-        axis.errorbar(place, fmean(values), yerr=half, color=colour, marker=marker, ms=5, capsize=3, ls="", label=arm)
-    axis.set(xlim=(0.5, max(STEP.get(arm, 1.0) for arm in arms) + 0.3), ylim=(-2, None))
-    axis.grid(axis="y", color="#d9dde3", linewidth=0.6)
+    with matplotlib.rc_context({"font.size": 9.5, "text.color": INK, "axes.labelcolor": INK, "axes.titlesize": 10.5}):
+        figure = Figure(figsize=(8.4, 4.0), layout="constrained", facecolor="white")
+        left, right = figure.subplots(1, 2, width_ratios=(1.55, 1))
+        _draw_steps(left, figures)
+        _draw_costs(right, figures)
+        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+
+
+def _draw_steps(axis: Any, figures: Figures) -> None:
+    """Robust accuracy against step time: an arrow from each fresh attack to the same attack beside the update."""
+    shown = [one for one in SHOWN if one.arm in figures]
+    top = max((fmean(figures[one.arm].values()) for one in shown), default=1.0)
+    for one in shown:
+        values = list(figures[one.arm].values())
+        aside = one.place + (0.06 if one.place >= 1 else -0.06)
+        _draw_values(axis, values, one.place, aside, one.colour, one.marker, vertical=True)
+    for height, far, text in ((0.8, 5 / 3, "one attack step, delay 1"), (0.62, 3.0, "three attack steps, delay 2")):
+        arrow = {"arrowstyle": "->", "color": INK, "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0}
+        axis.annotate("", (1.0, height * top), (far, height * top), arrowprops=arrow)
+        axis.annotate(text, (1.04, height * top), (0, -4), textcoords="offset points", va="top")
+    for place, height, colour, text in (
+        (1.0, 1.08 * top, BLUE, "attack beside\nthe update"),
+        ((5 / 3 + 3) / 2, 1.08 * top, ORANGE, "attack before the update"),
+        (1.15, 0.0, GREY, "plain training"),
+    ):
+        where = {"ha": "left", "va": "center"} if colour == GREY else {"ha": "center", "va": "bottom"}
+        axis.text(place, height, text, color=colour, fontweight="bold", **where)
+    axis.set(
+        title="Robust accuracy against step time",
+        xlabel="shortest step with enough devices (plain training = 1)",
+        ylabel="test accuracy under attack, %",
+        xlim=(0.55, 3.3),
+        xticks=(1, 5 / 3, 3),
+        xticklabels=("1", "1.67", "3"),
+        ylim=(-0.05 * top, 1.3 * top),
+    )
+    _tidy(axis, "y")
+
+
+def _draw_costs(axis: Any, figures: Figures) -> None:
+    """What each delay costs: the differences from the fresh attack, seed by seed, and the margin as a band."""
+    axis.axvspan(-MARGIN, MARGIN, color="#e8eef4", linewidth=0)
+    axis.axvline(0, color=GREY, linewidth=0.8)
+    names: list[str] = []
+    for arm, base in PAIRS[:-1]:
+        found = differences(figures.get(arm, {}), figures.get(base, {}))
+        if found:
+            marker = "s" if arm.startswith("three") else "o"
+            _draw_values(axis, found, len(names), len(names) - 0.2, BLUE, marker, vertical=False)
+            names.append(arm.replace(", ", ",\n"))
+    axis.set_yticks(range(len(names)), names)
+    axis.set(
+        title="What a delay costs",
+        xlabel=f"difference from no delay, points\n(shaded: the margin of {MARGIN:g} point)",
+        ylim=(max(len(names), 1) - 0.5, -0.6),
+    )
+    reach = max([1.5 * MARGIN, *(abs(edge) for edge in axis.get_xlim())])
+    axis.set_xlim(-reach, reach)
+    _tidy(axis, "x")
+
+
+def _draw_values(
+    axis: Any, values: list[float], place: float, aside: float, colour: str, marker: str, *, vertical: bool
+) -> None:
+    """Every value hollow, aside from the mean, which is filled; its 95 % interval as a bar if there are two or more."""
+    several, mean = ([aside] * len(values), values), (place, fmean(values))
+    bar = {"yerr" if vertical else "xerr": half_width(values)} if len(values) > 1 else {}
+    step = 1 if vertical else -1  # the axis of the values comes second, or first
+    axis.scatter(*several[::step], s=24, marker=marker, facecolors="none", edgecolors=colour, linewidths=0.9)
+    axis.errorbar(*mean[::step], **bar, color=colour, marker=marker, ms=6, capsize=3, ls="")
+
+
+def _tidy(axis: Any, grid: str) -> None:
+    axis.grid(axis=grid, color="#d9dde3", linewidth=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(fontsize=9, frameon=False, loc="outside lower center", ncols=3)
-    figure.savefig(out, metadata={"Date": None})
+
+
+def table(path: Path) -> str:
+    """The results as Markdown: the mean over the seeds, and their standard deviation where there are two or more."""
+    robust, clean = read(path), read(path, "test_top1")
+    order = ["vanilla", *(arm for pair in PAIRS[:2] for arm in reversed(pair)), *(arm for arm, _ in PAIRS)]
+    lines = ["| training | seeds | clean, % | under PGD, % | shortest step |", "|---|--:|--:|--:|--:|"]
+    for arm in dict.fromkeys(order):
+        if arm in robust:
+            step = f"{STEP.get(arm, 1):.3g}"
+            lines.append(f"| {arm} | {len(robust[arm])} | {_spread(clean[arm])} | {_spread(robust[arm])} | {step} |")
+    return "\n".join(lines) + "\n"
+
+
+def _spread(seeds: dict[int, float]) -> str:
+    values = list(seeds.values())
+    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def verdicts(path: Path) -> str:
+    """The comparisons as Markdown, the two that are tested with their verdict."""
+    robust, clean = read(path), read(path, "test_top1")
+    lines = ["| comparison | seeds | under PGD, points | clean, points | within 1 point |", "|---|--:|--:|--:|---|"]
+    for number, (arm, base) in enumerate(PAIRS):
+        found, beside = (compare(values.get(arm, {}), values.get(base, {})) for values in (robust, clean))
+        if found and beside:
+            verdict = ("yes" if found.equivalent else "not shown") if number < 2 else "not tested"
+            lines.append(f"| {arm} − fresh | {found.seeds} | {_interval(found)} | {_interval(beside)} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def _interval(found: Comparison) -> str:
+    return f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f})".replace("-", "−")
 
 
 def main() -> None:
@@ -111,18 +220,10 @@ def main() -> None:
     parser.add_argument("results", nargs="?", type=Path, default=HERE / "results.jsonl")
     parser.add_argument("--figure", type=Path)
     given = parser.parse_args()
-    figures, clean = read(given.results), read(given.results, "test_top1")
-    for arm, seeds in figures.items():
-        robust = " ".join(f"{seeds[seed]:.1f}" for seed in sorted(seeds))
-        print(f"{arm}: under PGD {robust}; clean {fmean(clean[arm].values()):.1f}")
-    for arm, base in PAIRS:
-        found = compare(figures.get(arm, {}), figures.get(base, {}))
-        if found is not None:
-            verdict = "equivalent" if found.equivalent else "not shown to be equivalent"
-            interval = f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f}, {found.seeds} seeds)"
-            print(f"{arm} - {base}: {interval}, margin {MARGIN:g}: {verdict}")
+    print(table(given.results))
+    print(verdicts(given.results))
     if given.figure:
-        draw(figures, given.figure)
+        draw(read(given.results), given.figure)
 
 
 if __name__ == "__main__":

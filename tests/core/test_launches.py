@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conadv import PGD, split_batchnorm
 from conadv.catalog import METHODS
 from conadv.core.splitbn import update_running_stats
-from conadv.optim.groups import parameter_groups
+from conadv.optim.base import parameter_groups
 from conadv.optim.lars import Lars
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import Member

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from conadv import PGD, split_batchnorm
 from conadv.catalog import METHODS
 from conadv.core.seeds import centered
-from conadv.optim.groups import parameter_groups
+from conadv.optim.base import parameter_groups
 from conadv.optim.lars import Lars
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import Member

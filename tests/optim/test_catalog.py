@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from conadv.config import Optimizer
-from conadv.optim.catalog import OPTIMIZERS
+from conadv.optim import OPTIMIZERS, build_optimizer
 from conadv.optim.lamb import Lamb
 from conadv.optim.lars import Lars
 from conadv.optim.muon import Muon
@@ -19,7 +19,7 @@ CLASSES = {"lars": Lars, "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "la
 
 def build(name: str, **settings: float) -> torch.optim.Optimizer:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    return OPTIMIZERS[name].build(model, asdict(Optimizer(name=name, **settings)))
+    return build_optimizer(model, asdict(Optimizer(name=name, **settings)))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

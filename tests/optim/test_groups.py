@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from conadv.optim.groups import parameter_groups
+from conadv.optim.base import parameter_groups
 
 
 class Branched(nn.BatchNorm2d):

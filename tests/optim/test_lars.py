@@ -11,7 +11,7 @@ import pytorch_optimizer
 import torch
 from torch import nn
 
-from conadv.optim.groups import parameter_groups
+from conadv.optim.base import parameter_groups
 from conadv.optim.lars import Lars
 from support.optimizers import BOTH_WAYS, SHAPES, flat, give_gradients, make_parameters
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conadv.optim.groups import parameter_groups
+from conadv.optim.base import parameter_groups
 from conadv.optim.muon import Muon, orthogonalized
 from support.optimizers import BOTH_WAYS, MATRICES, assert_same_steps, give_gradients, make_parameters
 

@@ -10,6 +10,7 @@ from conadv.catalog import METHODS
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import Member, Unread
 from support.fake_ranks import Call, record, replay
+from support.promises import few
 
 ATTACKED = [
     (2, "clean+adv | attack"),
@@ -35,8 +36,14 @@ def fields(method: str, delay: int) -> dict[str, object]:
     return {"method": method, "delay": delay} if method in ("conadv", "sam") else {"method": method}
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3])
-@pytest.mark.parametrize(("method", "delay", "size", "layout"), CASES)
+def usual(method: str, delay: int, size: int, layout: str | None, chunks: int) -> bool:
+    """One number of chunks for each method and layout, and one delay for each layout."""
+    return size < 6 and chunks == 1 + size % 3 and delay in (0, 1 if layout is None else size - 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "delay", "size", "layout", "chunks"), few(((*case, n) for case in CASES for n in (1, 2, 3)), usual)
+)
 def test_a_run_completes_where_each_rank_does_one_operation_at_a_time(method, delay, size, layout, chunks):
     lanes = size // len((layout or "all").split("|"))
     batch = 2 * lanes * chunks  # chunks of 2 images
@@ -56,8 +63,10 @@ def test_a_run_completes_where_each_rank_does_one_operation_at_a_time(method, de
     assert replay(calls) == [None] * size
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-@pytest.mark.parametrize(("method", "delay", "size", "layout"), [case for case in CASES if case[0] != "sam"])
+@pytest.mark.parametrize(
+    ("method", "delay", "size", "layout", "chunks"),
+    few(((*case, n) for case in CASES if case[0] != "sam" for n in (1, 3)), usual),
+)
 def test_it_completes_where_the_caller_runs_one_backward_pass(method, delay, size, layout, chunks, monkeypatch):
     def step(member: Member, now: Any, ahead: Any, stop: int = 0) -> Unread:
         total, unread = member.loss(now, ahead)
@@ -83,21 +92,23 @@ UNEVEN = [
 ]
 
 
-def few(case: tuple[Any, ...]) -> Any:
-    """A case, among the slow ones unless it is one of few."""
-    _, size, _, _, delay, share = case
-    return pytest.param(*case, marks=() if size < 6 and share == (0.5 if delay == 1 else 1) else pytest.mark.slow)
-
-
 SHARED = [
-    few((*case, delay, share))
+    (*case, delay, share)
     for case in UNEVEN
     for delay in (range(4) if case[0] == "conadv" else [1])
     for share in (1, 0.5)
 ]
 
 
-@pytest.mark.parametrize(("method", "size", "layout", "chunks", "delay", "share"), SHARED)
+@pytest.mark.parametrize(
+    ("method", "size", "layout", "chunks", "delay", "share"),
+    few(
+        SHARED,
+        lambda method, size, layout, chunks, delay, share: (
+            size < 6 and (delay, share) == ((1, 0.5) if size < 5 else (2, 1))
+        ),
+    ),
+)
 def test_it_completes_where_several_ranks_share_a_role(method, size, layout, chunks, delay, share):
     lane = Layout.lane_of(layout, METHODS[method].duties)
     batch = 2 * (size // lane.world_size) * chunks * (2 if share < 1 else 1)

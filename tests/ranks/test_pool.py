@@ -11,15 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import conadv
-from conadv.ranks.pool import Pooled, pack
-from support.fake_ray import FakeRay
+from conadv.ranks.attacker import pack
+from conadv.ranks.pool import Pool
+from support.fake_ray import FakePool
 
 
 def pool(attackers, wait=1.0, replaces=False, make_model=None, **settings):
-    ray = FakeRay(make_model or network, **settings)
-    made = Pooled(ray, ray.start, replaces, wait)
-    made.add(attackers)
-    return made
+    return FakePool(make_model or network, attackers, wait=wait, replaces=replaces, **settings)
 
 
 def kill_one(some):
@@ -148,14 +146,14 @@ def test_at_most_delay_steps_are_in_flight():
 
 def test_twins_of_bytes_come_back_as_bytes(monkeypatch):
     sizes = []
-    received = Pooled._answer_of
+    received = Pool._answer_of
 
     def answer_of(self, job):
         answer = received(self, job)
-        sizes.append(len(answer[0].data))
+        sizes.append(len(answer.data))
         return answer
 
-    monkeypatch.setattr(Pooled, "_answer_of", answer_of)
+    monkeypatch.setattr(Pool, "_answer_of", answer_of)
     settings = {"data": batches(10, as_bytes=True), "attack": conadv.PGD(4 / 255, random_start=0.0)}
     assert_equal(train(pool(1), **settings), train(**settings))
     assert set(sizes) == {2 * 3 * 8 * 8}

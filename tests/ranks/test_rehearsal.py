@@ -18,11 +18,10 @@ from conadv.catalog import METHODS
 from conadv.core.algorithm import ConAdv
 from conadv.core.roles import Role
 from conadv.ranks import faults
-from conadv.ranks.attempt import agree_on_attempt
 from conadv.ranks.layout import Layout
 from conadv.ranks.mail import Wire
 from conadv.ranks.member import Member
-from conadv.ranks.world import World
+from conadv.ranks.world import World, agree_on_attempt
 from support import tiny
 from support.fake_ranks import Call, Calls, CountingStore, Rehearsal, rehearse
 
@@ -86,7 +85,7 @@ def test_what_is_broadcast_at_the_start_does_not_grow_with_the_ranks(rehearsals:
 
 def test_requests_to_the_store_do_not_grow_with_the_ranks(rehearsals: Rehearsals) -> None:
     for (_, rank), rehearsal in rehearsals.items():
-        assert rank == 0 or asked(rehearsal) == {"append": 2, "get": 1, "add": 1, "set": 1}
+        assert rank == 0 or asked(rehearsal) == {"get": 2, "set": 2}
     assert asked(rehearsals[LARGE, 0]) == asked(rehearsals[6, 0])
     assert asked(rehearsals[LARGE, 0]).total() <= 6
     assert faults.BEAT >= 5.0, "a rank looks into the store at most once in 5 seconds"
@@ -119,7 +118,7 @@ def test_each_of_4608_ranks_builds_its_place_groups_and_routes() -> None:
                 if Role.ADV in member.place.role:
                     member.post.expect(0)
                 if member.only_attacks:
-                    member.post.send(0, member.place.first_chunk, torch.zeros(CHUNK, 1, 8, 8))
+                    member.post.send(0, 0, torch.zeros(CHUNK, 1, 8, 8))
             for call in calls.made:
                 (sent if call.members[0] == rank else received)[call.members] += 1
             chunks.update((duty, chunk) for duty in member.place.role for chunk in layout.chunks(rank, LARGE // 3))
@@ -135,12 +134,10 @@ def test_each_of_4608_ranks_builds_its_place_groups_and_routes() -> None:
 
 
 @pytest.mark.parametrize("size", [6, LARGE])
-def test_a_rank_asks_the_store_four_times_to_start(size: int) -> None:
+def test_a_rank_asks_the_store_three_times_to_start(size: int) -> None:
     store = CountingStore()
     agree_on_attempt(store, 1, size, timeout=1)
-    assert store.requests == {"append": 2, "get": 1, "add": 1}
-    for rank in range(2, size):
-        agree_on_attempt(store, rank, size, timeout=1)
+    assert store.requests == {"get": 2, "set": 1}
     store.requests.clear()
     agree_on_attempt(store, 0, size, timeout=1)
-    assert store.requests.total() <= 6, "rank 0 answers all ranks at once"
+    assert store.requests.total() <= 6, "rank 0 waits for all ranks at once"

@@ -246,8 +246,6 @@ def method_of(team: conadv.Team, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("misuse", "says"),
     [
-        (lambda team: method_of(team, chunk_size=4), "chunk_size is what the Team decides"),
-        (lambda team: (method_of(team), method_of(team)), "a Team has one method"),
         (lambda team: team.sampler(range(3)), "3 images do not fill a batch of 8"),
         (lambda team: list(method_of(team).feed(iter([]))), "a loader with a length"),
         (lambda team: list(method_of(team).feed([(torch.rand(2, 2, 6, 6), torch.zeros(2))])), "batches of 8 images"),
@@ -266,8 +264,6 @@ def test_a_team_that_does_not_fit_is_refused_before_it_meets():
         conadv.Team(batch_size=8, chunk_size=3)
     with pytest.raises(ValueError, match=r"start 3, 6, 9, ... ranks"):
         conadv.Team("clean | adv | attack", batch_size=8, chunk_size=2).__enter__()
-    with pytest.raises(ValueError, match="Team is not open"):
-        conadv.Team(batch_size=8, chunk_size=2).world  # noqa: B018
 
 
 def test_numbers_that_are_not_finite_end_the_team():

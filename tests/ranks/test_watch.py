@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from support import tiny
+from support.promises import few
 
 ENDLESS = {"epochs": 100_000, "checkpoint.every": 1000}
 
@@ -97,7 +98,7 @@ def test_a_rank_whose_weights_differ_in_one_bit_is_named(layout, named, start):
     assert "Traceback" not in run.said()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", few([(signal.SIGKILL,), (signal.SIGSTOP,)], lambda number: number == signal.SIGKILL))
 def test_a_lost_rank_that_only_attacks_and_may_lag_is_named(number, start):
     run = start(tiny.words(**ENDLESS, layout="2 clean+adv | attack", delay=3, timeout=6), 3)
     run.wait_for_step(3)
@@ -117,7 +118,10 @@ def by_hand() -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("rank", "name", "number"),
-    [(0, "clean", signal.SIGSTOP), (1, "adv", signal.SIGSTOP), (0, "clean", signal.SIGKILL)],
+    few(
+        [(0, "clean", signal.SIGSTOP), (1, "adv", signal.SIGSTOP), (0, "clean", signal.SIGKILL)],
+        lambda rank, name, number: number == signal.SIGKILL,
+    ),
 )
 def test_where_rank_0_keeps_the_store_any_rank_that_is_lost_is_named(rank, name, number, start):
     run = start(tiny.words(**ENDLESS, layout="clean | adv | attack", timeout=4), 3, **by_hand())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -136,36 +135,6 @@ def test_an_arm_named_like_another_with_its_settings_stays_apart(tmp_path: Path)
     """
     chosen = study(tmp_path, text, lambda v: 30.0)
     assert chosen.label.nunique() == 3
-
-
-@pytest.mark.parametrize(
-    "path", sorted(Path(__file__).parents[2].glob("studies/**/results.jsonl")), ids=lambda path: path.parent.name
-)
-def test_committed_studies_agree_with_scipy(path: Path) -> None:
-    """An independent computation from the lines of the file, for each arm that is compared at a single setting."""
-    found = conditions(main_cells(cells(read_results(path.parent))))
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    tested = found[found.p.notna()]
-    for label, row in tested[tested.index.isin({line["arm"] for line in lines})].iterrows():
-        by_seed = {
-            arm: {
-                line["values"]["seed"]: line["summary"]["test_top1"]
-                for line in lines
-                if line["arm"] == arm
-                and not all(grid.startswith("tun") for grid in line["grids"])
-                and line["values"]["optimizer.lr"] == found.rate[arm]
-            }
-            for arm in (label, row.baseline)
-            if arm in found.index and arm in {line["arm"] for line in lines}
-        }
-        if len(by_seed) < 2:  # the baseline is one of several settings of an arm
-            continue
-        seeds = sorted(by_seed[label].keys() & by_seed[row.baseline].keys())
-        test = stats.ttest_rel(
-            [by_seed[label][seed] for seed in seeds], [by_seed[row.baseline][seed] for seed in seeds]
-        )
-        assert row.p == pytest.approx(test.pvalue), label
-        assert (row.difference_low, row.difference_high) == pytest.approx(tuple(test.confidence_interval())), label
 
 
 def test_tuning_runs_are_judged_on_held_out_images_and_a_best_rate_at_the_edge_is_named(tmp_path: Path) -> None:

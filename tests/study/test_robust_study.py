@@ -33,11 +33,11 @@ def test_it_takes_the_finished_cells_of_the_final_grids_only(tmp_path: Path) -> 
     rows = [
         line("one step, fresh", "final", {"seed": 0, "robust_top1": 30.0}),
         line("one step, fresh", "final", None),
-        line("one step, fresh", "rates", {"seed": 10, "robust_top1": 20.0}),
-        line("five steps, fresh", "final, five steps", {"seed": 0, "robust_top1": 31.0}),
+        line("one step, fresh", "tuning", {"seed": 10, "robust_top1": 20.0}),
+        line("three steps, fresh", "final, three steps", {"seed": 0, "robust_top1": 31.0}),
     ]
     path.write_text("\n".join(rows) + "\n")
     found = SCRIPT["read"](path)
-    assert found == {"one step, fresh": {0: 30.0}, "five steps, fresh": {0: 31.0}}
+    assert found == {"one step, fresh": {0: 30.0}, "three steps, fresh": {0: 31.0}}
     SCRIPT["draw"](found, tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").read_text().startswith("<?xml")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from studies.scaling.scaling import Link, Machine, calibrated, estimate, plan, predict, roles_of
+from studies.scaling.scaling import Link, Machine, calibrated, estimate, predict
 
 ROOT = Path(__file__).parents[2]
 FREE = Link(0.0, float("inf"))
@@ -46,20 +46,11 @@ def test_lanes_share_the_chunks_and_a_slow_link_shows() -> None:
     assert step("recycled", "clean | adv", batch=40, inside=slow) == pytest.approx(40 * 5)  # the link is always busy
 
 
-def test_the_slowest_of_n_ranks_is_the_harmonic_number() -> None:
-    jitter = step("vanilla", "clean", lanes=4, jitter=0.1) / step("vanilla", "clean", lanes=4)
-    assert jitter == pytest.approx(1 + 0.1 * (1 + 1 / 2 + 1 / 3 + 1 / 4))
-
-
 def test_all_reduce_takes_the_faster_of_ring_and_tree() -> None:
     link = Link(1.0, 10.0)
     assert link.all_reduce(100, 1) == 0
     assert link.all_reduce(1000, 2) == pytest.approx(2 * (1 + 50))  # ring
     assert link.all_reduce(8, 8) == pytest.approx(2 * 3 * 1 + 2 * 0.8)  # tree: three levels
-
-
-def test_layouts_are_read_with_counts() -> None:
-    assert roles_of("3 clean+adv | attack") == [(3, ["clean", "adv"]), (1, ["attack"])]
 
 
 def test_the_paper_by_hand() -> None:
@@ -73,12 +64,6 @@ def test_the_paper_by_hand() -> None:
     assert predict(machine, "disadv", 2048, "clean | adv+attack", 2, "images/ms") == pytest.approx(
         2048 / five, rel=1e-6
     )
-
-
-def test_a_method_is_never_cheaper_than_vanilla() -> None:
-    rows = plan(SECONDS, batch=64, chunk=4, epochs=1)
-    vanilla = rows[0]
-    assert all(row.device_hours >= vanilla.device_hours and row.ranks <= 32 for row in rows)
 
 
 @pytest.mark.parametrize("words", ["", "--batch-size 98304 --nodes 576", "--paper"])

@@ -12,9 +12,10 @@ same time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,21 +43,12 @@ assert fake_pg is not None
 
 
 class CountingStore(dist.Store):
-    """A store in this process that counts requests.
+    """A store in this process that counts requests; what other ranks would set is there already."""
 
-    Args:
-        present: How many ranks other than 0 have come already.
-    """
-
-    def __init__(self, present: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.values = {"conadv/attempts/0/present": str(present)}
+        self.values = {"conadv/attempt": "0", "conadv/0/outcome": "complete"}
         self.requests: Counter[str] = Counter()
-
-    def _value(self, key: str) -> str:
-        if key.startswith("conadv/answers/"):  # that of rank 0, which would be waited for
-            return "0"
-        return self.values[key]
 
     def set(self, key: str, value: str | bytes) -> None:
         self.requests["set"] += 1
@@ -67,21 +59,20 @@ class CountingStore(dist.Store):
         self.values[key] = str(int(self.values.get(key, "0")) + amount)
         return int(self.values[key])
 
-    def append(self, key: str, value: str | bytes) -> None:
-        self.requests["append"] += 1
-        self.values[key] = self.values.get(key, "") + _text(value)
-
     def get(self, key: str) -> bytes:
         self.requests["get"] += 1
-        return self._value(key).encode()
+        return self.values[key].encode()
 
     def check(self, keys: list[str]) -> bool:
         self.requests["check"] += 1
         return all(key in self.values for key in keys)
 
-    def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
-        self.requests["multi_set"] += 1
-        self.values.update(zip(keys, map(_text, values), strict=True))
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        self.requests["wait"] += 1
+
+    def delete_key(self, key: str) -> bool:
+        self.requests["delete_key"] += 1
+        return True
 
 
 def _text(value: str | bytes) -> str:
@@ -189,7 +180,7 @@ def rehearse(rank: int, size: int, folder: Path, changes: dict[str, Any], payloa
         changes: Fields of the recipe.
         payloads: What rank 0 broadcast in its own rehearsal; None for rank 0.
     """
-    store, said, made = CountingStore(size - 1), [], []
+    store, said, made = CountingStore(), [], []
     coming = iter(payloads or ())
     init, broadcast, new_group = dist.init_process_group, World.broadcast, dist.new_group
 

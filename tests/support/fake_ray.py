@@ -7,7 +7,11 @@ import random
 from types import SimpleNamespace
 from weakref import WeakKeyDictionary
 
-from conadv.ranks.pool import Attacker
+import pytest
+
+from conadv.ranks import pool
+from conadv.ranks.attacker import Attacker
+from conadv.ranks.pool import Pool
 
 
 class RayError(Exception):
@@ -25,13 +29,20 @@ class FakeRay:
 
     exceptions = SimpleNamespace(RayError=RayError)
 
-    def __init__(self, make_model, seed=0, slowness=0.0):
-        self.random, self.slowness, self.make_model = random.Random(seed), slowness, make_model
+    def __init__(self, seed=0, slowness=0.0):
+        self.random, self.slowness = random.Random(seed), slowness
         self.store, self.calls, self.done, self.killed = WeakKeyDictionary(), {}, set(), set()
         self.submitted, self.starts = [], True
 
-    def start(self):
-        attacker = Attacker(self.make_model)
+    def is_initialized(self):
+        return True
+
+    def remote(self, kind):
+        assert kind is Attacker
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._start))
+
+    def _start(self, make_model):
+        attacker = Attacker(make_model)
         actor = SimpleNamespace()
         for name in ("ready", "twin"):
             call = getattr(attacker, name)
@@ -77,3 +88,12 @@ class FakeRay:
 
     def kill(self, actor):
         self.killed.add(id(actor))
+
+
+class FakePool(Pool):
+    """A pool whose Ray is played in this process; `replaces`: as on a cluster, lost attackers are started again."""
+
+    def __init__(self, make_model, attackers, resources=None, address=None, wait=None, replaces=False, **settings):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool, "imported", lambda address: FakeRay(**settings))
+            super().__init__(make_model, attackers, resources, "somewhere" if replaces else None, wait=wait)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import ipaddress
 import os
@@ -31,7 +30,7 @@ from conadv.core.twins import StaleWeights
 from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
 from conadv.ranks.launch import own_rank, world_size
 from conadv.ranks.layout import Layout
-from conadv.ranks.member import Member, NotFiniteError
+from conadv.ranks.member import Member, StepError
 from conadv.ranks.world import joined, own_device
 from conadv.trainer import training
 from conadv.trainer.build import build_job, build_policy, build_stream, check_fit
@@ -114,7 +113,7 @@ def step_with_oddity(oddity: str) -> str:
             pending_statistics(model)[0][0] = float("nan")
         try:
             member.step((torch.rand(4, 2).double(), torch.zeros(4, dtype=torch.long)), None).read()
-        except NotFiniteError as error:
+        except StepError as error:
             return str(error)
     return ""
 
@@ -286,18 +285,6 @@ def train_with_small_files(folder: str, largest: int) -> tuple[int, str]:
             return cli.main(["train", "--resume", folder, *words]), said.getvalue()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def threads_left_by_training(changes: dict[str, Any], out: str) -> int:
-    """How many threads a run leaves behind: a process group that something still holds keeps its own."""
-    before = _threads()
-    take_steps(changes, out)
-    gc.collect()
-    return _threads() - before
-
-
-def _threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def train_without_pickle(folder: str, changes: dict[str, Any]) -> int:

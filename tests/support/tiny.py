@@ -45,11 +45,6 @@ def net(classes: int, in_channels: int) -> nn.Module:
     )
 
 
-def steady(classes: int, in_channels: int) -> nn.Module:
-    """The same without Dropout."""
-    return nn.Sequential(*(layer for layer in net(classes, in_channels) if not isinstance(layer, nn.Dropout)))
-
-
 def tracking(classes: int, in_channels: int) -> nn.Module:
     """A net with a layer that tracks statistics, but is no BatchNorm."""
     return nn.Sequential(nn.InstanceNorm2d(in_channels, track_running_stats=True), *net(classes, in_channels))

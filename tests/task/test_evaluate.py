@@ -58,14 +58,6 @@ def test_equals_a_count_by_hand_in_batches_of_any_size(size: int) -> None:
     assert 0 < result.top1 < result.top5 < 100  # figures that tell them apart
 
 
-def test_bytes_and_fractions_are_the_same_images() -> None:
-    images, labels = make_data()
-    model = make_model()
-    as_bytes = evaluate(model, in_batches(images, labels))
-    assert evaluate(model, in_batches(images.float() / 255, labels)) == as_bytes
-    assert evaluate(model, in_batches(images.double() / 255, labels)).top1 == as_bytes.top1
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
 def test_labels_may_be_any_whole_numbers_and_batches_have_more_parts(dtype: torch.dtype) -> None:
     images, labels = make_data()
@@ -73,20 +65,6 @@ def test_labels_may_be_any_whole_numbers_and_batches_have_more_parts(dtype: torc
     expected = evaluate(model, in_batches(images, labels))
     batches = [(part, answers.to(dtype), part) for part, answers in in_batches(images, labels)]
     assert evaluate(model, iter(batches)) == expected
-
-
-@pytest.mark.parametrize("classes", [2, 5])
-def test_top5_of_few_classes_is_all_of_them(classes: int) -> None:
-    images, labels = make_data()
-    result = evaluate(make_model(classes), in_batches(images, labels % classes))
-    assert result.top5 == 100
-    assert result.top1 < 100
-
-
-def test_a_loss_of_ones_own_is_averaged_over_images() -> None:
-    images, labels = make_data()
-    result = evaluate(make_model(), in_batches(images, labels), loss=lambda logits, labels: labels.double().mean())
-    assert result.loss == pytest.approx(sum(labels.tolist()) / IMAGES)
 
 
 def test_a_short_model_loses_no_digits_of_the_loss() -> None:
@@ -147,14 +125,6 @@ def test_nothing_to_evaluate_is_an_error() -> None:
             evaluate(make_model(), empty)
     with_a_hole = [(images[:4], labels[:4]), (images[:0], labels[:0]), (images[4:], labels[4:])]
     assert evaluate(make_model(), with_a_hole).images == IMAGES
-
-
-def test_the_device_can_be_named() -> None:
-    images, labels = make_data()
-    model = make_model()
-    batches = in_batches(images, labels)
-    assert evaluate(model, batches, device="cpu") == evaluate(model, batches, device=torch.device("cpu"))
-    assert evaluate(nn.Flatten(), [(torch.eye(4).reshape(4, 1, 2, 2), torch.arange(4))]).top1 == 100
 
 
 EPSILON = 0.03

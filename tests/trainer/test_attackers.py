@@ -10,24 +10,20 @@ from pathlib import Path
 import pytest
 
 from conadv.cli import main
-from conadv.ranks.pool import Pooled
 from conadv.study.timeline import read_timeline
 from conadv.trainer import attackers
 from conadv.trainer.build import check_fit
 from conadv.trainer.progress import ProgressBar
-from support import tasks, tiny
-from support.fake_ray import FakeRay
+from support import fake_ray, tasks, tiny
 
 WORDS = ["train", "digits", "--model", "support.tiny:net", "--max-steps", "1"]
 
 
-class FakePool(Pooled):
+class FakePool(fake_ray.FakePool):
     """A pool that is played in this process: one of its attackers is lost in each third step."""
 
     def __init__(self, make_model, attackers, resources, address):
-        ray = FakeRay(make_model, slowness=0.3)
-        super().__init__(ray, ray.start, replaces=True, wait=0.01)
-        self.add(attackers)
+        super().__init__(make_model, attackers, wait=0.01, replaces=True, slowness=0.3)
         self.closed, self._chance, self._begun = False, random.Random(0), 0
 
     def begin(self, t, ahead):

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from conadv.core.splitbn import split_batchnorm
 from conadv.core.twins import StaleWeights
-from conadv.optim.catalog import OPTIMIZERS
+from conadv.optim import OPTIMIZERS, build_optimizer
 from conadv.trainer.state import (
     check_tensors,
     expected_tensors,
@@ -55,7 +55,7 @@ def make(seed: int = 0, name: str = "lars") -> tuple[nn.Module, Optimizer]:
     torch.manual_seed(seed)
     model = split_batchnorm(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), ("main", "adv"))
     model = model.to(memory_format=torch.channels_last)
-    return model, Odd(model.parameters()) if name == "odd" else OPTIMIZERS[name].build(model, SETTINGS)
+    return model, Odd(model.parameters()) if name == "odd" else build_optimizer(model, {"name": name, **SETTINGS})
 
 
 def check(tensors: dict[str, Tensor], delay: int, name: str = "lars") -> None:

@@ -19,7 +19,7 @@ from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
 from conadv.core.twins import StaleWeights
 from conadv.core.validate import Checks
-from conadv.optim.catalog import OPTIMIZERS
+from conadv.optim import OPTIMIZERS, build_optimizer
 from conadv.ranks.member import Member, Unread
 from conadv.trainer import loop
 from support import fake_ranks
@@ -70,7 +70,7 @@ def test_a_step_waits_for_no_value(name, optimizer_name):
     options = {"attack": PGD(4 / 255), "delay": info.default_delay, "adv_weight": 0.5, "rho": 0.05}
     method = info.build(model, F.cross_entropy, options, seed=0, chunk_size=4)
     method._step.join(Place(updates_stats=False))
-    optimizer = OPTIMIZERS[optimizer_name].build(model, FIELDS)
+    optimizer = build_optimizer(model, {"name": optimizer_name, **FIELDS})
     images, labels = torch.rand(8, 2, 6, 6), torch.zeros(8, dtype=torch.int64)
     with Waits() as waits:
         for _ in range(2):
@@ -162,7 +162,7 @@ def test_so_does_a_team(factory, words, events):
     model = split_batchnorm(small_cnn().float()).to("meta")
     waits = Waits()
     with Team(batch_size=8, chunk_size=4) as team:
-        team._world = replace(team.world, device=torch.device("meta"))
+        team.world = replace(team.world, device=torch.device("meta"))
         method = team.method(factory, model, F.cross_entropy, *words)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         with waits:

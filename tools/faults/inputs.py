@@ -25,8 +25,8 @@ from conadv.study.study_file import read_study
 from conadv.study.timeline import read_timeline
 from conadv.trainer import checkpoint, metrics, trained, training
 from faults.hostile import DAMAGES
+from faults.studies import damaged, prepare
 from study.studies import SMALL as STUDY
-from study.studies import damaged, prepare
 
 NUMBERS = (
     "0",

@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 
 from conadv.catalog import METHODS
 from conadv.core.roles import Role
-from conadv.optim.catalog import OPTIMIZERS
+from conadv.optim import OPTIMIZERS
 
 from .fields import (
     BelowOne,

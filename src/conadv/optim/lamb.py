@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from .base import LayerwiseOptimizer, check_numbers, norms
+from .base import LayerwiseOptimizer, norms
 
 
 class Lamb(LayerwiseOptimizer):
@@ -51,44 +51,18 @@ class Lamb(LayerwiseOptimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "adapt": adapt, "foreach": foreach})
 
-    def _check(self, group: dict[str, Any]) -> None:
-        check_numbers(group, ("lr", "weight_decay"))
-        check_adam(group)
-
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any], foreach: bool) -> None:
-        update_lamb(weights, gradients, [adam_state(self.state[weight], weight) for weight in weights], group, foreach)
-
-
-def check_adam(group: dict[str, Any]) -> None:
-    """Raise a ValueError if betas or eps are wrong."""
-    check_numbers(group, ("eps",))
-    if group["eps"] == 0:
-        raise ValueError("eps 0 divides by 0 where a gradient is 0: take a small number such as 1e-6")
-    if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
-        raise ValueError(f"betas {group['betas']!r}: take two numbers from 0 to below 1, such as (0.9, 0.999)")
-
-
-def adam_state(state: dict[str, Any], weight: Tensor) -> dict[str, Any]:
-    """The state of a weight, after counting this step."""
-    if not state:
-        state.update(step=0, exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
-    state["step"] += 1
-    return state
+        update_lamb(weights, gradients, [self.state[weight] for weight in weights], group)
 
 
 def update_lamb(
-    weights: list[Tensor], gradients: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any], foreach: bool
-) -> None:
-    """Update weights of one group, device and dtype, all at once or one by one."""
-    size = len(weights) if foreach else 1
-    for start in range(0, len(weights), size):
-        part = slice(start, start + size)
-        _update_together(weights[part], gradients[part], states[part], group)
-
-
-def _update_together(
     weights: list[Tensor], gradients: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
 ) -> None:
+    """Update weights of one device and dtype together, and their states."""
+    for weight, state in zip(weights, states, strict=True):
+        if not state:
+            state.update(step=0, exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
+        state["step"] += 1
     beta1, beta2 = group["betas"]
     averages = [state["exp_avg"] for state in states]
     squares = [state["exp_avg_sq"] for state in states]
@@ -103,12 +77,7 @@ def _update_together(
     if group["weight_decay"] != 0:
         torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
     if group["adapt"]:
-        torch._foreach_mul_(updates, _trusts(weights, updates))
+        weight_norms, update_norms = norms(weights), norms(updates)
+        trusts = torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0)
+        torch._foreach_mul_(updates, list(trusts.unbind()))
     torch._foreach_add_(weights, updates, alpha=-group["lr"])
-
-
-def _trusts(weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
-    """The trust ratios as tensors without dimensions, so that nothing waits for the device."""
-    weight_norms, update_norms = norms(weights), norms(updates)
-    ratios = weight_norms / update_norms
-    return list(torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0).unbind())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from .base import LayerwiseOptimizer, check_momentum, check_numbers, norm_dtype, norms
+from .base import LayerwiseOptimizer, norms
 
 
 class Lars(LayerwiseOptimizer):
@@ -49,72 +49,44 @@ class Lars(LayerwiseOptimizer):
         adapt: bool = True,
         foreach: bool | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust_coefficient": trust_coefficient,
-        }
-        super().__init__(params, {**defaults, "eps": eps, "adapt": adapt, "foreach": foreach})
-
-    def _check(self, group: dict[str, Any]) -> None:
-        check_numbers(group, ("lr", "weight_decay", "trust_coefficient", "eps"))
-        check_momentum(group)
-        if group["trust_coefficient"] == 0:
-            raise ValueError("trust_coefficient 0 keeps every weight as it is: take 0.001, or adapt=False for SGD")
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eps": eps}
+        super().__init__(
+            params, {**defaults, "trust_coefficient": trust_coefficient, "adapt": adapt, "foreach": foreach}
+        )
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any], foreach: bool) -> None:
-        velocities = [self._velocity(weight, group["momentum"]) for weight in weights]
-        (_update_together if foreach else _update_each)(weights, gradients, velocities, group)
-
-    def _velocity(self, weight: Tensor, momentum: float) -> Tensor:
-        """The last update of a weight; zeros without momentum."""
-        if momentum == 0:
-            return torch.zeros_like(weight)
-        state = self.state[weight]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(weight)
-        velocity: Tensor = state["momentum_buffer"]
-        return velocity
+        kept = group["momentum"] != 0
+        velocities = [self._momentum(weight) if kept else torch.zeros_like(weight) for weight in weights]
+        if foreach:
+            _update_together(weights, gradients, velocities, group)
+        else:
+            _update_one(weights[0], gradients[0], velocities[0], group)
 
 
-def _update_each(
-    weights: list[Tensor], gradients: list[Tensor], velocities: list[Tensor], group: dict[str, Any]
-) -> None:
-    decay = group["weight_decay"]
-    for weight, gradient, velocity in zip(weights, gradients, velocities, strict=True):
-        rate = group["lr"] * (_trust(weight, gradient, group) if group["adapt"] else 1.0)
-        velocity.mul_(group["momentum"]).add_(gradient, alpha=rate)
-        if decay != 0:
-            velocity.add_(weight, alpha=rate * decay)
-        weight.sub_(velocity)
-
-
-def _trust(weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> float:
-    dtype = norm_dtype(weight)
-    weight_norm = torch.linalg.vector_norm(weight, dtype=dtype).item()
-    gradient_norm = torch.linalg.vector_norm(gradient, dtype=dtype).item()
-    if not (weight_norm > 0 and gradient_norm > 0):
-        return 1.0
-    size: float = gradient_norm + group["weight_decay"] * weight_norm + group["eps"]
-    ratio: float = group["trust_coefficient"] * weight_norm / size
-    return ratio
+def _update_one(weight: Tensor, gradient: Tensor, velocity: Tensor, group: dict[str, Any]) -> None:
+    rate, decay = group["lr"], group["weight_decay"]
+    if group["adapt"]:
+        weight_norm, gradient_norm = norms([weight, gradient]).tolist()
+        if weight_norm > 0 and gradient_norm > 0:
+            size = gradient_norm + decay * weight_norm + group["eps"]
+            rate *= group["trust_coefficient"] * weight_norm / size
+    velocity.mul_(group["momentum"]).add_(gradient, alpha=rate)
+    if decay != 0:
+        velocity.add_(weight, alpha=rate * decay)
+    weight.sub_(velocity)
 
 
 def _update_together(
     weights: list[Tensor], gradients: list[Tensor], velocities: list[Tensor], group: dict[str, Any]
 ) -> None:
-    updates = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
+    """The same without waiting for the device: trust ratios are tensors without dimensions."""
+    decay = group["weight_decay"]
+    updates = torch._foreach_add(gradients, weights, alpha=decay)
     if group["adapt"]:
-        torch._foreach_mul_(updates, _trusts(weights, gradients, group))
+        weight_norms, gradient_norms = norms(weights), norms(gradients)
+        ratios = group["trust_coefficient"] * weight_norms / (gradient_norms + decay * weight_norms + group["eps"])
+        trusts = torch.where((weight_norms > 0) & (gradient_norms > 0), ratios, 1.0)
+        torch._foreach_mul_(updates, list(trusts.unbind()))
     torch._foreach_mul_(velocities, group["momentum"])
     torch._foreach_add_(velocities, updates, alpha=group["lr"])
     torch._foreach_sub_(weights, velocities)
-
-
-def _trusts(weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-    """The trust ratios as tensors without dimensions, so that nothing waits for the device."""
-    weight_norms, gradient_norms = norms(weights), norms(gradients)
-    sizes = gradient_norms + group["weight_decay"] * weight_norms + group["eps"]
-    ratios = group["trust_coefficient"] * weight_norms / sizes
-    return list(torch.where((weight_norms > 0) & (gradient_norms > 0), ratios, 1.0).unbind())

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from .base import LayerwiseOptimizer, check_momentum, check_numbers, norm_dtype
-from .lamb import adam_state, check_adam, update_lamb
+from .base import LayerwiseOptimizer, norm_dtype
+from .lamb import update_lamb
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ROUNDS = 5
@@ -58,30 +58,18 @@ class Muon(LayerwiseOptimizer):
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "adapt": adapt, "foreach": foreach})
 
-    def _check(self, group: dict[str, Any]) -> None:
-        check_numbers(group, ("lr", "weight_decay"))
-        check_momentum(group)
-        check_adam(group)
-
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any], foreach: bool) -> None:
         if not group["adapt"]:
-            states = [adam_state(self.state[weight], weight) for weight in weights]
-            update_lamb(weights, gradients, states, group, foreach)
+            update_lamb(weights, gradients, [self.state[weight] for weight in weights], group)
             return
         for weight, gradient in zip(weights, gradients, strict=True):
             if weight.ndim < 2:
                 raise ValueError("Muon needs matrices: take the groups of conadv.parameter_groups for the rest")
-            self._update_matrix(weight, gradient, group)
-
-    def _update_matrix(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state, momentum = self.state[weight], group["momentum"]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(weight)
-        mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        update = orthogonalized(gradient.lerp(mean, momentum).flatten(1))
-        size = _SIZE * math.sqrt(max(update.shape))
-        weight.mul_(1 - group["lr"] * group["weight_decay"])
-        weight.add_(update.view(weight.shape).to(weight.dtype), alpha=-group["lr"] * size)
+            mean = self._momentum(weight).lerp_(gradient, 1 - group["momentum"])
+            update = orthogonalized(gradient.lerp(mean, group["momentum"]).flatten(1))
+            size = _SIZE * math.sqrt(max(update.shape))
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
+            weight.add_(update.view(weight.shape).to(weight.dtype), alpha=-group["lr"] * size)
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:

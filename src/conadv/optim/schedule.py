@@ -25,9 +25,6 @@ def warmup_poly(peak: float, steps: int, warmup: int = 0, power: float = 2.0, en
         warmup: steps of linear warm-up; 0: none.
         power: exponent of the decay; 1 is a straight line.
         end: the value at the last step and after it.
-
-    Returns:
-        A function from the step, counted from 0, to the value.
     """
     if not (math.isfinite(power) and power > 0):
         raise ValueError(f"power {power!r}: take a number above 0; 1 is a straight line, 2 the paper's curve")
@@ -35,43 +32,21 @@ def warmup_poly(peak: float, steps: int, warmup: int = 0, power: float = 2.0, en
 
 
 def warmup_cosine(peak: float, steps: int, warmup: int = 0, end: float = 0.0) -> Schedule:
-    """A linear warm-up to `peak`, then half a cosine down to `end`.
-
-    Args:
-        peak: the largest value, reached at the end of the warm-up.
-        steps: length of the whole run, with the warm-up.
-        warmup: steps of linear warm-up; 0: none.
-        end: the value at the last step and after it.
-
-    Returns:
-        A function from the step, counted from 0, to the value.
-    """
+    """A linear warm-up to `peak`, then half a cosine down to `end`. The arguments are those of `warmup_poly`."""
     return _warmup_then(lambda progress: (1 + math.cos(math.pi * progress)) / 2, peak, steps, warmup, end)
 
 
 def warmup_constant(peak: float, warmup: int = 0) -> Schedule:
-    """A linear warm-up to `peak`, which then stays.
-
-    Args:
-        peak: the largest value, reached at the end of the warm-up.
-        warmup: steps of linear warm-up; 0: none.
-
-    Returns:
-        A function from the step, counted from 0, to the value.
-    """
-    _check_numbers(peak, peak)
-    _check_whole(warmup=warmup)
-
-    def value(step: int) -> float:
-        _check_whole(step=step)
-        return peak * _warmed(step, warmup)
-
-    return value
+    """A linear warm-up to `peak`, which then stays. The arguments are those of `warmup_poly`."""
+    return _warmup_then(lambda progress: 1.0, peak, max(warmup, 1), warmup, end=peak)
 
 
 def _warmup_then(decay: Callable[[float], float], peak: float, steps: int, warmup: int, end: float) -> Schedule:
     """`decay` turns the way from the peak to the last step, 0 to 1, into the share of the peak that is left."""
-    _check_numbers(peak, end)
+    if not (math.isfinite(peak) and peak > 0):
+        raise ValueError(f"peak {peak!r}: take a number above 0")
+    if not 0 <= end <= peak:
+        raise ValueError(f"end {end!r}: take a number from 0 to the peak, {peak!r}")
     _check_whole(steps=steps, warmup=warmup)
     if not max(warmup, 1) <= steps:
         raise ValueError(
@@ -83,23 +58,11 @@ def _warmup_then(decay: Callable[[float], float], peak: float, steps: int, warmu
     def value(step: int) -> float:
         _check_whole(step=step)
         if step <= top:
-            return peak * _warmed(step, warmup)
+            return peak * ((step + 1) / max(warmup, 1))
         share = decay((step - top) / (last - top)) if step < last else 0.0
         return peak * share + end * (1 - share)  # in this form the ends are exact
 
     return value
-
-
-def _warmed(step: int, warmup: int) -> float:
-    """The share of the peak that the warm-up has reached."""
-    return 1.0 if step + 1 >= warmup else (step + 1) / warmup
-
-
-def _check_numbers(peak: float, end: float) -> None:
-    if not (math.isfinite(peak) and peak > 0):
-        raise ValueError(f"peak {peak!r}: take a number above 0")
-    if not 0 <= end <= peak:
-        raise ValueError(f"end {end!r}: take a number from 0 to the peak, {peak!r}")
 
 
 def _check_whole(**counts: int) -> None:

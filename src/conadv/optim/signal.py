@@ -47,9 +47,7 @@ class SignalToNoise:
         for parameter in self._parameters:
             if parameter.grad is None:
                 continue
-            added = parameter.grad.clone()
-            if parameter in self._before:
-                added -= self._before[parameter]
+            added = parameter.grad - self._before.get(parameter, 0.0)
             self._before[parameter] = parameter.grad.clone()
             self._squares[parameter] = added.square_() + self._squares.get(parameter, 0.0)
 

@@ -42,8 +42,8 @@ def check_agreement(world: World, facts: Facts) -> None:
     """
     if world.size == 1:
         return
-    theirs = json.loads(world.broadcast(json.dumps(facts).encode()))
-    _raise_on_all(world, _difference(json.loads(json.dumps(facts)), theirs, world.rank))
+    own = json.dumps(facts, default=lambda value: type(value).__name__)
+    _raise_on_all(world, _difference(json.loads(own), json.loads(world.broadcast(own.encode())), world.rank))
 
 
 def from_main(world: World, work: Callable[[], bytes | None]) -> bytes:

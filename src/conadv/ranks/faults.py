@@ -20,7 +20,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,19 +27,18 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from conadv import last_words
+from conadv.last_words import end_process, say_line
 from conadv.memory import ADVICE, is_out_of_memory
 
-from .ending import end_process, say_error, say_line
 from .launch import rank_0_keeps_store, started_by_torchrun
 from .layout import Layout
-from .world import World
+from .world import World, deadline
 
 # Seconds between two looks into the store, and those that answers to the roll are waited for.
 BEAT, PATIENCE = 5.0, 8.0
 # Seconds in which the store answers, or torchrun notices a rank that has failed.
 _ANSWER = 3.0
 _GUARDS = count()  # several teams in one process group use different keys in its store
-_TIMED_OUT = ("timed out", "timeout", "time out")
 
 
 @contextmanager
@@ -66,14 +64,14 @@ def guarded(
         hint: the advice if a step takes longer than the timeout.
         raises: errors of this rank's own are raised with a note, not printed: they are in the code of the caller.
     """
+    guard, who = _Guard(world, layout, before_exit, asked, hint), layout.describe(world.rank)
     if world.size == 1:
-        yield partial(_leave_alone, before_exit)
+        yield guard.end_all
         return
-    last_words.rename(layout.describe(world.rank))
-    guard = _Guard(world, layout, before_exit, asked, hint)
+    last_words.rename(who)
     with guard.listening():
         try:
-            yield guard.leave_with_all
+            yield guard.end_all
         except agreed as error:
             guard.publish(2 if isinstance(error, ValueError) else 1, str(error))
             raise
@@ -81,10 +79,15 @@ def guarded(
             if _is_of_peer(error):
                 guard.leave_after_peer(error)
             if raises:
-                guard.publish(1, f"{type(error).__name__}: {error}")
-                error.add_note(f"on {layout.describe(world.rank)}: the run ends on all {world.size} ranks")
+                guard.publish(1, f"{who}: {type(error).__name__}: {error}")
+                error.add_note(f"on {who}: the run ends on all {world.size} ranks")
                 raise
-            guard.leave(error)
+            full = is_out_of_memory(error)
+            expected = full or isinstance(error, ValueError | OSError | ArithmeticError)
+            if not expected:
+                traceback.print_exception(error)
+            name = "" if expected else f"{type(error).__name__}: "
+            guard.end_all(2 if isinstance(error, ValueError) else 1, f"error: {who}: {name}{ADVICE if full else error}")
 
 
 def _is_of_peer(error: Exception) -> bool:
@@ -96,170 +99,131 @@ def _is_of_peer(error: Exception) -> bool:
     )
 
 
-def _tell_torchrun(text: str) -> None:
-    """Leave a line where torchrun looks for the reason of a rank that failed."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    about = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
-    with suppress(OSError):
-        if path:
-            Path(path).write_text(json.dumps({"message": about}))
-
-
-def _leave_alone(before_exit: Callable[[int], None], status: int, text: str) -> None:
-    say_line(text)
-    before_exit(status)
-    end_process(status)
-
-
 class _Guard:
     """Ends this process after an error of any rank."""
 
     def __init__(
-        self,
-        world: World,
-        layout: Layout,
-        before_exit: Callable[[int], None],
-        asked: Callable[[], bool],
-        hint: str,
+        self, world: World, layout: Layout, before_exit: Callable[[int], None], asked: Callable[[], bool], hint: str
     ) -> None:
         self._world, self._layout, self._before_exit, self._asked, self._hint = world, layout, before_exit, asked, hint
-        kept: Any = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(f"conadv-faults-{next(_GUARDS)}", kept)  # type: ignore[attr-defined]
-        self._over = threading.Event()
+        self._store: Any = None
+        if world.size > 1:
+            kept = dist.distributed_c10d._get_default_store()
+            self._store = dist.PrefixStore(f"conadv-faults-{next(_GUARDS)}", kept)  # type: ignore[attr-defined]
         self._ending = threading.Lock()  # held by the thread that ends the process
-        self._speaks = False  # this rank is about to print why the run ends
-        self._verdict: tuple[int, str] | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
+        """Answer the roll, and end this process after a verdict, within the context."""
         self._store.set(f"process/{self._world.rank}", f"{socket.gethostname()} {os.getpid()}")
-        thread = threading.Thread(target=self._listen, name="faults", daemon=True)
+        over = threading.Event()
+        thread = threading.Thread(target=self._listen, args=(over,), name="faults", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            self._over.set()
+            over.set()
             thread.join(_ANSWER)
 
-    def publish(self, status: int, text: str) -> bool:
-        """Leave a verdict in the store, and for torchrun in the file of this rank; True for the first rank that does.
+    def publish(self, status: int, text: str, tells_torchrun: bool = True) -> bool:
+        """Leave a verdict in the store, and in the file where torchrun looks for the reason; True for the first rank.
 
         From now on this rank ends by itself.
         """
-        self._speaks = True
+        self._ending.acquire()
+        if self._world.size == 1:
+            return True
         with suppress(RuntimeError):
             if self._store.add("claims", 1) > 1:
                 return False
             self._store.set("verdict", str(status))
             self._store.set("roll", "")
-        _tell_torchrun(text)
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if path and tells_torchrun:
+            about = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
+            with suppress(OSError):
+                Path(path).write_text(json.dumps({"message": about}))
         return True
 
-    def leave(self, error: Exception) -> NoReturn:
-        """End this process after an error of its own, which it prints."""
-        self._ending.acquire()
-        full = is_out_of_memory(error)
-        expected = full or isinstance(error, ValueError | OSError | ArithmeticError)
-        status = 2 if isinstance(error, ValueError) else 1
-        if not expected:
-            traceback.print_exception(error)
-        name = "" if expected else f"{type(error).__name__}: "
-        text = f"{self._layout.describe(self._world.rank)}: {name}{ADVICE if full else error}"
-        self._say_first(status, text, say_error)
-        self._end(status)
-
-    def leave_with_all(self, status: int, text: str) -> None:
+    def end_all(self, status: int, text: str) -> NoReturn:
         """End this process and all others; the first rank that calls it prints why."""
-        self._ending.acquire()
-        self._say_first(status, text, say_line)
+        if self.publish(status, text):
+            say_line(text)
         self._end(status)
 
     def leave_after_peer(self, error: Exception) -> NoReturn:
-        """End this process because another rank does not answer."""
+        """End this process because another rank does not answer; the first rank to find out which one says so."""
         with suppress(ValueError):  # outside the main thread; torchrun ends this process once it has noticed
-            signal.signal(signal.SIGTERM, lambda *_: None if self._speaks else end_process(128 + signal.SIGTERM))
-        caller = threading.Thread(target=self._call_roll, args=(error,), name="roll", daemon=True)
-        caller.start()
-        caller.join(PATIENCE + 2 * _ANSWER)
-        self._ending.acquire()
+            signal.signal(signal.SIGTERM, lambda *_: None if self._ending.locked() else end_process(143))
         keeper = "the launcher, which hosts the store of the run,"
         keeper = self._layout.describe(0) if rank_0_keeps_store() else keeper
-        status, text = self._verdict or (1, f"{keeper} stopped answering: the run ends on all {self._world.size} ranks")
+        status, text = 1, f"error: {keeper} stopped answering: the run ends on all {self._world.size} ranks"
+        with deadline(PATIENCE + 3 * _ANSWER, text, self._before_exit), suppress(RuntimeError):
+            status, text = self._call_roll(error)
         if text:
-            say_error(text)
+            say_line(text)
         self._end(status)
 
-    def _say_first(self, status: int, text: str, say: Callable[[str], None]) -> None:
-        if self.publish(status, text):
-            say(text)
+    def _call_roll(self, error: Exception) -> tuple[int, str]:
+        """Find out which ranks do not answer, or else keep others waiting; end those of this machine.
 
-    def _call_roll(self, error: Exception) -> None:
-        """Find out which ranks do not answer; the first rank to ask says so, and ends them if it can."""
-        ranks = [rank for rank in range(self._world.size) if rank != self._world.rank]
-        with suppress(RuntimeError):
-            self._store.set(f"failing/{self._world.rank}", "")
-            self._store.set("roll", "")
-            end = time.monotonic() + PATIENCE
-            while time.monotonic() < end and not self._store.check([f"failing/{rank}" for rank in ranks]):
-                if self._asked():
-                    self._verdict = 128 + signal.SIGTERM, ""
-                    return
-                if self._store.check(["verdict"]):
-                    break
-                time.sleep(min(0.5, BEAT))
-            if self._store.add("claims", 1) > 1:
-                time.sleep(_ANSWER if started_by_torchrun() else BEAT)
-                self._verdict = int(self._store.get("verdict")) if self._store.check(["verdict"]) else 1, ""
-                return
-            self._speaks = True
-            self._verdict = 1, self._judge(ranks, error)
-            self._store.set("verdict", "1")
+        Returns:
+            The exit status, and what to print: nothing on all ranks but the first.
+        """
+        store, others = self._store, [rank for rank in range(self._world.size) if rank != self._world.rank]
+        store.set(f"failing/{self._world.rank}", "")
+        store.set("roll", "")
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and not store.check([f"failing/{rank}" for rank in others]):
+            if self._asked():
+                return 128 + signal.SIGTERM, ""
+            if store.check(["verdict"]):
+                break
+            time.sleep(min(0.5, BEAT))
+        busy = [rank for rank in others if not store.check([f"failing/{rank}"])]
+        lost = [rank for rank in busy if not store.check([f"here/{rank}"])]
+        late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        guilty = lost or (busy if late else [])
+        text = self._judge(lost, guilty, error)
+        hung = self._processes_here(guilty)
+        if not self.publish(1, text, tells_torchrun=not hung):
+            time.sleep(_ANSWER if started_by_torchrun() else 0)
+            return int(store.get("verdict")), ""
+        for process in hung:
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.5 * bool(hung))  # the witness of that rank prints first
+        return 1, f"error: {text}"
 
-    def _judge(self, ranks: list[int], error: Exception) -> str:
-        """Say which of the other ranks do not answer, or else keep the others waiting; and end them, if possible."""
-        lost = [rank for rank in ranks if not self._store.check([f"here/{rank}"])]
-        if not lost and any(word in str(error).lower() for word in _TIMED_OUT):
-            busy = [rank for rank in ranks if not self._store.check([f"failing/{rank}"])]
-        else:
-            busy = []
-        text = self._text(lost, busy, error)
-        if not self._end_hung(lost or busy):
-            _tell_torchrun(text)
-        return text
-
-    def _text(self, lost: list[int], busy: list[int], error: Exception) -> str:
-        names, waited = ", ".join(map(self._layout.describe, lost or busy)), f"{self._world.timeout:g} seconds"
+    def _judge(self, lost: list[int], guilty: list[int], error: Exception) -> str:
+        names = ", ".join(map(self._layout.describe, guilty))
         if lost:
             return f"{names} stopped answering: the run ends on all {self._world.size} ranks"
-        if busy:
+        if guilty:
+            waited = f"{self._world.timeout:g} seconds"
             return f"{names} kept the others waiting for {waited}: {self._hint} if a step may take longer"
-        reason = " ".join(str(error).split())
-        return f"{self._layout.describe(self._world.rank)} lost a connection, though all ranks are alive: {reason}"
+        who, reason = self._layout.describe(self._world.rank), " ".join(str(error).split())
+        return f"{who} lost a connection, though all ranks are alive: {reason}"
 
-    def _end_hung(self, ranks: list[int]) -> bool:
-        """Kill ranks of this machine that do not answer: torchrun then names them, and not the first that noticed."""
-        killed = False
-        for rank in ranks if started_by_torchrun() else ():
-            host, number = self._store.get(f"process/{rank}").decode().rsplit(" ", 1)
-            with suppress(OSError):
-                if host == socket.gethostname():
-                    os.kill(int(number), signal.SIGKILL)
-                    killed = True
-        time.sleep(0.5 * killed)  # the witness of that rank prints first
-        return killed
+    def _processes_here(self, ranks: list[int]) -> list[int]:
+        """The processes of ranks on this machine, which torchrun should name as the cause, not the first to notice."""
+        if not started_by_torchrun():
+            return []
+        found = [self._store.get(f"process/{rank}").decode().rsplit(" ", 1) for rank in ranks]
+        return [int(process) for host, process in found if host == socket.gethostname()]
 
-    def _listen(self) -> None:
+    def _listen(self, over: threading.Event) -> None:
         with suppress(RuntimeError):  # the store is gone, which the next communication will notice, too
-            while not self._over.wait(BEAT):
+            while not over.wait(BEAT):
                 if not self._store.check(["roll"]):
                     continue
                 self._store.set(f"here/{self._world.rank}", "")
-                if not self._speaks and self._store.check(["verdict"]) and self._ending.acquire(blocking=False):
+                if self._store.check(["verdict"]) and self._ending.acquire(blocking=False):
                     time.sleep(_ANSWER if started_by_torchrun() else 0)
                     self._end(int(self._store.get("verdict")))
 
     def _end(self, status: int) -> NoReturn:
         self._before_exit(status)
-        if self._world.rank == 0 and rank_0_keeps_store():
+        if self._world.rank == 0 and self._world.size > 1 and rank_0_keeps_store():
             time.sleep(BEAT + 1)  # the others need the store to read the verdict
         end_process(status)

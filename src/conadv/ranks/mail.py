@@ -21,7 +21,7 @@ have a process group each, so they never queue behind gradients or each other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,17 +30,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conadv.core.algorithm import ConAdv, Recycled
-from conadv.core.batch import Batch
-from conadv.core.roles import Place, Role
+from conadv.core.batch import Batch, Chunked
+from conadv.core.roles import Role
 from conadv.core.state import State
 from conadv.core.step import span
 from conadv.core.twins import LeftTwins, Local
 
 from .layout import Layout
 from .world import World, flat, unflatten
-
-# Whether a chunk has twins, from the number of the batch, the first chunk of the lane, and its number within the lane.
-HasTwins = Callable[[int, int, int], bool]
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,16 @@ class Wire:
     as_bytes: bool
     """Whether pixels are multiples of 1/255, so that one byte per pixel is exact."""
 
+    @classmethod
+    def of(cls, batch: Batch | Chunked, chunk_size: int, method: Any) -> Wire:
+        """The message format of the twins of a method, which every rank finds in a batch of its own."""
+        if isinstance(batch, Chunked):
+            raise ValueError("a Team needs batches that are whole: yield (images, labels) or a conadv.Batch")
+        images, as_bytes = batch.images, batch.images.dtype == torch.uint8
+        dtype = next(method._step.model.parameters()).dtype if as_bytes else images.dtype
+        exact = method.attack.exact_as_bytes(from_images=isinstance(method, Recycled))
+        return cls((chunk_size, *images.shape[1:]), dtype, as_bytes=as_bytes and exact)
+
     @property
     def size(self) -> int:
         """Bytes of a message."""
@@ -61,7 +68,7 @@ class Wire:
     def pack(self, images: Tensor, note: int = 0) -> Tensor:
         images = images.detach()
         images = images.mul(255).round_().to(torch.uint8) if self.as_bytes else images.to(self.dtype)
-        return torch.cat([images.contiguous().flatten().view(torch.uint8), _note(note, images.device)])
+        return with_note(images.contiguous().flatten().view(torch.uint8), note)
 
     def unpack(self, message: Tensor) -> Tensor:
         images = message[:-1].to(self.dtype).div_(255) if self.as_bytes else message[:-1].clone().view(self.dtype)
@@ -72,30 +79,38 @@ class Wire:
         return replace(twin, images=self.unpack(self.pack(twin.images)))
 
 
+def with_note(message: Tensor, note: int) -> Tensor:
+    """A message of bytes with a last one: the signal that asks the receiver to stop, or 0."""
+    return torch.cat([message, message.new_full((1,), note)])
+
+
 class Post:
     """Sends and receives the twins of one rank, chunk by chunk.
 
     Args:
         layout: which ranks generate twins, and which learn from them.
         world: the ranks, all of which must make one.
+        method: the method of this rank, after it has joined the others.
         chunks: how many chunks a global batch has.
-        has_twins: which of them have twins.
-        delay: age of the weights that twins are generated with.
-        wire: the message format; None: it is set before the first twin.
+        wire: the message format; None: `wire` is set before the first twin.
     """
 
-    def __init__(
-        self, layout: Layout, world: World, chunks: int, has_twins: HasTwins, delay: int, wire: Wire | None
-    ) -> None:
+    def __init__(self, layout: Layout, world: World, method: ConAdv | Recycled, chunks: int, wire: Wire | None) -> None:
         self.wire = wire
-        self.ahead = layout.ahead(delay)
+        self.ahead = layout.ahead(method.delay)
         """Steps between generating a twin and learning from it."""
         self.note = torch.zeros(1, dtype=torch.uint8, device=world.device)
         """The largest note that came with the twins of this step."""
-        self._layout, self._world, self._chunks, self._has_twins = layout, world, chunks, has_twins
+        self.place = method._step.place
+        self._layout, self._method, self._chunks = layout, method, chunks
         self._group = world.new_group()
-        self._inbox: dict[tuple[int, int], tuple[dist.Work, Tensor]] = {}  # by batch and chunk
-        self._sent: deque[tuple[int, dist.Work, Tensor]] = deque()
+        self._inbox: dict[tuple[int, int], tuple[Any, Tensor]] = {}  # by batch and chunk
+        self._sent: deque[tuple[int, Any, Tensor]] = deque()
+
+    @property
+    def learns(self) -> bool:
+        """Whether twins are sent to this rank, and not by it."""
+        return Role.ADV in self.place.role
 
     @property
     def format(self) -> Wire:
@@ -109,33 +124,31 @@ class Post:
 
     def expect(self, batch: int) -> None:
         """Post the receives of the twins of a batch that this rank learns from; others generate them now."""
-        lane = self._layout.lane_chunks(self._world.rank, self._chunks)
-        for chunk in lane:
-            if self._has_twins(batch, lane.start, chunk - lane.start) and self._owner(Role.ADV, chunk) == self._rank:
-                buffer = torch.empty(self.format.size, dtype=torch.uint8, device=self._world.device)
-                work = dist.irecv(buffer, self._owner(self._layout.maker(), chunk), group=self._group)
-                assert work is not None
-                self._inbox[batch, chunk] = work, buffer
+        assert self.place.chunks is not None
+        for k in range(self.place.chunks):
+            if self._method._step.has_twin(batch, k):
+                buffer = torch.empty(self.format.size, dtype=torch.uint8, device=self.note.device)
+                source = self._layout.owner(self._layout.maker(), self.place.first_chunk + k, self._chunks)
+                self._inbox[batch, k] = dist.irecv(buffer, source, group=self._group), buffer
 
-    def take(self, batch: int, chunk: int) -> Tensor | None:
-        """The twins of a chunk; None if they were not sent."""
+    def take(self, batch: int, k: int) -> Tensor | None:
+        """The twins of chunk k of this rank; None if they were not sent."""
+        if (batch, k) not in self._inbox:
+            return None
         with span("hand-off"):
-            work, message = self._inbox.pop((batch, chunk), (None, None))
-            if work is None or message is None:
-                return None
+            work, message = self._inbox.pop((batch, k))
             work.wait()
             self.note = torch.maximum(self.note, message[-1:])
             return self.format.unpack(message)
 
-    def send(self, batch: int, chunk: int, images: Tensor, note: int = 0) -> None:
-        """Send the twins of a chunk to the rank that learns from them."""
+    def send(self, batch: int, k: int, images: Tensor, note: int = 0) -> None:
+        """Send the twins of chunk k of this rank to the one that learns from them."""
         with span("hand-off"):
             while self._sent and self._sent[0][0] < batch:  # a rank that took a step since then has received it
                 self._sent.popleft()[1].wait()
             message = self.format.pack(images, note)
-            work = dist.isend(message, self._owner(Role.ADV, chunk), group=self._group)
-            assert work is not None
-            self._sent.append((batch, work, message))
+            target = self._layout.owner(Role.ADV, self.place.first_chunk + k, self._chunks)
+            self._sent.append((batch, dist.isend(message, target, group=self._group), message))
 
     def drain(self) -> None:
         """Wait for every message in flight, and drop it; all ranks must have taken the same number of steps."""
@@ -144,30 +157,19 @@ class Post:
         self._sent.clear()
         self._inbox.clear()
 
-    @property
-    def _rank(self) -> int:
-        return self._world.rank
 
-    def _owner(self, duty: Role, chunk: int) -> int:
-        return self._layout.owner(duty, chunk, self._chunks)
-
-
-class Mail:
+class Mail(Local):
     """The twins of `ConAdv` on a rank that learns: sent by others, or else evaluated here.
 
     Args:
+        model: the network.
         method: the method of this rank.
-        local: evaluates twins here, with stale weights.
         post: sends and receives.
-        place: of this rank.
     """
 
-    reads_ahead = 0
-    per_rank = False
-
-    def __init__(self, method: ConAdv, local: Local, post: Post, place: Place) -> None:
-        self.local = local
-        self._method, self._post, self._place = method, post, place
+    def __init__(self, model: nn.Module, method: ConAdv, post: Post) -> None:
+        super().__init__(model, method.delay, method.twin)
+        self._post = post
         self._end = 0  # the first batch that no rank attacks ahead
         self._updates: deque[int] = deque(maxlen=post.ahead + 1)  # updates of the weights before each of the last steps
 
@@ -177,36 +179,26 @@ class Mail:
         self._end = end
 
     def begin(self, t: int, ahead: Any) -> None:
-        self.local.begin(t, None)
+        super().begin(t, None)
         before = self._updates[-1] if self._updates else 0
-        self._updates.append(before + (not self.local.same_update))
-        if Role.ADV in self._place.role and t + self._post.ahead < self._end:
+        self._updates.append(before + (not self.same_update))
+        if self._post.learns and t + self._post.ahead < self._end:
             self._post.expect(t + self._post.ahead)
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
-        number = self._place.first_chunk + k
-        if Role.ADV not in self._place.role:  # another rank learns from it
-            twin = self.local.take(t, k, chunk)
-            self._post.send(t, number, twin.images)
+        if not self._post.learns:  # another rank does
+            twin = super().take(t, k, chunk)
+            self._post.send(t, k, twin.images)
             return twin
-        images = self._post.take(t, number)
+        images = self._post.take(t, k)
         # With an update left out since, as by a GradScaler, they are of other weights than one process takes.
         if images is None or self._updates[-1] - self._updates[0] != self._post.ahead:
-            return self._post.format.received(self.local.take(t, k, chunk))
+            return self._post.format.received(super().take(t, k, chunk))
         return Batch(images, chunk.labels, extra=chunk.extra)
-
-    def end(self) -> None:
-        self.local.end()
-
-    def reset(self) -> None:
-        self.local.reset()
-
-    def state(self) -> tuple[dict[str, Any], State]:
-        return self.local.state()
 
     def load(self, about: Mapping[str, Any], tensors: State) -> None:
         self._updates.clear()
-        self.local.load(about, tensors)
+        super().load(about, tensors)
 
 
 class Passed(LeftTwins):
@@ -216,12 +208,11 @@ class Passed(LeftTwins):
         model: the network.
         method: the method of this rank.
         post: sends and receives.
-        place: of this rank.
     """
 
-    def __init__(self, model: nn.Module, method: Recycled, post: Post, place: Place) -> None:
+    def __init__(self, model: nn.Module, method: Recycled, post: Post) -> None:
         super().__init__(model, method.twin)
-        self._post, self._place = post, place
+        self._post = post
         self._unsent: int | None = None  # the step whose twins were not exchanged yet
         self._posted: int | None = None  # the step whose twins are coming
         self._known: dict[tuple[int, int], Batch] = {}  # what else belongs to them, by step and chunk
@@ -237,12 +228,12 @@ class Passed(LeftTwins):
         t, self._unsent = self._unsent, None
         if t is None:
             return
-        if Role.ADV in self._place.role:
+        if self._post.learns:
             self._post.expect(t)
             self._posted = t
             return
         for k, twin in zip(sorted(self._coming), self._arrived(), strict=True):
-            self._post.send(t, self._place.first_chunk + k, twin.images)
+            self._post.send(t, k, twin.images)
         self._coming = {}
 
     def remember(self, t: int, k: int, chunk: Batch) -> None:
@@ -252,18 +243,16 @@ class Passed(LeftTwins):
         return t - 1 if self._posted == t - 1 else super().source(t)
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
-        images = self._post.take(t - 1, self._place.first_chunk + k)
+        images = self._post.take(t - 1, k)
         return super().take(t, k, chunk) if images is None else replace(self._known[t - 1, k], images=images)
 
     def items(self) -> list[Batch]:
         """The twins that wait for the next step, in order; waits for those that are still on their way."""
         self.exchange()
-        known, self._known = self._known, {}
+        known, self._known, self._posted = self._known, {}, None
         for (t, k), batch in known.items():
-            images = self._post.take(t, self._place.first_chunk + k)
-            if images is not None:
+            if (images := self._post.take(t, k)) is not None:
                 self.adopt([replace(batch, images=images)])
-        self._posted = None
         return super().items()
 
     def reset(self) -> None:
@@ -289,44 +278,32 @@ class Weights:
         self._targets = [rank for rank, source in followers.items() if source == world.rank]
         self._model, self._ahead = model, ahead
         self._group = world.new_group() if followers else None
-        self._sent: deque[list[tuple[dist.Work | None, Tensor]]] = deque()
+        self._sent: deque[tuple[list[Any], Tensor]] = deque()
 
     def send(self, note: int = 0) -> None:
         """Send the current weights; `note`: not 0 if the run stops and no step follows."""
-        if not self._targets:
-            return
-        while len(self._sent) > self._ahead:  # their twins were learnt from
-            self._wait_for_oldest()
-        message = flat(self._tensors)
-        message = torch.cat([message, _note(note, message.device)])
-        self._sent.append([(dist.isend(message, target, group=self._group), message) for target in self._targets])
+        if self._targets:
+            self._wait_until_left(self._ahead)  # twins with older weights were learnt from
+            message = with_note(flat([*self._model.parameters(), *self._model.buffers()]), note)
+            works = [dist.isend(message, target, group=self._group) for target in self._targets]
+            self._sent.append((works, message))
 
     def receive(self) -> int:
         """Wait for the weights of a step, and copy them into the model; returns the note."""
-        assert self._source is not None
-        size = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
-        message = torch.empty(size + 1, dtype=torch.uint8, device=self._tensors[0].device)
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        message = torch.empty(size + 1, dtype=torch.uint8, device=tensors[0].device)
         with span("hand-off"):
-            work = dist.irecv(message, self._source, group=self._group)
-            assert work is not None
+            work: Any = dist.irecv(message, self._source, group=self._group)
             work.wait()
-        unflatten(message[:-1], self._tensors)
+        unflatten(message[:-1], tensors)
         return int(message[-1])
 
     def drain(self) -> None:
         """Wait until everything that was sent has been received."""
-        while self._sent:
-            self._wait_for_oldest()
+        self._wait_until_left(0)
 
-    def _wait_for_oldest(self) -> None:
-        for work, _ in self._sent.popleft():
-            assert work is not None
-            work.wait()
-
-    @property
-    def _tensors(self) -> list[Tensor]:
-        return [*self._model.parameters(), *self._model.buffers()]
-
-
-def _note(note: int, device: torch.device) -> Tensor:
-    return torch.full((1,), note, dtype=torch.uint8, device=device)
+    def _wait_until_left(self, messages: int) -> None:
+        while len(self._sent) > messages:
+            for work in self._sent.popleft()[0]:
+                work.wait()

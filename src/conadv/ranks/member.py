@@ -10,24 +10,25 @@ from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from conadv.core.algorithm import ConAdv, Recycled
-from conadv.core.batch import Chunked
-from conadv.core.branches import split_layers
+from conadv.core.batch import Batch, Chunked
 from conadv.core.roles import Role
 from conadv.core.sam import Sam
 from conadv.core.splitbn import pending_statistics
+from conadv.core.state import State, below, pack, unpack
 from conadv.core.step import Losses, Method, span
 from conadv.core.twins import Local, StaleWeights
-from conadv.wrappers import innermost
+from conadv.wrappers import innermost, touched
 
 from .layout import Layout
-from .mail import HasTwins, Mail, Passed, Post, Weights, Wire
-from .pool import Pooled
+from .mail import Mail, Passed, Post, Weights, Wire
+from .pool import Pool
 from .world import World
 
 # What may not be finite, in the order in which it is checked.
@@ -38,8 +39,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STOPS, _LOSSES, _HEAD = slice(0, 2), slice(2, 4), 4 + len(CULPRITS)
 
 
-class StepError(ArithmeticError):
-    """The run cannot continue after a step; all learning ranks raise it in the same step.
+class StepError(FloatingPointError):
+    """After a step a number is not finite, or ranks have different weights; all learning ranks raise it together.
 
     Args:
         text: what, where and when.
@@ -49,14 +50,6 @@ class StepError(ArithmeticError):
     def __init__(self, text: str, speaks: bool = True) -> None:
         super().__init__(text)
         self.speaks = speaks
-
-
-class NotFiniteError(StepError, FloatingPointError):
-    """A number is not finite."""
-
-
-class DriftError(StepError):
-    """Some ranks have other weights than the rest."""
 
 
 @dataclass(frozen=True)
@@ -87,21 +80,7 @@ class _Objective(nn.Module):
         self._idle = idle
 
     def forward(self, compute: Callable[[], Tensor]) -> Tensor:
-        loss: Tensor = _WithZeros.apply(compute(), *self._idle)
-        return loss
-
-
-class _WithZeros(torch.autograd.Function):
-    """Return the loss; its backward pass also gives some weights gradients of zero."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, *weights: Tensor) -> Tensor:
-        ctx.weights = weights
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        return gradient, *(torch.zeros_like(weight) for weight in ctx.weights)
+        return touched(compute(), self._idle, zeros=True)
 
 
 class Member:
@@ -113,7 +92,6 @@ class Member:
         model: the network.
         method: of this rank; it learns what its place says.
         chunks: how many chunks a global batch has.
-        has_twins: which chunks have twins.
         wire: the message format of twins; None: `post.wire` is set before the first step.
     """
 
@@ -125,7 +103,6 @@ class Member:
         method: Method,
         *,
         chunks: int,
-        has_twins: HasTwins = lambda *_: True,
         wire: Wire | None = None,
     ) -> None:
         check_statistics(model, layout)
@@ -134,7 +111,10 @@ class Member:
         self._model = innermost(model)
         self._step = method._step
         self._step.join(self.place)
-        self.post = Post(layout, world, chunks, has_twins, method.delay, wire) if layout.hands_over else None
+        self.post: Post | None = None
+        if layout.hands_over:
+            assert isinstance(method, ConAdv | Recycled)
+            self.post = Post(layout, world, method, chunks, wire)
         ahead = layout.ahead(method.delay)
         self.weights = Weights(layout, world, self._model, ahead)
         self.reads_ahead = ahead if self.only_attacks else 0
@@ -144,7 +124,7 @@ class Member:
         if world.size > 1:
             self._average_gradients()
         self._route_twins()
-        keeps = world.is_main and not isinstance(method, ConAdv)
+        keeps = world.is_main and not isinstance(method, ConAdv)  # which keeps them itself
         self._stale = StaleWeights(self._model, method.delay if keeps else 0)
 
     @property
@@ -154,23 +134,22 @@ class Member:
     @property
     def stale(self) -> StaleWeights:
         """The weights of the last `delay` steps; on ranks that do not need them perhaps none."""
-        local = self._local
-        return self._stale if local is None else local.stale
+        return self._stale if self._local is None else self._local.stale
 
     def feed(self, batches: Iterable[Any], end: int) -> Generator[tuple[Any, Any]]:
         """The arguments of `step`, for the batches of this rank from now on to the one before `end`."""
-        if isinstance(self.method.twins, Mail):
-            self.method.twins.open(end)
-        if not self.only_attacks:
-            if isinstance(self.method.twins, Pooled):  # reads the chunks of a batch before its step, too
-                yield from self.method.feed(Chunked(batch.count, list(batch.chunks)) for batch in batches)
-            yield from ((batch, None) for batch in batches)
-            return
-        if self.post is not None:
+        twins = self.method.twins
+        if self.only_attacks:
+            assert self.post is not None
             self.post.drain()
-        steps = end - self.method.step
-        for ahead in islice(chain(islice(batches, self.reads_ahead, None), repeat(None)), steps):
-            yield None, ahead
+            ahead = chain(islice(batches, self.reads_ahead, None), repeat(None))
+            yield from ((None, batch) for batch in islice(ahead, end - self.method.step))
+        elif isinstance(twins, Pool):  # reads the chunks of a batch before its step, too
+            yield from self.method.feed(Chunked(batch.count, list(batch.chunks)) for batch in batches)
+        else:
+            if isinstance(twins, Mail):
+                twins.open(end)
+            yield from ((batch, None) for batch in batches)
 
     def step(self, now: Any, ahead: Any, stop: int = 0) -> Unread:
         """Take a step up to the update: afterwards gradients and pending statistics are those of all ranks.
@@ -204,10 +183,43 @@ class Member:
         """Continue at `step`, with the weights of the last steps."""
         self._step.t = step
         if self._local is not None:
-            tensors = {
-                f"stale.{number}.{name}": own for number, one in enumerate(versions) for name, own in one.items()
-            }
+            tensors = {f"stale.{place}.{name}": own for place, one in enumerate(versions) for name, own in one.items()}
             self._local.load({"versions": len(versions), "updated": True}, tensors)
+
+    def state(self) -> State:
+        """What the next step needs besides the weights, in any layout but for `Sam`; every rank must call it."""
+        method, world = self.method, self.world
+        if not isinstance(method, Recycled):
+            return method.state_dict(all_ranks=world.size > 1)
+        own: State = {}
+        found: State = {}
+        for chunk, twin in zip(self._with_twins(method), method.twins.items(), strict=True):
+            own |= {f"{chunk}.images": twin.images.contiguous(), f"{chunk}.labels": twin.labels.contiguous()}
+        message = safetensors.torch.save(own)
+        for rank in range(world.size):
+            if Role.ADV in self.layout.role(rank):
+                found |= safetensors.torch.load(world.broadcast(message, rank))
+        return pack({**method._identity(), "step": method.step}, found, own=False, all_ranks=False)
+
+    def load(self, state: State) -> None:
+        """Restore what `state` returned; every rank must call it."""
+        method = self.method
+        if not isinstance(method, Recycled):
+            method.load_state_dict(state)
+            return
+        about, tensors = unpack(state, method._identity(), own=False)
+        self._step.t = about["step"]
+        method.twins.reset()
+        for own in filter(None, (below(f"{chunk}.", tensors) for chunk in self._with_twins(method))):
+            method.twins.adopt([Batch(own["images"].to(self.world.device), own["labels"].to(self.world.device))])
+
+    def _with_twins(self, method: Recycled) -> list[int]:
+        """The chunks of the last batch whose twins this rank learns from next."""
+        if Role.ADV not in self.place.role or not method.step:
+            return []
+        assert self.place.chunks is not None
+        own = range(self.place.chunks)
+        return [self.place.first_chunk + k for k in own if self._step.has_twin(method.step - 1, k)]
 
     def prime(self, batch: Any, t: int) -> None:
         """Evaluate again what step t left behind for the next one, with the weights that the model has now."""
@@ -221,7 +233,7 @@ class Member:
             method.twins.adopt([self._as_maker(method, t, k, chunk) for k, chunk in chunks if step.has_twin(t, k)])
 
     def check_weights(self, step: int) -> None:
-        """Raise a DriftError on all learning ranks if their weights differ in any bit."""
+        """Raise a StepError on all learning ranks if their weights differ in any bit."""
         if self.world.size == 1 or self.only_attacks:
             return
         total = checksum(list(self._model.parameters()))
@@ -234,7 +246,7 @@ class Member:
         usual = [value for value in own if 2 * own.count(value) > len(own)]  # of two ranks, either may be wrong
         odd = [rank for rank, value in zip(self.layout.learners(), own, strict=True) if value not in usual]
         if odd:
-            raise DriftError(
+            raise StepError(
                 f"step {step}: the weights of {', '.join(map(self.layout.describe, odd))} differ from those of other "
                 "ranks (faulty memory, or machines that compute differently): resume on other machines",
                 self.world.is_main,
@@ -260,7 +272,7 @@ class Member:
     @property
     def _local(self) -> Local | None:
         twins = self.method.twins
-        twins = twins.local if isinstance(twins, Mail | Pooled) else twins
+        twins = twins.local if isinstance(twins, Pool) else twins
         return twins if isinstance(twins, Local) else None
 
     def _average_gradients(self) -> None:
@@ -273,8 +285,10 @@ class Member:
         # up in the same order. It warns in a step that reaches all of them, and of weights that sam has moved.
         for warning in ("find_unused_parameters=True was specified", "Grad strides do not match"):
             warnings.filterwarnings("ignore", warning)
+        role, twins = self.place.role, self._step.twin_branch
+        reached = ["main", "aug"] * (Role.CLEAN in role) + [twins or "main"] * (Role.ADV in role)
         parallel = DistributedDataParallel(
-            _Objective(self._model, self._idle_weights()),
+            _Objective(self._model, self._step._unreached(reached)),
             process_group=self._learners,
             find_unused_parameters=True,
             init_sync=False,  # all ranks have the weights of one already
@@ -282,36 +296,27 @@ class Member:
         parallel.register_comm_hook((self._own_totals, self._learners), _average)
         self._step.averaging = parallel
 
-    def _idle_weights(self) -> list[nn.Parameter]:
-        """The trainable weights of the branches that nothing goes through on this rank."""
-        role, twins = self.place.role, self._step.twin_branch
-        layers = split_layers(self._model)
-        used = {name for layer in layers for name in layer.branches if name != "adv"} if Role.CLEAN in role else set()
-        used |= {twins} if Role.ADV in role and twins else set()
-        owners = [layer.owner(name) for layer in layers for name in layer.branches if name not in used]
-        return [weight for owner in owners for weight in owner.parameters(recurse=False) if weight.requires_grad]
-
     def _route_twins(self) -> None:
-        method = self.method
-        if self.only_attacks:
-            method.twins = None
-        elif self.post is not None and isinstance(method, ConAdv):
-            assert isinstance(method.twins, Local)
-            method.twins = Mail(method, method.twins, self.post, self.place)
-        elif self.post is not None and isinstance(method, Recycled):
-            method.twins = Passed(self._model, method, self.post, self.place)
+        """Take twins from other ranks, or send them there; ranks without twins keep no stale weights for them."""
+        method, post, role = self.method, self.post, self.place.role
+        if isinstance(method, ConAdv) and role in (Role.CLEAN, Role.ATTACK):
+            if not self.world.is_main:  # whose state has stale weights
+                method.twins = None  # type: ignore[assignment]
+        elif isinstance(method, ConAdv) and post is not None:
+            method.twins = Mail(self._model, method, post)
+        elif isinstance(method, Recycled) and post is not None:
+            method.twins = Passed(self._model, method, post)
 
     def _attack(self, ahead: Any, stop: int) -> Unread:
         """The step of a rank that only attacks: weights come, and the twins of the batch ahead go."""
-        method, step, t = self.method, self._step, self.method.step
-        assert isinstance(method, ConAdv) and self.post is not None
+        method, step, post = self.method, self._step, self.post
+        assert isinstance(method, ConAdv) and post is not None
         note = self.weights.receive()
-        if ahead is not None and not note:
-            t += self.post.ahead
-            for k, chunk in enumerate(step.chunks(step.batch(ahead))):
-                if step.has_twin(t, k):
-                    self.post.send(t, self.place.first_chunk + k, method.twin(t, k, chunk).images, stop)
         if not note:
+            t = step.t + post.ahead
+            for k, chunk in enumerate([] if ahead is None else step.chunks(step.batch(ahead))):
+                if step.has_twin(t, k):
+                    post.send(t, k, method.twin(t, k, chunk).images, stop)
             step.t += 1
         return Unread(None, lambda _: Outcome(signal=note))
 
@@ -351,19 +356,12 @@ class Member:
 
     def _read(self, flags: Tensor, step: int, head: list[float]) -> Outcome:
         if any(head[_HEAD - len(CULPRITS) :]):
-            raise NotFiniteError(f"step {step}: {self._culprits(flags)} is not finite", self.world.is_main)
+            table = enumerate(self._table(flags).tolist())
+            found = [f"the {CULPRITS[row.index(1)]} on {self.layout.describe(rank)}" for rank, row in table if any(row)]
+            raise StepError(f"step {step}: {', '.join(found)} is not finite", self.world.is_main)
         stops = [number for number, count in zip(_SIGNALS, head[_STOPS], strict=True) if count]
         clean, adv = head[_LOSSES]
         return Outcome(clean, adv, max(stops, default=0))
-
-    def _culprits(self, flags: Tensor) -> str:
-        """Find out on which ranks something is not finite; all learning ranks call it."""
-        parts = [
-            f"the {next(name for name, bad in zip(CULPRITS, row, strict=True) if bad)} on {self.layout.describe(rank)}"
-            for rank, row in enumerate(self._table(flags).tolist())
-            if any(row)
-        ]
-        return ", ".join(parts)
 
     def _table(self, row: Tensor) -> Tensor:
         """The rows of all learning ranks, one after the other; of other ranks zeros."""
@@ -377,7 +375,7 @@ class Unread:
 
     Args:
         values: numbers on the device; None: there is nothing to wait for.
-        judge: makes the outcome of them; raises a NotFiniteError.
+        judge: makes the outcome of them; raises a StepError.
     """
 
     def __init__(self, values: Tensor | None, judge: Callable[[list[float]], Outcome]) -> None:

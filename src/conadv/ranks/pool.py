@@ -1,11 +1,11 @@
-"""Twins that attackers generate ahead, and that are generated here if they do not come.
+"""Elastic attackers on Ray: they may be killed, preempted, slow or new, and results stay the same to the bit.
 
     begin(t)     θ_t ──► published once       x_{t+τ}[k] ──► an attacker that is free ──► twin(t+τ, k)
     take(t, k)   the twin, if it is there or comes soon; else `Local` evaluates it, to the same bits
 
-Attackers have no state: they need weights, a chunk and a seed. So they may be lost, late, or new, which changes the
-speed of a run and never its result. This file decides who evaluates what. Ray starts attackers, carries weights and
-twins, and notices processes that died; `conadv.ray` starts Ray.
+Attackers have no state: they need weights, a chunk and a seed (`attacker.py`). So they may be lost, late, or new, which
+changes the speed of a run and never its result. This file decides who evaluates what; Ray starts attackers, carries
+weights and twins, and notices processes that died.
 """
 
 from __future__ import annotations
@@ -15,164 +15,35 @@ import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Self
 
-import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from conadv.core.algorithm import ConAdv
-from conadv.core.attack import Attack, Loss
 from conadv.core.batch import Batch, Chunked, cut
-from conadv.core.roles import Place
 from conadv.core.state import State
-from conadv.core.step import Common, Step
-from conadv.core.twins import Local, TwinShare, tensors_of
-from conadv.wrappers import broadcast_early, data_parallel, innermost, is_sharded, precision
+from conadv.core.twins import Local, tensors_of
+from conadv.wrappers import broadcast_early, data_parallel, is_sharded, rank_and_size
 
-# Twins, as bytes if that loses nothing, and when the attacker began and ended (Unix time).
-Answer = tuple["Packed", float, float]
+from .attacker import Attacker, Packed, Work, from_levels, pack
+from .world import World
 
-_STARTS = 5  # attackers in a row that could not start, after which no more are tried
+_STARTS = 5  # attackers that could not start, after which no more are tried in their place
 _DEPTH = 2  # chunks that an attacker has at once: one to work on, and the next
-_numbers = count()  # of works, over all methods of this process
+_LOOPBACK = "127.0.0.1"
+# Ray's switch for machines that must not be reached from others. It is read when ray is imported, and without it
+# ray.init turns 127.0.0.1 into the host's address and listens on every interface.
+_ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 class Lost(str):
     """In place of an answer: why the attacker was lost, or failed."""
-
-
-@dataclass(frozen=True, eq=False)
-class Packed:
-    """Tensors as one array of bytes, which keep their values, dtypes and strides."""
-
-    data: np.ndarray[Any, Any]
-    forms: tuple[tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
-    """Of each tensor: the number of bytes, the dtype, the shape and the strides."""
-
-    def unpack(self, device: torch.device | str = "cpu") -> list[Tensor]:
-        """The tensors, on a device."""
-        parts = torch.from_numpy(self.data.copy()).to(device).split([form[0] for form in self.forms])
-        pairs = zip(parts, self.forms, strict=True)
-        return [part.clone().view(dtype).as_strided(shape, stride) for part, (_, dtype, shape, stride) in pairs]
-
-
-def pack(*tensors: Tensor) -> Packed:
-    """Copy tensors into one array of bytes, with one transfer from the device."""
-    # A copy is dense, with the strides of a tensor that was dense, such as one in channels_last.
-    copies = [tensor.detach().clone() for tensor in tensors]
-    flat = [copy.as_strided((copy.numel(),), (1,)).view(torch.uint8) for copy in copies]
-    forms = [(len(part), own.dtype, tuple(own.shape), own.stride()) for part, own in zip(flat, copies, strict=True)]
-    return Packed(torch.cat(flat).cpu().numpy(), tuple(forms))
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a twin depends on besides the weights and the images; works that are equal have equal twins."""
-
-    attack: Attack
-    share: TwinShare
-    loss: Loss
-    twin_branch: str
-    common: Common
-    place: Place
-    shapes: dict[str, torch.Size]
-    """Of the weights and buffers, by name."""
-    training: tuple[bool, ...]
-    """The training flag of each module."""
-    numerics: tuple[int, str, bool, bool]
-    number: int = field(default_factory=lambda: next(_numbers), compare=False)
-
-    @classmethod
-    def of(cls, method: ConAdv) -> Work:
-        """What the twins of a method depend on at the moment."""
-        step, kind = method._step, method._step.device.type
-        with precision(step.model), step._autocasting():
-            autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-            autocast = torch.get_autocast_dtype(kind) if autocasts else None
-        common = Common(chunk_size=step.chunk_size, seed=step.root_seed, autocast=autocast, input_name=step._input_name)
-        assert step.twin_branch is not None
-        return cls(
-            attack=method.attack,
-            share=step.share,
-            loss=step.loss,
-            twin_branch=step.twin_branch,
-            common=common,
-            place=step.place,
-            shapes={name: tensor.shape for name, tensor in tensors_of(step.model).items()},
-            training=tuple(module.training for module in innermost(step.model).modules()),
-            numerics=(
-                torch.get_num_threads(),
-                torch.get_float32_matmul_precision(),
-                torch.are_deterministic_algorithms_enabled(),
-                torch.backends.cudnn.deterministic,
-            ),
-        )
-
-
-class Attacker:
-    """Evaluates twins with weights that it is sent. It holds a model, and nothing that could not be sent again.
-
-    Args:
-        make_model: makes a model like that of the learner.
-    """
-
-    def __init__(self, make_model: Callable[[], nn.Module]) -> None:
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model = make_model().to(self._device)
-        self._loaded = -1, -1  # the numbers of the work and of the weights
-        self._step: Step  # of that work
-
-    def ready(self) -> int:
-        """The id of its process; an answer says that the attacker has started."""
-        return os.getpid()
-
-    def twin(self, published: tuple[Work, int, Packed], t: int, k: int, piece: Any) -> Answer:
-        """Generate the twin of chunk k of the batch of step t; `piece` is its images, labels and extra inputs."""
-        began, (work, version, weights) = time.time(), published
-        if self._loaded[0] != work.number:
-            self._step = self._begin(work)
-        if self._loaded != (work.number, version):
-            for own, tensor in zip(tensors_of(self._model).values(), weights.unpack(self._device), strict=True):
-                own.data = tensor
-            self._loaded = work.number, version
-        images, labels, extra = tree_map_only(Packed, lambda packed: packed.unpack()[0], piece)
-        chunk = next(self._step.chunks(Chunked(1, [Batch(images, labels, extra=extra)])))
-        twin = self._step.attack(work.attack, t, k, chunk).images
-        if images.dtype == torch.uint8 and work.attack.exact_as_bytes(from_images=False):
-            levels = twin.mul(255).round_().to(torch.uint8)
-            if torch.equal(from_levels(levels, chunk.images, work.attack, self._step.attack_seed(t, k)), twin):
-                twin = levels
-        return pack(twin), began, time.time()
-
-    def _begin(self, work: Work) -> Step:
-        """Compute as the learner does."""
-        threads, matmul, deterministic, torch.backends.cudnn.deterministic = work.numerics
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(matmul)
-        torch.use_deterministic_algorithms(deterministic)
-        own = {name: tensor.shape for name, tensor in tensors_of(self._model).items()}
-        modules = list(innermost(self._model).modules())
-        if list(own.items()) != list(work.shapes.items()) or len(modules) != len(work.training):
-            other = min((name for name, _ in own.items() ^ work.shapes.items()), default="their layers")
-            raise ValueError(
-                f"make_model makes another model than the method has (they differ in {other}): make both with one "
-                "function, which splits its BatchNorm too"
-            )
-        for module, training in zip(modules, work.training, strict=True):
-            module.training = training
-        loss = work.loss.to(self._device) if isinstance(work.loss, nn.Module) else work.loss
-        step = Step(self._model, loss, work.common, work.twin_branch)
-        step.place = work.place
-        return step
-
-
-def from_levels(levels: Tensor, images: Tensor, attack: Attack, seed: int) -> Tensor:
-    """The twins of 8-bit images from their 8-bit levels, to the bit that the attack gives them."""
-    return attack.along(images, levels.to(images) - images.mul(255).round_(), seed)
 
 
 @dataclass(eq=False)
@@ -186,23 +57,50 @@ class _Job:
     """Both, with the weights, as attackers see them."""
     ticket: Any = None
     """Of the attacker whose answer is awaited, in `_tasks`."""
-    answer: Answer | None = None
+    answer: Packed | None = None
 
 
-class Pooled:
-    """Twins that attackers generate ahead, with `Local` for all that they do not deliver.
+class Pool(AbstractContextManager[Any]):
+    """Attackers on Ray that generate the twins of a method ahead: `ConAdv(..., twins=pool)`.
+
+    A twin that is lost or late is generated by the learner, with the same numbers: attackers change the speed of a
+    run, never its result (on devices of the same kind; others round differently). With DistributedDataParallel every
+    rank makes a pool, after the process group, and the attackers are shared out among the ranks.
 
     Args:
-        ray: the module.
-        start: starts an attacker; returns the Ray actor.
-        replaces: start a new attacker for each that was lost.
-        wait: see `conadv.ray.Pool`.
+        make_model: makes a model like that of the method, its BatchNorm split too; attackers call it, and get the
+            weights.
+        attackers: how many to start. They start in the background; until then the learner works alone.
+        resources: what each attacker takes, as options of a Ray actor, such as `{"num_gpus": 1}`. None: one CPU of a
+            cluster; on this machine it is not counted.
+        address: of a running Ray cluster, such as "10.0.0.1:6379" or "auto". Attackers that are lost are started again
+            as soon as the cluster has room. None: Ray is started here and listens on 127.0.0.1 only.
+        wait: seconds that a step waits for a twin that an attacker works on; None: twice as long as generating it
+            here takes.
     """
 
     per_rank = False
 
-    def __init__(self, ray: Any, start: Callable[[], Any], replaces: bool, wait: float | None) -> None:
-        self._ray, self._start, self._replaces = ray, start, replaces
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        attackers: int = 1,
+        resources: Mapping[str, Any] | None = None,
+        address: str | None = None,
+        *,
+        wait: float | None = None,
+    ) -> None:
+        if not callable(make_model) or isinstance(make_model, nn.Module):
+            raise ValueError(f"make_model {type(make_model).__name__}: pass a function that makes a model")
+        if attackers < 0:
+            raise ValueError(f"attackers {attackers}: take 0 or more")
+        self._ray = imported(address)
+        self._joined = not self._ray.is_initialized()
+        if self._joined:
+            _connect(self._ray, address)
+        options = {"num_cpus": 0 if address is None else 1} if resources is None else dict(resources)
+        self._kind, self._make_model = self._ray.remote(Attacker).options(**options), make_model
+        self._replaces = address is not None
         self._adapts, self._patience = wait is None, 1.0 if wait is None else wait
         self._numbers = count()
         self._actors: dict[int, Any] = {}  # by number
@@ -220,12 +118,30 @@ class Pooled:
         self._waited = 0.0  # seconds of this step
         self.worked: deque[tuple[int, float, float]] = deque(maxlen=10_000)
         """Of the last answers: the attacker, and when it began and ended (Unix time)."""
+        rank, size = rank_and_size()
+        self.add(attackers // size + (rank < attackers % size))
 
     def add(self, attackers: int = 1) -> None:
         """Start more attackers, also while a run goes on."""
         for number in islice(self._numbers, attackers):
-            self._actors[number] = self._start()
+            self._actors[number] = self._kind.remote(self._make_model)
             self._starting[self._actors[number].ready.remote()] = number
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last step: twins from the pool, generated here, late; attackers alive; seconds waited."""
+        twins = {f"twins_{name}": float(self._counts[name]) for name in ("pool", "here", "late")}
+        return {**twins, "attackers": float(len(self._ready())), "seconds_waited": self._waited}
+
+    def close(self) -> None:
+        """End the attackers, and Ray if this pool has started or joined it."""
+        for actor in self._actors.values() if self._ray.is_initialized() else ():
+            self._ray.kill(actor)
+        self._jobs, self._tasks, self._actors, self._starting = {}, {}, {}, {}
+        if self._joined and self._ray.is_initialized():
+            self._ray.shutdown()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def over(self, method: ConAdv, local: Local) -> Self:
         """Be the source of twins of a method; `local` evaluates those that attackers do not deliver."""
@@ -237,11 +153,6 @@ class Pooled:
             raise ValueError("the weights are sharded over ranks (FSDP2): a pool needs them whole, as with DDP")
         self._method, self._step, self.local, self.reads_ahead = method, method._step, local, method.delay
         return self
-
-    def metrics(self) -> dict[str, float]:
-        """Of the last step: twins from the pool, generated here, late; attackers alive; seconds waited."""
-        twins = {f"twins_{name}": float(self._counts[name]) for name in ("pool", "here", "late")}
-        return {**twins, "attackers": float(len(self._ready())), "seconds_waited": self._waited}
 
     def begin(self, t: int, ahead: Any) -> None:
         self._counts, self._waited = Counter(), 0.0
@@ -266,7 +177,7 @@ class Pooled:
         if job is None or answer is None:
             return self._evaluate_here(t, k, chunk)
         self._counts["pool"] += 1
-        (images,) = answer[0].unpack(chunk.images.device)
+        (images,) = answer.unpack(chunk.images.device)
         if images.dtype == torch.uint8:
             images = from_levels(images, chunk.images, job.work.attack, self._step.attack_seed(t, k))
         return Batch(images, chunk.labels, extra=chunk.extra)
@@ -328,7 +239,7 @@ class Pooled:
         some, others = (tree_leaves((each.images, each.labels, dict(each.extra))) for each in (seen, chunk))
         return len(some) == len(others) and all(map(_same, some, others))
 
-    def _answer_of(self, job: _Job) -> Answer | None:
+    def _answer_of(self, job: _Job) -> Packed | None:
         """Wait for an answer; if it does not come in time, others get what its attacker was given."""
         began = time.monotonic()
         self._poll()
@@ -362,9 +273,10 @@ class Pooled:
                 lost[attacker] = answer
                 continue
             del self._tasks[ticket]
-            self.worked.append((attacker, *answer[1:]))
+            images, began, ended = answer
+            self.worked.append((attacker, began, ended))
             if job.ticket == ticket:  # otherwise another one generates it
-                job.answer = answer
+                job.answer = images
         for attacker, why in lost.items():
             self._tasks = {ticket: task for ticket, task in self._tasks.items() if task[0] != attacker}
             self._ray.kill(self._actors.pop(attacker))
@@ -392,8 +304,8 @@ class Pooled:
         """The attackers that can be given work."""
         for ticket, answer in self._collect(self._starting, 0.0).items():
             number = self._starting.pop(ticket)
-            self._failed_starts = self._failed_starts + 1 if isinstance(answer, Lost) else 0
             if isinstance(answer, Lost):
+                self._failed_starts += 1
                 del self._actors[number]
                 self._tell_once(f"an attacker could not start: {answer}")
                 self.add(self._replaces and self._failed_starts < _STARTS)  # its node may have been lost
@@ -403,19 +315,17 @@ class Pooled:
 
     def _collect(self, tickets: Iterable[Any], seconds: float) -> dict[Any, Any]:
         """The answers that are there, by ticket; waits at most so many seconds for the first."""
-        if not (waiting := list(tickets)):
-            return {}
-        self._ray.wait(waiting, num_returns=1, timeout=seconds)
-        done, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0)
-        return {ticket: self._answer(ticket) for ticket in done}
-
-    def _answer(self, ticket: Any) -> Any:
-        try:
-            return self._ray.get(ticket)
-        except self._ray.exceptions.RayError as error:
-            if isinstance(cause := getattr(error, "cause", None), ValueError):  # it would be raised here, too
-                raise ValueError(str(cause)) from None
-            return Lost(str(error).strip().rpartition("\n")[2].strip())
+        answers: dict[Any, Any] = {}
+        if waiting := list(tickets):
+            self._ray.wait(waiting, num_returns=1, timeout=seconds)
+            for ticket in self._ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]:
+                try:
+                    answers[ticket] = self._ray.get(ticket)
+                except self._ray.exceptions.RayError as error:
+                    if isinstance(cause := getattr(error, "cause", None), ValueError):  # it would be raised here, too
+                        raise ValueError(str(cause)) from None
+                    answers[ticket] = Lost(str(error).strip().rpartition("\n")[2].strip())
+        return answers
 
     def _tell_once(self, message: str) -> None:
         if message not in self._told:
@@ -427,3 +337,36 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     return bool(one == other)
+
+
+def imported(address: str | None) -> Any:
+    """The module ray, such that what it starts without an address listens on loopback only."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if address is None:
+        os.environ.setdefault(_ONE_MACHINE, "0")
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # only this user's processes can connect, such as other ranks
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError("conadv.ray needs Ray: pip install 'conadv[ray]'") from error
+    if address is None and not ray.is_initialized() and ray.util.get_node_ip_address() != _LOOPBACK:
+        raise ValueError(
+            "ray was imported before the pool was made, and would listen on every interface of this machine: "
+            f"set {_ONE_MACHINE}=0 before importing it, or start a cluster and pass its address"
+        )
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    """Join a cluster, or start Ray on loopback; ranks of one machine share what the first of them starts."""
+    quiet: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
+    rank, size = rank_and_size()
+    if address is None and rank == 0:
+        # "local": without it, Ray would join whatever cluster was last started on this machine.
+        ray.init("local", include_dashboard=False, _node_ip_address=_LOOPBACK, **quiet)
+    if address is None and size > 1:
+        own = ray.get_runtime_context().gcs_address if rank == 0 else ""
+        device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        address = World(rank, size, device).broadcast(own.encode(), 0).decode()
+    if not ray.is_initialized():
+        ray.init(address=address, **quiet)

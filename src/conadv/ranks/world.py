@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from .attempt import agree_on_attempt
-from .ending import deadline
+from conadv.last_words import end_process, say_line
+
 from .launch import has_local_rank, local_rank, own_rank, rank_0_keeps_store, restarts, world_size
 
 # Seconds after the timeout in which a backend should have raised its own error.
@@ -118,7 +120,7 @@ def joined(timeout: float, main: int = 0) -> Iterator[World]:
         return
     if not exists:
         keeper = "rank 0" if rank_0_keeps_store() else "the launcher"
-        silent = f"the {size} ranks could not connect: the store, kept by {keeper}, stopped answering"
+        silent = f"error: the {size} ranks could not connect: the store, kept by {keeper}, stopped answering"
         with deadline(timeout + 2 * GRACE, silent):
             _connect("nccl" if device.type == "cuda" else "gloo", timeout)
     world = World(dist.get_rank(), size, device, timeout, main)
@@ -127,7 +129,7 @@ def joined(timeout: float, main: int = 0) -> Iterator[World]:
     finally:
         gc.collect()  # an unreachable model that still holds the group, such as a DDP, can abort the process at exit
         if not exists:
-            with deadline(timeout + GRACE, "the process group of the ranks could not be closed"):
+            with deadline(timeout + GRACE, "error: the process group of the ranks could not be closed"):
                 dist.destroy_process_group()
 
 
@@ -146,6 +148,58 @@ def _connect(backend: str, timeout: float) -> None:
         reason = " ".join(str(error).split())
         advice = "on several machines, name the network device between them in GLOO_SOCKET_IFNAME"
         raise ConnectionError(f"the {world_size()} ranks could not connect ({reason}): {advice}") from error
+
+
+def agree_on_attempt(store: Any, rank: int, size: int, timeout: float) -> int:
+    """Return the number of this attempt at a run: 0, or 1, 2, ... after torchrun has restarted the ranks.
+
+    torchrun keeps the store when it restarts the ranks, with keys of earlier processes, and its agents count their own
+    restarts, so nodes can have different counts. So rank 0 numbers the attempts, waits until all ranks have read the
+    number, and removes it. A rank that has read the number of an attempt that died before, reads again.
+
+    Args:
+        store: the store of the launcher or of rank 0, which earlier attempts may have used.
+        rank: this rank.
+        size: the number of ranks.
+        timeout: seconds that rank 0 waits; other ranks wait for the timeout of their store.
+    """
+    while rank:
+        number = int(store.get("conadv/attempt"))
+        store.set(f"conadv/{number}/{rank}", "")
+        if store.get(f"conadv/{number}/outcome") == b"complete":
+            return number
+    number = int(store.add("conadv/attempts", 1)) - 1
+    keys = {other: f"conadv/{number}/{other}" for other in range(1, size)}
+    store.set("conadv/attempt", str(number))
+    if number:
+        store.set(f"conadv/{number - 1}/outcome", "over")
+    try:
+        store.wait(list(keys.values()), timedelta(seconds=timeout))
+    except RuntimeError:
+        missing = [str(other) for other, key in keys.items() if not store.check([key])]
+        which = ("ranks " if len(missing) > 1 else "rank ") + ", ".join(missing[:8]) + ", ..." * (len(missing) > 8)
+        raise RuntimeError(f"{which} did not come within {timeout:g} seconds") from None
+    store.delete_key("conadv/attempt")
+    store.set(f"conadv/{number}/outcome", "complete")
+    return number
+
+
+@contextmanager
+def deadline(seconds: float, text: str, before_exit: Callable[[int], None] = lambda status: None) -> Iterator[None]:
+    """Limit the time within the context: after `seconds`, print `text` and exit with status 1."""
+
+    def give_up() -> None:
+        say_line(text)
+        before_exit(1)
+        end_process(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def own_device() -> torch.device:

@@ -34,24 +34,15 @@ class Evaluation:
     images: int
 
 
-def evaluate(
-    model: nn.Module,
-    batches: Batches,
-    *,
-    device: torch.device | str | None = None,
-    loss: Loss = F.cross_entropy,
-    autocast: torch.dtype | None = None,
-) -> Evaluation:
+def evaluate(model: nn.Module, batches: Batches, autocast: torch.dtype | None = None) -> Evaluation:
     """Evaluate a model in eval mode, and restore its train/eval modes afterwards.
 
     Args:
         model: the network.
         batches: of (images, labels, ...), images as bytes or floats in [0, 1].
-        device: where the model is; None: where its first parameter is.
-        loss: (logits, labels) to the mean over the images.
         autocast: 16-bit type to compute in, as in training; None: the dtype of the weights.
     """
-    device = _like(model).device if device is None else torch.device(device)
+    device = _like(model).device
     # Sums stay on the device and are read once. Counts are exact in float64.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     count = 0
@@ -61,7 +52,11 @@ def evaluate(
             logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32))  # 16 bits are too few for a loss
             labels = _checked(raw_labels, logits.shape[1]).to(device, non_blocking=True)
             count += len(labels)
-            sums = [_hits(logits, labels, 1), _hits(logits, labels, 5), loss(logits, labels).double() * len(labels)]
+            sums = [
+                _hits(logits, labels, 1),
+                _hits(logits, labels, 5),
+                F.cross_entropy(logits, labels).double() * len(labels),
+            ]
             totals += torch.stack([part.to(totals) for part in sums])
     if count == 0:
         raise ValueError("no images to evaluate on: check the data, or pass a new iterator each time")
@@ -75,7 +70,6 @@ def count_robust(
     attack: Adversary,
     *,
     restarts: int = 1,
-    loss: Loss = F.cross_entropy,
     first: int = 0,
     autocast: torch.dtype | None = None,
 ) -> tuple[int, int]:
@@ -88,7 +82,6 @@ def count_robust(
         batches: of (images, labels, ...), images as bytes or floats in [0, 1].
         attack: changes images so that they are misclassified.
         restarts: how often it is tried, with other random numbers.
-        loss: (logits, labels) to the mean over the images, which the attack increases.
         first: number of the first batch; the random numbers of the attack depend on the number of its batch.
         autocast: 16-bit type to compute in; None: the dtype of the weights.
 
@@ -105,7 +98,7 @@ def count_robust(
             for restart in range(restarts):
                 if len(labels):
                     with torch.enable_grad():
-                        changed = attack(model, loss, images, labels, mix(0, first + number, 0, restart))
+                        changed = attack(model, F.cross_entropy, images, labels, mix(0, first + number, 0, restart))
                     images, labels = _survivors(model, changed.detach(), images, labels)
             robust += len(labels)
     return robust, count

@@ -68,8 +68,6 @@ class Stream:
             )
         if self.chunks_per_step % self.copies:
             raise ValueError(f"{self.chunks_per_step} chunks per batch cannot hold {self.copies} copies of each image")
-        if self.workers < 0:
-            raise ValueError(f"workers {self.workers}: choose 0 or more")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -127,8 +125,6 @@ def evaluation_batches(
     pin_memory: bool = False,
 ) -> Iterator[Chunk]:
     """Yield every image (or those of `indices`) once, in order, without augmentation; the last batch may be smaller."""
-    if batch_size < 1:
-        raise ValueError(f"a batch of {batch_size} images: choose 1 or more")
     wanted = np.asarray(range(len(source)) if indices is None else indices, dtype=np.int64)
 
     def batch(first: int) -> Chunk:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from conadv.catalog import METHODS, MethodInfo
@@ -17,7 +15,7 @@ from conadv.core.batch import Batch, Chunked
 from conadv.core.roles import Place, Role
 from conadv.core.step import Method
 from conadv.core.twins import StaleWeights, TwinShare
-from conadv.optim.catalog import OPTIMIZERS
+from conadv.optim import build_optimizer
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
 from conadv.optim.signal import SignalToNoise
 from conadv.ranks.choose import choose_layout
@@ -183,14 +181,13 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         task.model,
         method,
         chunks=stream.chunks_per_step,
-        has_twins=partial(TwinShare.from_number(recipe.twin_share).has, recipe.seed),
         wire=_wire(recipe, task, attack),
     )
     return Job(
         task=task,
         member=member,
         stream=stream,
-        optimizer=build_optimizer(recipe, task.model),
+        optimizer=build_optimizer(task.model, asdict(recipe.optimizer)),
         rate=_rate(recipe, steps),
         protocol=Protocol(
             adv_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
@@ -202,11 +199,6 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         clip_norm=recipe.clip_norm,
         pool=pool,
     )
-
-
-def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
-    optimizer: Optimizer = OPTIMIZERS[recipe.optimizer.name].build(model, asdict(recipe.optimizer))
-    return optimizer
 
 
 def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy:

@@ -40,7 +40,7 @@ def evaluate_source(task: Task, world: World, source: Source, sample: int | None
     if part:
         pin_memory = task.device.type == "cuda"
         batches = evaluation_batches(source, _BATCH, task.augment.fit, task.workers, part, pin_memory=pin_memory)
-        own = evaluate(task.model, batches, device=task.device, autocast=task.autocast)
+        own = evaluate(task.model, batches, task.autocast)
         means = (own.top1, own.top5, own.loss)
         totals += totals.new_tensor([own.images, *(mean * own.images for mean in means)])
     images, *sums = world.all_reduce(totals).tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conadv.ranks.member import NotFiniteError, Outcome, Unread
+from conadv.ranks.member import Outcome, StepError, Unread
 
 from .build import Job
 from .metrics import Sinks
@@ -56,18 +56,18 @@ class Ledger:
         """Wait for the outcome of the last step, the same on all ranks; every rank must call this.
 
         Raises:
-            NotFiniteError: a number is not finite.
+            StepError: a number is not finite.
         """
         step = self._last
         if step is None or step.outcome is not None:
             return
         try:
             step.outcome = step.unread.read()
-        except NotFiniteError as error:
+        except StepError as error:
             epoch, batch = divmod(step.number, self._job.stream.steps_per_epoch)
             at = f"epoch {epoch}, batch {batch}, learning rate {step.rate:.4g}"
             advice = "try a lower --optimizer.lr or a longer --schedule.warmup-epochs"
-            raise NotFiniteError(f"{error} ({at}): {advice}", error.speaks) from None
+            raise StepError(f"{error} ({at}): {advice}", error.speaks) from None
         self.signal = self.signal or step.outcome.signal
 
     def log(self, evaluation: Mapping[str, float] | None = None) -> None:

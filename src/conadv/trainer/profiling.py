@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from conadv.atomic import replacing, replacing_path
 from conadv.core.step import PREFIX, STEP, recording, span
-from conadv.ranks.pool import Pooled
+from conadv.ranks.pool import Pool
 
 # The first steps, which also allocate memory and choose kernels, are not recorded.
 _WARMUP = 3
@@ -29,7 +29,7 @@ class Profile:
         pool: its attackers, whose work goes into a file of its own.
     """
 
-    def __init__(self, steps: int, folder: Path, rank: int, pool: Pooled | None = None) -> None:
+    def __init__(self, steps: int, folder: Path, rank: int, pool: Pool | None = None) -> None:
         self._pool, self._since = pool, 0.0
         self._left = _WARMUP + steps if steps else 0
         self._steps = steps

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from conadv import last_words
-from conadv.ranks.ending import end_process, say_line
+from conadv.last_words import end_process, say_line
 from conadv.ranks.launch import local_rank, own_rank, started_by_torchrun
 
 _HEARD = (signal.SIGTERM, signal.SIGINT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from conadv import bf16
 from conadv.atomic import replace_file
 from conadv.catalog import METHODS
 from conadv.config import RESUMABLE, Recipe, check_run_folder, flatten
+from conadv.optim import build_optimizer
 from conadv.ranks.world import World, own_device
 
 from .adversary import RobustTest
 from .best import FILE as BEST
 from .best import read_best
-from .build import build_optimizer
 from .build_task import Task, build_task, resolved
 from .checkpoint import Checkpoint, newest_whole
 from .evaluation import evaluate_task
@@ -101,7 +102,7 @@ def predict(source: Path, images: Sequence[Path], top: int, model: str | None = 
 def expected(recipe: Recipe, task: Task) -> Expected:
     """Return what a checkpoint of a run must match."""
     decisive = {key: value for key, value in flatten(recipe).items() if key not in RESUMABLE}
-    optimizer = build_optimizer(recipe, task.model)
+    optimizer = build_optimizer(task.model, asdict(recipe.optimizer))
     fill_state(optimizer)
     tensors = expected_tensors(task.model, optimizer, recipe.delay)
     return Expected(tensors, decisive, flatten(Recipe()))

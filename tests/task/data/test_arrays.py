@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from conadv.task.data import Arrays, Source, open_data
+from conadv.task.data import Source, open_data
 from conadv.task.data.arrays import digits, synthetic
-from conadv.task.data.cifar import _unpickled, find_cifar
+from conadv.task.data.cifar import _unpickled
 from task.data.samples import cifar, write_archive
 
 ARRAYS = {
@@ -124,14 +124,6 @@ def test_wrong_arrays_are_refused(tmp_path: Path, name: str, changed: dict[str, 
     assert str(caught.value).isprintable()
 
 
-def test_a_source_is_some_rows_of_its_pictures() -> None:
-    source = Source(Arrays(ARRAYS["train_images"]), ARRAYS["train_labels"], ("a", "b", "c"))
-    part = source.take([3, 1]).take([1])
-    assert (len(part), part.name(0), part.labels.tolist()) == (1, "image 1", [1])
-    np.testing.assert_array_equal(part.image(0), ARRAYS["train_images"][1])
-    np.testing.assert_array_equal(part.images, ARRAYS["train_images"][[1]])
-
-
 @pytest.mark.parametrize(
     ("classes", "place"), [(10, "folder"), (100, "folder/batches"), (100, "c.tar"), (10, "c.tar.gz")]
 )
@@ -149,11 +141,6 @@ def test_cifar_is_read(tmp_path: Path, classes: int, place: str) -> None:
     np.testing.assert_array_equal(data.train.images.transpose(0, 3, 1, 2).reshape(len(pixels), -1), pixels)
     assert data.train.classes == tuple(f"name{n}" for n in range(classes))
     assert len(data.test) == 4
-
-
-def test_other_archives_are_not_cifar(tmp_path: Path) -> None:
-    assert find_cifar(tmp_path, 3) is None
-    assert find_cifar(write_archive(tmp_path / "x.tar.gz", {"a": b"b"}), 3) is None
 
 
 def test_damaged_files_of_cifar_are_named(tmp_path: Path) -> None:

@@ -150,14 +150,3 @@ def test_a_name_on_disk_cannot_break_the_line(tmp_path: Path, name: str, capsys)
     assert str(caught.value).isprintable()
     assert main(["data", "inspect", str(root)]) == 0
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
-
-
-def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    root = write_folder(tmp_path, jpeg_set(4), jpeg_set(2))
-
-    def forbidden(path: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr("os.scandir", forbidden)
-    assert main(["data", "inspect", str(root)]) == 2
-    assert "Permission denied" in capsys.readouterr().err

@@ -8,13 +8,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from conadv.memory import check_memory, free_memory
 from conadv.task.data import Source
 from conadv.task.data import files as files_module
-from conadv.task.data.files import cached, find_folders, find_shards, read_file, stamp_of
+from conadv.task.data.files import cached, find_folders, find_shards
 from conadv.task.data.source import DamagedError, naming
 from task.data.samples import encode, jpeg_set, members_of, picture, write_folder, write_tar
 
@@ -145,25 +143,6 @@ def test_a_shard_that_ends_without_its_mark_is_noticed(tmp_path: Path) -> None:
     assert len(listed(tmp_path)[0]) == 3
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), min_size=1, max_size=30))
-def test_a_damaged_shard_never_crashes(tmp_path: Path, changes: list[tuple[float, int]]) -> None:
-    content = bytearray(write_tar(tmp_path / "train.tar", members_of(jpeg_set(3))).read_bytes())
-    for place, value in changes:
-        content[int(place * len(content))] = value
-    (tmp_path / "train.tar").write_bytes(content)
-    names, data, labels = listed(tmp_path)
-    assert len(names) == len(data) == len(labels)
-
-
-def test_a_shard_that_shrank_since_it_was_listed(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "train.tar", members_of(jpeg_set(3)))
-    train = find_shards(tmp_path, 3).parts[0]
-    os.truncate(path, 2000)
-    with pytest.raises(DamagedError, match=r"train\.tar/0002\.jpg: the file is truncated"):
-        train.picture(2)
-
-
 def test_members_that_point_elsewhere_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret.jpg").write_bytes(encode(picture(0)))
     with tarfile.open(tmp_path / "train.tar", "w") as archive:
@@ -176,23 +155,6 @@ def test_members_that_point_elsewhere_are_not_followed(tmp_path: Path) -> None:
             member.size = 1
             archive.addfile(member, io.BytesIO(b"0"))
     assert listed(tmp_path) == (["train.tar/../secret.jpg"], [b"0"], [0])  # a name, not a place
-
-
-@pytest.mark.timeout(20)
-def test_files_are_read_only_so_far_and_what_is_none_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"content")
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    assert read_file(tmp_path / "link") == b"content"
-    assert read_file(tmp_path / "link", 2, 3) == b"nte"
-    os.mkfifo(tmp_path / "fifo")
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for path in (tmp_path, tmp_path / "fifo"):
-        with pytest.raises(OSError, match=r"Illegal seek|Is a directory"):
-            read_file(path)
-    os.truncate(tmp_path / "file", 2**40)
-    with pytest.raises(OSError, match=r"1,099,511,627,776 bytes are more than the limit of 268,435,456"):
-        read_file(tmp_path / "file")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), RecursionError(), TypeError("a\nb"), OSError(5, "bad\x1b", "file")])
@@ -233,14 +195,3 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     cached("stamp", lambda: [1])
     assert [path.parent for path in (tmp_path / "home").rglob("*.json")] == [tmp_path / "home" / "conadv"]
-
-
-def test_a_stamp_follows_path_size_and_time(tmp_path: Path) -> None:
-    file, stamps = tmp_path / "a", []
-    for content, time in ((b"x", 1), (b"xy", 1), (b"yx", 2)):
-        file.write_bytes(content)
-        os.utime(file, ns=(time, time))
-        stamps.append(stamp_of([file]))
-    stamps.append(stamp_of([file.rename(tmp_path / "b")]))
-    assert len(set(stamps)) == 4
-    assert stamp_of([str(tmp_path / "b")]) == stamps[-1]

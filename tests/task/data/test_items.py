@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from random import Random
 from types import ModuleType
 
 import datasets
@@ -20,8 +19,7 @@ from conadv.task.augment import augmentation
 from conadv.task.data import open_data
 from conadv.task.data.source import DamagedError
 from conadv.task.stream import Stream
-from faults.hostile import TEST, TRAIN, cut, exercise, flip, insert, number, replace, special
-from task.data.samples import jpeg_set, picture, write_hub, write_table
+from task.data.samples import jpeg_set, picture, write_table
 
 SAMPLES = jpeg_set(6)
 PIXELS = [picture(seed, 12, 16) for seed in range(10)]
@@ -188,21 +186,6 @@ def test_a_missing_split_or_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"^hf:{path}: ") as caught:
             open_data("path", f"hf:{path}")
         assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_damaged_files_are_read_or_refused_in_one_line(tmp_path: Path, seed: int, capfd) -> None:
-    random = Random(seed)
-    place = write_hub(tmp_path / "data", TRAIN, TEST)
-    files = sorted(file for file in (tmp_path / "data").rglob("*") if file.is_file())
-    random.choice([flip, number, cut, insert, replace, special])(random, random.choice(files))
-    assert exercise(seed, place) in ("read", "refused")
-    assert capfd.readouterr().err == ""
-
-
-def test_a_name_of_the_hub_is_looked_up_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="hf:nobody/nothing: Couldn't reach 'nobody/nothing' on the Hub"):
-        open_data("path", "hf:nobody/nothing")
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
