@@ -92,13 +92,7 @@ def broadcast_early(parallel: DistributedDataParallel | None) -> None:
 
 
 def touched(loss: Tensor, weights: Iterable[Tensor], zeros: bool = False) -> Tensor:
-    """Let the backward pass of a loss visit these weights too, without a gradient: DDP waits for every parameter.
-
-    Args:
-        loss: the loss.
-        weights: that nothing else in its graph reaches.
-        zeros: give them gradients of zero.
-    """
+    """Let the backward pass of a loss visit these weights too, with no gradient or `zeros`: DDP waits for all."""
     result: Tensor = _Touch.apply(loss, zeros, *weights)
     return result
 
