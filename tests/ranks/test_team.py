@@ -88,7 +88,7 @@ def test_a_loss_that_was_scaled_resumes_bitwise(stop, step, pool, tmp_path):
 
 
 def test_ranks_with_another_attack_end_before_the_first_step(pool):
-    says = "rank 1 made its method with epsilon 0.5, rank 0 with 0.25: pass the same arguments on all ranks"
+    says = "rank 1 has epsilon 0.5, rank 0 has 0.25: pass the same arguments on all ranks"
     assert pool.run(2, teams.attack_differently) == [says] * 2
 
 
@@ -248,7 +248,7 @@ def method_of(team: conadv.Team, **options: Any) -> Any:
     [
         (lambda team: team.sampler(range(3)), "3 images do not fill a batch of 8"),
         (lambda team: list(method_of(team).feed(iter([]))), "a loader with a length"),
-        (lambda team: list(method_of(team).feed([(torch.rand(2, 2, 6, 6), torch.zeros(2))])), "batches of 8 images"),
+        (lambda team: list(method_of(team).feed([(torch.rand(2, 2, 6, 6), torch.zeros(2))])), "batches of 4 chunks"),
         (lambda team: method_of(team, twin_share="1/3"), "multiple of 3 chunks per lane"),
         (lambda team: team.method(conadv.Vanilla, FSDPModule(1, 1), F.mse_loss), "without DistributedDataParallel"),
     ],
