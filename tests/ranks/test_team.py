@@ -117,16 +117,6 @@ def test_an_update_whose_scaled_gradients_overflow_is_left_out_on_all_ranks(name
     torch.testing.assert_close(values, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_a_loss_that_is_not_finite_ends_the_team():
-    with conadv.Team(batch_size=2, chunk_size=2) as team:
-        model = conadv.split_batchnorm(small_cnn())
-        nn.init.constant_(model[7].weight, float("nan"))
-        method = team.method(conadv.Vanilla, model, F.cross_entropy)
-        ((now, ahead),) = method.feed([(torch.rand(2, 2, 6, 6).double(), torch.tensor([0, 1]))])
-        with pytest.raises(FloatingPointError, match=r"step 0: .*loss on .* is not finite"):
-            method.loss(now, ahead)
-
-
 def test_a_team_of_one_takes_the_same_steps(tmp_path):
     for name, options in (("ConAdv", {"delay": 2}), ("Recycled", {"twin_share": "1/4"})):
         teams.train(None, name, options, str(tmp_path / "out"))
@@ -266,11 +256,12 @@ def test_a_team_that_does_not_fit_is_refused_before_it_meets():
         conadv.Team("clean | adv | attack", batch_size=8, chunk_size=2).__enter__()
 
 
-def test_numbers_that_are_not_finite_end_the_team():
+@pytest.mark.parametrize(("layer", "way"), [(0, "__call__"), (7, "loss")])
+def test_numbers_that_are_not_finite_end_the_team(layer, way):
     with conadv.Team(batch_size=2, chunk_size=2) as team:
         model = conadv.split_batchnorm(small_cnn())
-        nn.init.constant_(model[0].weight, float("nan"))
+        nn.init.constant_(model[layer].weight, float("nan"))
         method = team.method(conadv.Vanilla, model, F.cross_entropy)
         ((now, ahead),) = method.feed([(torch.rand(2, 2, 6, 6).double(), torch.tensor([0, 1]))])
-        with pytest.raises(FloatingPointError, match=r"step 0: .* is not finite"):
-            method(now, ahead)
+        with pytest.raises(FloatingPointError, match=r"step 0: .*loss on .* is not finite"):
+            getattr(method, way)(now, ahead)

@@ -34,7 +34,7 @@ from conadv.wrappers import broadcast_early, data_parallel, is_sharded, rank_and
 from .attacker import Attacker, Packed, Work, from_levels, pack, tensors_of
 from .world import World
 
-_STARTS = 5  # attackers that could not start, after which no more are tried in their place
+_STARTS = 5  # attackers in a row that could not start, after which no more are tried
 _DEPTH = 2  # chunks that an attacker has at once: one to work on, and the next
 _LOOPBACK = "127.0.0.1"
 # Ray's switch for machines that must not be reached from others. It is read when ray is imported, and without it
@@ -304,8 +304,8 @@ class Pool(AbstractContextManager[Any]):
         """The attackers that can be given work."""
         for ticket, answer in self._collect(self._starting, 0.0).items():
             number = self._starting.pop(ticket)
+            self._failed_starts = self._failed_starts + 1 if isinstance(answer, Lost) else 0
             if isinstance(answer, Lost):
-                self._failed_starts += 1
                 del self._actors[number]
                 self._tell_once(f"an attacker could not start: {answer}")
                 self.add(self._replaces and self._failed_starts < _STARTS)  # its node may have been lost
