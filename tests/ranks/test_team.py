@@ -185,6 +185,7 @@ def test_a_rank_of_a_team_that_dies_is_named_with_its_signal(number, hint, start
     assert run.complaints() == ["error: rank 2 (lane 0, attack) stopped answering: the run ends on all 3 ranks"]
 
 
+@pytest.mark.promise  # waits for a timeout, as a hanging rank of a run does in make test
 def test_a_rank_of_a_team_that_hangs_is_named(start_team):
     run = start_team()
     run.wait_for_step(3)
