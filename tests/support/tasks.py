@@ -28,7 +28,7 @@ from conadv.config import recipe_of_run
 from conadv.core.roles import Role
 from conadv.core.splitbn import pending_statistics, split_batchnorm
 from conadv.core.twins import StaleWeights
-from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
+from conadv.ranks.agreement import AgreedError, check_agreement, from_main, on_all
 from conadv.ranks.launch import own_rank, world_size
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import Member, StepError
@@ -154,7 +154,7 @@ def ask_main_for_long(seconds: float, timeout: float) -> bytes:
         return b"found"
 
     with joined(timeout) as world:
-        return from_main_patiently(world, work)
+        return from_main(world, work)
 
 
 def fail_on(rank: int) -> str:

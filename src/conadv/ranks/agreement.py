@@ -53,32 +53,22 @@ def check_agreement(world: World, facts: Facts) -> None:
 
 
 def from_main(world: World, work: Callable[[], bytes | None]) -> bytes:
-    """Call `work` on rank 0 and broadcast what it returns; a ValueError there is an AgreedError on all ranks."""
-    answer = b""
-    if world.is_main:
-        try:
-            answer = b"+" + (work() or b"")
-        except ValueError as error:
-            answer = b"-" + str(error).encode()
+    """Call `work` on rank 0 and broadcast what it returns; a ValueError there is an AgreedError on all ranks.
+
+    The work may take longer than the timeout: rank 0 does it in a thread, and all ranks call all_reduce every few
+    seconds, which notices a rank that is lost.
+    """
+    future = ThreadPoolExecutor(1).submit(work if world.is_main else bytes)
+    while world.all_reduce_max(not wait([future], min(_MEETING, world.timeout / 4)).done):
+        pass
+    try:
+        answer = b"+" + (future.result() or b"")
+    except ValueError as error:
+        answer = b"-" + str(error).encode()
     answer = world.broadcast(answer)
     if answer[:1] == b"-":
         raise AgreedError(answer[1:].decode())
     return answer[1:]
-
-
-def from_main_patiently(world: World, work: Callable[[], bytes]) -> bytes:
-    """Like `from_main`, for work that may take longer than the timeout of the waiting ranks.
-
-    Rank 0 works in a thread, and all ranks call all_reduce every few seconds, which notices a rank that is lost.
-    """
-    if world.size == 1:
-        return work()
-    thread = ThreadPoolExecutor(1)
-    future = thread.submit(work if world.is_main else bytes)
-    pause = min(_MEETING, world.timeout / 4)
-    while world.all_reduce_max(not wait([future], pause).done):
-        pass
-    return from_main(world, future.result)
 
 
 def on_all(world: World, work: Callable[[], T]) -> T:

@@ -12,7 +12,7 @@ from typing import Any
 from conadv import bf16
 from conadv.config import Recipe, dump_recipe, flatten, sealed
 from conadv.core.splitbn import plain_state_dict
-from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
+from conadv.ranks.agreement import AgreedError, check_agreement, from_main, on_all
 from conadv.ranks.faults import guarded
 from conadv.ranks.launch import local_rank, world_size
 from conadv.ranks.layout import Layout
@@ -117,7 +117,7 @@ def _try_bfloat16(recipe: Recipe, world: World, sets: bool) -> None:
 
 def _build(recipe: Recipe, world: World) -> tuple[Task, Stream]:
     """Build the network and the data; rank 0 lists the files, and an error of any rank is raised on all of them."""
-    share = None if world.size == 1 else partial(from_main_patiently, world)
+    share = None if world.size == 1 else partial(from_main, world)
 
     def build() -> tuple[Task, Stream]:
         task = build_task(recipe, world.device, trains=True, data=open_task_data(recipe, share))
