@@ -15,7 +15,7 @@ test: check                  ## format, lint, types, then the tests: a few cases
 # The options of every run of the whole suite.
 PYTEST := pytest -n 2 --dist worksteal
 promises: .venv/installed    ## every case of every promise: each method stopped at each step, in each layout (half an hour)
-	$(BIN)/$(PYTEST) -m 'not slow' tests/contracts tests/ranks/test_order.py tests/ranks/test_watch.py
+	$(BIN)/$(PYTEST) -m 'not slow' tests/contracts tests/ranks tests/study/test_committed.py
 
 # Another release of PyTorch, in an environment of its own (PyPI's wheels bring CUDA libraries of several GB).
 TORCH ?= 2.15.0

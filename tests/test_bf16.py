@@ -110,6 +110,7 @@ def test_a_run_on_a_processor_that_dies_trains_and_can_be_evaluated(dying, tmp_p
     assert (done.returncode, done.stderr) == (0, NOTE + "\n")
 
 
+@pytest.mark.slow
 def test_ranks_try_it_once_and_all_set_the_limit(dying, tmp_path):
     dying(LIMITED)
     words = ["train", *tiny.words(precision="bf16", max_steps=2), "--quiet", "--run-dir", str(tmp_path / "run")]

@@ -18,7 +18,6 @@ from torch import nn
 from conadv.cli import main, parse
 from conadv.config import Data, Recipe, dump_recipe
 from conadv.study.study_file import read_study
-from conadv.study_commands import resolve
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for folder in (".", "docs", "docs/design", "studies/*") for page in ROOT.glob(f"{folder}/*.md"))
@@ -152,7 +151,7 @@ def test_the_notebook_runs():
 def test_toml_is_a_study(block, tmp_path):
     (tmp_path / "study.toml").write_text(block.text, encoding="utf-8")
     assert "arm" in tomllib.loads(block.text)
-    assert read_study(tmp_path / "study.toml", resolve).cells
+    assert read_study(tmp_path / "study.toml").cells
 
 
 @pytest.mark.parametrize("block", of("json"))

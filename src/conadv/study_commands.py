@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from conadv import config
 from conadv.config.fields import number
 from conadv.printing import report as report_result
 from conadv.printing import say
@@ -24,7 +22,6 @@ def sweep(
     *,
     out: Path | None = None,
     jobs: Annotated[int | None, number(gte=1, lte=10**4)] = None,
-    nice: Annotated[int, number(gte=0, lte=19)] = 0,
     quiet: Switch = False,
     json: Json = False,
 ) -> int:
@@ -36,7 +33,6 @@ def sweep(
         study: A study file (TOML): a base, arms and a grid.
         out: The folder to write. none: runs/STUDY.
         jobs: How many cells to run at a time. none: as many as the cores allow.
-        nice: Niceness of the cells, from 0 to 19.
         quiet: Print no progress.
     """
     from conadv.study.study_file import read_study
@@ -44,12 +40,7 @@ def sweep(
 
     folder = out or Path("runs") / study.stem
     tell = (lambda text: None) if quiet else say
-
-    def work() -> Mapping[str, object]:
-        defaults = config.flatten(config.Recipe())  # what results of before a field was added stand for
-        return run_sweep(read_study(study, resolve), folder, resolve, defaults, jobs, nice, tell)
-
-    return 1 if report_result(work, json)["failed"] else 0
+    return 1 if report_result(lambda: run_sweep(read_study(study), folder, jobs, tell), json)["failed"] else 0
 
 
 def report(
@@ -83,8 +74,3 @@ def timeline(runs: list[Path], /, *, out: Annotated[Path, Out] = Path("timeline.
     from conadv.study.timeline import draw_timeline, read_timeline
 
     report_result(lambda: draw_timeline([(run.name, read_timeline(run)) for run in runs], out), json)
-
-
-def resolve(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
-    """All values of a recipe, by dotted key, with changes on top."""
-    return dict(config.flatten(config.load_recipe(recipe, overrides)))

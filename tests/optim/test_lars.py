@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 import pytest
@@ -13,34 +12,35 @@ from torch import nn
 
 from conadv.optim.base import parameter_groups
 from conadv.optim.lars import Lars
-from support.optimizers import BOTH_WAYS, SHAPES, flat, give_gradients, make_parameters
+from support.optimizers import BOTH_WAYS, SHAPES, assert_follows, assert_same_steps, flat, make_parameters
+
+LRS = [2.5, 0.4, 1.3, 0.0, 3.0, 1.0]
 
 
 class Reference:
-    """LARS on plain Python lists: one tensor, its numbers in a row."""
+    """LARS on plain Python lists: one tensor, its numbers in a row. The defaults are those of the paper."""
 
-    def __init__(self, weights: list[float]) -> None:
-        self.weights = list(weights)
-        self.velocities = [0.0] * len(weights)
-
-    def step(
+    def __init__(
         self,
-        gradients: list[float],
-        lr: float,
-        momentum: float,
-        decay: float,
-        coefficient: float,
-        eps: float,
-        adapt: bool,
+        weights: list[float],
+        momentum: float = 0.9,
+        decay: float = 0.0,
+        coefficient: float = 0.001,
+        eps: float = 0.0,
+        adapt: bool = True,
     ) -> None:
+        self.weights, self.velocities = list(weights), [0.0] * len(weights)
+        self.momentum, self.decay, self.coefficient, self.eps, self.adapt = momentum, decay, coefficient, eps, adapt
+
+    def step(self, gradients: list[float], lr: float) -> None:
         trust = 1.0
         weight_norm = math.sqrt(math.fsum(w * w for w in self.weights))
         gradient_norm = math.sqrt(math.fsum(g * g for g in gradients))
-        if adapt and weight_norm > 0 and gradient_norm > 0:
-            trust = coefficient * weight_norm / (gradient_norm + decay * weight_norm + eps)
+        if self.adapt and weight_norm > 0 and gradient_norm > 0:
+            trust = self.coefficient * weight_norm / (gradient_norm + self.decay * weight_norm + self.eps)
         for i, gradient in enumerate(gradients):
-            direction = lr * trust * (gradient + decay * self.weights[i])
-            self.velocities[i] = momentum * self.velocities[i] + direction
+            direction = lr * trust * (gradient + self.decay * self.weights[i])
+            self.velocities[i] = self.momentum * self.velocities[i] + direction
             self.weights[i] -= self.velocities[i]
 
 
@@ -50,94 +50,30 @@ class Reference:
 @pytest.mark.parametrize("adapt", [True, False])
 def test_follows_the_reference_step_by_step(foreach: bool, momentum: float, decay: float, adapt: bool) -> None:
     parameters = make_parameters()
-    references = [Reference(flat(parameter)) for parameter in parameters]
-    settings: dict[str, Any] = {
-        "momentum": momentum,
-        "weight_decay": decay,
-        "trust_coefficient": 0.02,
-        "eps": 1e-3,
-        "adapt": adapt,
-    }
-    optimizer = Lars(parameters, lr=1.0, **settings, foreach=foreach)
-    lrs = random.Random(0)
-    for step in range(8):
-        lr = lrs.uniform(0, 3) if step != 5 else 0.0
-        optimizer.param_groups[0]["lr"] = lr
-        give_gradients(parameters, step)
-        optimizer.step()
-        for parameter, reference in zip(parameters, references, strict=True):
-            assert parameter.grad is not None
-            reference.step(flat(parameter.grad), lr, momentum, decay, 0.02, 1e-3, adapt)
-            assert flat(parameter) == pytest.approx(reference.weights, rel=1e-12, abs=1e-13)
+    references = [Reference(flat(parameter), momentum, decay, 0.02, 1e-3, adapt) for parameter in parameters]
+    optimizer = Lars(parameters, 1.0, momentum, decay, 0.02, 1e-3, adapt=adapt, foreach=foreach)
+    assert_follows(optimizer, references, LRS)
     assert len(optimizer.state) == (len(parameters) if momentum else 0)  # without momentum there is nothing to remember
 
 
 @BOTH_WAYS
-def test_defaults_are_those_of_the_reference(foreach: bool) -> None:
-    parameters = make_parameters()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_defaults_are_those_of_the_reference_and_short_dtypes_follow_it_roughly(
+    dtype: torch.dtype, foreach: bool
+) -> None:
+    parameters = make_parameters(dtype)
     references = [Reference(flat(parameter)) for parameter in parameters]
-    optimizer = Lars(parameters, lr=2.0, foreach=foreach)
-    for step in range(3):
-        give_gradients(parameters, step)
-        optimizer.step()
-        for parameter, reference in zip(parameters, references, strict=True):
-            assert parameter.grad is not None
-            reference.step(flat(parameter.grad), 2.0, 0.9, 0.0, 0.001, 0.0, True)
-            assert flat(parameter) == pytest.approx(reference.weights, rel=1e-13)
+    assert_follows(Lars(parameters, lr=2.0, foreach=foreach), references, [2.0] * 4, 20 * torch.finfo(dtype).eps)
 
 
 @BOTH_WAYS
 def test_agrees_with_another_library_at_a_constant_rate(foreach: bool) -> None:
     """Where the definitions agree: constant lr, matrices, and no eps. (Theirs leaves vectors out by their shape,
     multiplies by lr outside of the momentum, and overwrites the gradients.)"""
-    ours, theirs = (make_parameters(shapes=SHAPES[:2]) for _ in range(2))
-    settings: dict[str, Any] = {"lr": 3.0, "momentum": 0.9, "weight_decay": 0.01, "trust_coefficient": 0.1}
-    our_optimizer = Lars(ours, **settings, foreach=foreach)
-    their_optimizer = pytorch_optimizer.LARS(theirs, **settings)
-    for step in range(6):
-        give_gradients(ours, step)
-        give_gradients(theirs, step)
-        our_optimizer.step()
-        their_optimizer.step()
-        for our, their in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(our, their, rtol=1e-12, atol=0)
-
-
-def test_differs_from_the_other_library_at_a_changing_rate() -> None:
-    """The disagreement itself, in one number: after lr 1 then 0, the momentum of the first step still moves ours
-    (0.9 of the first step), but not theirs, which multiplies all of it by the lr of today."""
-    moved = {}
-    for name in ("ours", "theirs"):
-        weight = nn.Parameter(torch.full((2, 2), 4.0, dtype=torch.float64))
-        settings: dict[str, Any] = {"lr": 1.0, "momentum": 0.9, "trust_coefficient": 0.1}
-        make = Lars if name == "ours" else pytorch_optimizer.LARS
-        optimizer: Any = make([weight], **settings)
-        for lr in (1.0, 0.0):
-            optimizer.param_groups[0]["lr"] = lr
-            weight.grad = torch.ones_like(weight)
-            before = weight.detach().clone()
-            optimizer.step()
-        moved[name] = (before - weight).mean().item()
-    assert moved["ours"] == pytest.approx(0.9 * 0.1 * 4.0)
-    assert moved["theirs"] == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@BOTH_WAYS
-def test_short_dtypes_follow_the_reference_roughly(dtype: torch.dtype, foreach: bool) -> None:
-    parameters = make_parameters(dtype)
-    references = [Reference(flat(parameter)) for parameter in parameters]
-    optimizer = Lars(parameters, lr=1.0, weight_decay=0.01, trust_coefficient=0.1, foreach=foreach)
-    for step in range(4):
-        give_gradients(parameters, step)
-        optimizer.step()
-        for parameter, reference in zip(parameters, references, strict=True):
-            assert parameter.grad is not None
-            reference.step(flat(parameter.grad), 1.0, 0.9, 0.01, 0.1, 0.0, True)
-    tolerance = 20 * torch.finfo(dtype).eps
-    for parameter, reference in zip(parameters, references, strict=True):
-        assert parameter.dtype == dtype
-        assert flat(parameter) == pytest.approx(reference.weights, rel=tolerance, abs=tolerance)
+    settings: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01, "trust_coefficient": 0.1}
+    ours = Lars(make_parameters(shapes=SHAPES[:2]), 3.0, **settings, foreach=foreach)
+    theirs = pytorch_optimizer.LARS(make_parameters(shapes=SHAPES[:2]), 3.0, **settings)
+    assert_same_steps(ours, theirs, [3.0] * 6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -152,35 +88,18 @@ def test_norms_of_many_short_numbers_neither_overflow_nor_stall(dtype: torch.dty
 
 @BOTH_WAYS
 def test_a_tensor_without_norm_takes_a_plain_step(foreach: bool) -> None:
-    zero_weight = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64))
-    zero_weight.grad = torch.full_like(zero_weight, 2.0)
-    zero_gradient = nn.Parameter(torch.full((3, 2), 2.0, dtype=torch.float64))
-    zero_gradient.grad = torch.zeros_like(zero_gradient)
+    weights = [nn.Parameter(torch.full((3, 2), value, dtype=torch.float64)) for value in (0.0, 2.0, 0.0)]
     empty = nn.Parameter(torch.empty(0, 4, dtype=torch.float64))
-    empty.grad = torch.zeros_like(empty)
-    Lars([zero_weight, zero_gradient, empty], lr=0.5, weight_decay=0.1, foreach=foreach).step()
-    assert flat(zero_weight) == pytest.approx([-1.0] * 6)
-    assert flat(zero_gradient) == pytest.approx([2.0 - 0.5 * 0.1 * 2.0] * 6)
-
-
-@BOTH_WAYS
-def test_without_decay_two_zero_norms_make_no_nan(foreach: bool) -> None:
-    weight = nn.Parameter(torch.zeros(2, 2))
-    weight.grad = torch.zeros_like(weight)
-    Lars([weight], lr=1.0, foreach=foreach).step()
-    assert flat(weight) == [0.0] * 4
+    for weight, gradient in zip([*weights, empty], (2.0, 0.0, 0.0, 0.0), strict=True):
+        weight.grad = torch.full_like(weight, gradient)
+    Lars([*weights, empty], lr=0.5, weight_decay=0.1, foreach=foreach).step()
+    assert [flat(weight)[0] for weight in weights] == pytest.approx([-1.0, 2.0 - 0.5 * 0.1 * 2.0, 0.0])
+    weights[2].grad.zero_()
+    Lars(weights[2:], lr=1.0, foreach=foreach).step()
+    assert flat(weights[2]) == [0.0] * 6, "without decay, two zero norms make no NaN"
 
 
 def test_groups_follow_their_own_rules_in_one_optimizer() -> None:
     model = nn.Linear(2, 2).double()
-    references = {name: Reference(flat(parameter)) for name, parameter in model.named_parameters()}
-    optimizer = Lars(parameter_groups(model, 0.1), lr=0.5, weight_decay=7.0)
-    for step in range(3):
-        give_gradients(list(model.parameters()), step)
-        optimizer.step()
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None
-            weight = name == "weight"
-            gradients = flat(parameter.grad)
-            references[name].step(gradients, 0.5, 0.9, 0.1 if weight else 0.0, 0.001, 0.0, weight)
-            assert flat(parameter) == pytest.approx(references[name].weights, rel=1e-12)
+    references = [Reference(flat(model.weight), decay=0.1), Reference(flat(model.bias), adapt=False)]
+    assert_follows(Lars(parameter_groups(model, 0.1), lr=0.5, weight_decay=7.0), references, [0.5] * 3)

@@ -20,22 +20,22 @@ def other(group: str, key: str, value: object) -> dict[str, dict[str, object]]:
         (
             1,
             other("flags", "optimizer.lr", 0.2),
-            "rank 1 was started with optimizer.lr 0.2, rank 0 with 0.1: start all ranks with the same flags",
+            "rank 1 has optimizer.lr 0.2, rank 0 has 0.1: start all ranks with the same flags",
         ),
         (
             2,
             other("flags", "layout", "clean | adv"),
-            "rank 2 was started with layout clean | adv, rank 0 with none: start all ranks with the same flags",
+            "rank 2 has layout clean | adv, rank 0 has none: start all ranks with the same flags",
         ),
         (
             0,
             other("data", "training images", 61),
-            "rank 1 sees training images 60, rank 0 61: give all ranks the same data",
+            "rank 1 has training images 60, rank 0 has 61: give all ranks the same data",
         ),
         (
             2,
             other("software", "torch", "2.7.1"),
-            "rank 2 runs torch 2.7.1, rank 0 2.6.0: install the same on all machines",
+            "rank 2 has torch 2.7.1, rank 0 has 2.6.0: install the same on all machines",
         ),
     ],
     ids=["the same", "another value", "another key", "rank 0 itself", "another version"],
@@ -62,9 +62,9 @@ def test_what_any_rank_finds_wrong_all_ranks_raise(rank, line, pool):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"optimizer.lr": 0.2}, "was started with optimizer.lr 0.2, rank 0 with 10.0: start all ranks with the same"),
-        ({"epochs": 4}, "was started with epochs 4, rank 0 with 3: start all ranks with the same flags"),
-        ({"data.train_size": 70}, "was started with data.train_size 70, rank 0 with 60: start all"),
+        ({"optimizer.lr": 0.2}, "has optimizer.lr 0.2, rank 0 has 10.0: start all ranks with the same"),
+        ({"epochs": 4}, "has epochs 4, rank 0 has 3: start all ranks with the same flags"),
+        ({"data.train_size": 70}, "has data.train_size 70, rank 0 has 60: start all"),
     ],
     ids=str,
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conadv.catalog import METHODS
-from conadv.ranks.choose import attackers_needed, choose_layout, slow_attack
-from conadv.ranks.layout import Layout
-from conadv.trainer.build import check_fit, method_of
+from conadv.ranks.choose import choose_layout
+from conadv.trainer.build import check_fit
 from support import tiny
 
 
@@ -45,23 +44,6 @@ def test_whatever_number_of_ranks_fits_some_layout_is_taken_and_used_wholly():
                 assert chosen.world_size == size
 
 
-@pytest.mark.parametrize(
-    ("steps", "layout", "needed"),
-    [
-        (1, "clean | adv | attack", 1),  # 2 passes behind 3
-        (2, "clean | adv | attack", 2),
-        (5, "clean | adv | attack", 4),  # 10 passes behind 3
-        (5, "clean+adv | attack", 2),  # behind 6
-        (5, "2 clean | 2 adv | attack", 7),
-        (5, "clean | adv+attack", 0),
-        (5, "clean+adv+attack", 0),
-    ],
-)
-def test_attacks_of_several_steps_need_as_many_ranks_as_keep_up_with_learning(steps, layout, needed):
-    method = method_of(tiny.recipe(attack__steps=steps))
-    assert attackers_needed(Layout.lane_of(layout, method.duties), method) == needed
-
-
 def test_auto_takes_the_attackers_that_an_attack_of_several_steps_needs():
     recipe = tiny.recipe(attack__steps=5, layout="auto", batch_size=16, chunk_size=4)
     chosen = [check_fit(recipe, size) for size in (3, 6)]  # 24 passes, then 12 (as "clean | adv | 4 attack" has)
@@ -70,22 +52,6 @@ def test_auto_takes_the_attackers_that_an_attack_of_several_steps_needs():
         ("clean+adv | 2 attack", 2),
     ]
     assert str(check_fit(tiny.recipe(layout="auto", batch_size=4, chunk_size=4), 3)) == "clean | adv | attack"
-
-
-def test_a_layout_whose_attack_sets_the_step_time_says_what_would_not():
-    method = method_of(tiny.recipe(attack__steps=5))
-    lane = Layout.lane_of("clean | adv | attack", method.duties)
-    assert (
-        "4 per lane keep up with them; take layout 'clean | adv | 4 attack', or 4 attackers of a pool"
-        in slow_attack(lane, method, 1, chunks=8)
-    )
-    assert "take layout 'clean | adv | 5 attack', or" in slow_attack(lane, method, 1, chunks=5)
-    assert "take 4 attackers of a pool (conadv.ray.Pool) and delay 4" in slow_attack(lane, method, 1, chunks=3)
-    assert slow_attack(lane, method, 0, chunks=8) is None  # fresh twins: learning waits anyway
-    wide = Layout.lane_of("clean | adv | 4 attack", method.duties)
-    assert slow_attack(wide, method, 1, chunks=8) is None
-    alone = Layout.lane_of("clean+adv+attack", method.duties)
-    assert slow_attack(alone, method, 1, chunks=8) is None
 
 
 def test_no_layout_that_fits_is_an_error_with_the_numbers_that_would():

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from conadv.ranks.launch import adopt_slurm, first_host, launcher_command, slurm_variables
+from conadv.ranks.launch import adopt_slurm, first_host, launcher_command
 from conadv.ranks.world import own_device
 
 TASK = {
@@ -17,9 +17,15 @@ TASK = {
 TORCHRUN_TWICE = "torchrun --nnodes 2 --nproc-per-node 4 -m "
 
 
-def test_a_task_of_srun_is_a_rank():
-    environment = dict(TASK)
+def adopted(given: dict[str, str]) -> dict[str, str]:
+    """The variables, with torchrun's for a task of srun."""
+    environment = dict(given)
     adopt_slurm(environment)
+    return environment
+
+
+def test_a_task_of_srun_is_a_rank():
+    environment = adopted(TASK)
     assert {name: environment[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")} == {
         "RANK": "5",
         "WORLD_SIZE": "8",
@@ -30,22 +36,19 @@ def test_a_task_of_srun_is_a_rank():
 
 
 def test_all_tasks_of_a_step_have_one_port_and_another_step_another():
-    ports = {slurm_variables({**TASK, "SLURM_PROCID": str(rank)})["MASTER_PORT"] for rank in range(8)}
+    ports = {adopted({**TASK, "SLURM_PROCID": str(rank)})["MASTER_PORT"] for rank in range(8)}
     assert len(ports) == 1
-    assert slurm_variables({**TASK, "SLURM_STEP_ID": "1"})["MASTER_PORT"] not in ports
+    assert adopted({**TASK, "SLURM_STEP_ID": "1"})["MASTER_PORT"] not in ports
 
 
 def test_what_is_set_by_hand_stays():
-    environment = {**TASK, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"}
-    adopt_slurm(environment)
+    environment = adopted({**TASK, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"})
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"], environment["RANK"]) == ("10.0.0.1", "4000", "5")
 
 
 @pytest.mark.parametrize("given", [{"RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "1"}])
 def test_under_torchrun_slurm_says_nothing(given):
-    environment = {**TASK, **given}
-    adopt_slurm(environment)
-    assert environment == {**TASK, **given}
+    assert adopted({**TASK, **given}) == {**TASK, **given}
 
 
 @pytest.mark.parametrize(
@@ -59,13 +62,13 @@ def test_under_torchrun_slurm_says_nothing(given):
     ids=["no SLURM", "one task", "batch script", "salloc"],
 )
 def test_without_several_tasks_a_process_is_alone(environment):
-    assert slurm_variables(environment) == {}
+    assert adopted(environment) == environment
 
 
 def test_a_task_without_a_place_on_its_machine_is_refused():
     environment = {name: value for name, value in TASK.items() if name != "SLURM_LOCALID"}
     with pytest.raises(ValueError, match="set LOCAL_RANK"):
-        slurm_variables(environment)
+        adopt_slurm(environment)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_a_rank_that_hangs_is_noticed_after_the_timeout(start):
     )
 
 
+@pytest.mark.promise  # waits for a timeout
 def test_a_rank_that_lives_but_keeps_the_others_waiting_is_named(start):
     words = tiny.words(**ENDLESS, layout="clean | adv | attack", timeout=6, model="support.tiny:Faulty")
     run = start(words, 3, **tiny.fault("sleep", rank=1, forward_pass=20))
@@ -144,6 +145,7 @@ def test_where_rank_0_keeps_the_store_an_error_is_told_once(rank, start):
     assert line.endswith("this image cannot be read")
 
 
+@pytest.mark.promise  # waits for a timeout
 def test_a_rank_that_stops_before_all_have_come_ends_the_others(start):
     run = start(tiny.words(**ENDLESS, layout="clean | adv | attack", timeout=3), 3, **by_hand(), STOP_RANK="0")
     assert run.statuses(1, 2) == [1, 1]

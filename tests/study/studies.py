@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conadv.study.results import read_summary, result_of, write_results
-from conadv.study.study_file import Cell, read_study
-from conadv.study_commands import resolve
+from conadv.study.results import Cell, read_summary, write_results
+from conadv.study.study_file import read_study
 
 STUDY = """
 title = "All that a <study> can have"
@@ -81,11 +81,12 @@ def make_study(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "study.toml").write_text(text, encoding="utf-8")
     results = []
-    for cell in read_study(folder / "study.toml", resolve).cells:
-        found, home = outcome(cell.values), folder / "runs" / cell.slug
+    for cell in read_study(folder / "study.toml").cells:
+        found, home = outcome(cell.values), folder / "runs" / cell.cell
         if isinstance(found, float):
             _finish(cell, home, found, steps, robust)
-        results.append(result_of(cell, read_summary(home), found if isinstance(found, str) else None, "0123456789ab"))
+        error = found if isinstance(found, str) else None
+        results.append(replace(cell, summary=read_summary(home), error=error, commit="0123456789ab"))
     write_results(folder, results)
     (folder / "origin.json").write_text('[{"processor": "A <processor>", "cores": 2}]', encoding="utf-8")
     return folder

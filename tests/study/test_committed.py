@@ -9,7 +9,6 @@ import pytest
 from studies.earlier import page
 
 from conadv.study.study_file import read_study
-from conadv.study_commands import resolve
 from support.promises import few
 
 ROOT = Path(__file__).parents[2]
@@ -30,10 +29,10 @@ STUDIES = sorted((ROOT / "studies").glob("**/*.toml"))
     "path", few(zip(STUDIES, strict=True), lambda path: RESULTS not in path.parents), ids=lambda path: path.parent.name
 )
 def test_every_study_file_can_be_swept(path: Path) -> None:
-    cells = read_study(path, resolve).cells
+    cells = read_study(path).cells
     if path.name == "study.toml" and path.parent.parent == RESULTS:
         lines = (path.parent / "results.jsonl").read_text(encoding="utf-8").splitlines()
-        assert {cell.slug for cell in cells} == {json.loads(line)["cell"] for line in lines}
+        assert {cell.cell for cell in cells} == {json.loads(line)["cell"] for line in lines}
 
 
 @pytest.mark.parametrize(

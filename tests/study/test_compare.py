@@ -14,7 +14,7 @@ from scipy import stats
 from conadv.study.compare import ACCURACY, cells, conditions, holm, interval, main_cells
 from conadv.study.figures import names
 from conadv.study.report import rate_table, verdict
-from conadv.study.results import Result, read_results
+from conadv.study.results import Cell, read_results
 from study.studies import SMALL, make_study
 
 # Test accuracies by arm and seed. ConAdv has no seed 3, vanilla no seed 4.
@@ -46,7 +46,7 @@ def test_means_and_intervals(table: pd.DataFrame) -> None:
     values = list(RUNS["vanilla"].values())
     assert (row[ACCURACY], row[f"{ACCURACY}_std"]) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
     expected = stats.t.interval(0.95, 3, loc=np.mean(values), scale=stats.sem(values))
-    assert (row.low, row.high) == pytest.approx(expected)
+    assert interval(pd.Series(values)) == pytest.approx(expected)
     assert math.isnan(row.difference), "vanilla is not compared with itself"
     assert all(map(math.isnan, interval(pd.Series([1.0]))))
 
@@ -149,7 +149,7 @@ def test_tuning_runs_are_judged_on_held_out_images_and_a_best_rate_at_the_edge_i
     """
     results = read_results(make_study(tmp_path, text))
 
-    def with_held_out(result: Result) -> Result:
+    def with_held_out(result: Cell) -> Cell:
         return replace(result, summary={**result.summary, "held_out_top1": held_out[result.values["optimizer.lr"]]})
 
     found = cells([with_held_out(result) for result in results])

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from conadv.study.study_file import Cell, Study, read_study
-from conadv.study_commands import resolve
+from conadv.study.results import Cell
+from conadv.study.study_file import Study, read_study
 
 
 def study_of(folder: Path, text: str) -> Study:
     path = folder / "study.toml"
     path.write_text(text, encoding="utf-8")
-    return read_study(path, resolve)
+    return read_study(path)
 
 
 def points(cells: tuple[Cell, ...], *keys: str) -> list[tuple[Any, ...]]:
@@ -26,7 +26,7 @@ def test_a_grid_is_the_product_of_its_lists_in_their_order_and_without_one_there
     methods = [(name, name, seed) for name in ("vanilla", "recycled") for seed in (3, 1)]
     assert points(study.cells, "method", "seed") == methods
     (cell,) = study_of(tmp_path, "").cells
-    assert (cell.recipe, cell.arm, cell.overrides) == ("digits", "conadv", {"threads": "1"})
+    assert (cell.command, cell.arm) == ("conadv train digits --threads 1", "conadv")
 
 
 def test_tuning_has_its_own_learning_rates_and_seeds_and_the_arm_keeps_its_own_elsewhere(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_a_cell_that_two_grids_ask_for_is_run_once(tmp_path: Path) -> None:
         '[[grid]]\nname = "final"\nseed = [0, 1]\n',
     )
     assert [(cell.values["seed"], cell.values["optimizer.lr"], cell.grids) for cell in study.cells] == [
-        (0, 2.0, ("tuning",)),
-        (0, 4.0, ("tuning", "final")),
-        (1, 4.0, ("final",)),
+        (0, 2.0, ["tuning"]),
+        (0, 4.0, ["tuning", "final"]),
+        (1, 4.0, ["final"]),
     ]
 
 
@@ -98,13 +98,13 @@ def test_a_recipe_is_found_beside_the_study(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("epochs = 50\n", encoding="utf-8")
     (cell,) = study_of(tmp_path, '[base]\nrecipe = "mine.toml"\n').cells
     assert cell.values["epochs"] == 50
-    assert cell.recipe == str(tmp_path / "mine.toml")
+    assert cell.command == f"conadv train {tmp_path / 'mine.toml'} --threads 1"
 
 
 def test_folders_differ_where_numbers_do_and_only_there(tmp_path: Path) -> None:
     def slug(base: str) -> str:
         (cell,) = study_of(tmp_path, f"[base]\n{base}\n[grid]\nseed = [0]\n").cells
-        return cell.slug
+        return cell.cell
 
     assert slug("epochs = 50") != slug("epochs = 60")
     assert slug("epochs = 50\nthreads = 1") == slug("epochs = 50\ncheckpoint.every = 3\nthreads = 2")
@@ -113,9 +113,9 @@ def test_folders_differ_where_numbers_do_and_only_there(tmp_path: Path) -> None:
 def test_names_of_folders_are_safe_and_not_too_long(tmp_path: Path) -> None:
     study = study_of(tmp_path, f'[[arm]]\nname = "../É/{"x" * 400}"\n[grid]\nattack.epsilon = ["4/255"]\n')
     (cell,) = study.cells
-    assert "/" not in cell.slug
-    assert not cell.slug.startswith(".")
-    assert len(cell.slug.encode()) < 200
+    assert "/" not in cell.cell
+    assert not cell.cell.startswith(".")
+    assert len(cell.cell.encode()) < 200
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_what_is_no_study_file_is_refused(tmp_path: Path) -> None:
     for content in (b"\xff\xfe\x00", b"#" * 1_000_001, b"x = " + b"[" * 5000):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="study"):
-            read_study(path, resolve)
+            read_study(path)
     with pytest.raises(ValueError, match="no such file"):
-        read_study(tmp_path / "none.toml", resolve)
+        read_study(tmp_path / "none.toml")
     with pytest.raises(ValueError, match="directory"):
-        read_study(tmp_path, resolve)
+        read_study(tmp_path)

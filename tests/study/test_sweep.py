@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from conadv import cli, study_commands
+from conadv import cli
 from conadv.config import dump_recipe, load_recipe
 from conadv.study import sweep as sweeping
 from conadv.study.results import read_origins, read_results
-from conadv.study.study_file import Cell, read_study
+from conadv.study.study_file import read_study
 
 TIMING = ("seconds", "images_per_second")
 
@@ -60,8 +60,7 @@ else:
     seed = int(words[words.index("--seed") + 1])
 home.mkdir(parents=True, exist_ok=True)
 with open(Path(__file__).with_name("starts"), "a") as starts:
-    cores, nice = sorted(os.sched_getaffinity(0)), os.nice(0)
-    starts.write(json.dumps([seed, resumes, cores, nice, os.environ["OMP_NUM_THREADS"]]) + "\\n")
+    starts.write(json.dumps([seed, resumes, sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"]]) + "\\n")
 (home / "checkpoints").mkdir(exist_ok=True)
 if seed == 7:
     print("error: no such luck", file=sys.stderr)
@@ -114,11 +113,11 @@ def test_killed_twice_and_started_again_it_gives_what_an_undisturbed_one_gives(t
     study, out = tmp_path / "study.toml", tmp_path / "out"
     base, grid = "max_steps = 20\ncheckpoint.every = 5", 'method = ["conadv", "recycled"]'
     study.write_text(f"[base]\n{base}\n[grid]\n{grid}\n", encoding="utf-8")
-    cells = read_study(study, study_commands.resolve).cells
+    cells = read_study(study).cells
 
     command = [sys.executable, "-m", "conadv", "sweep", str(study), "--out", str(out), "--jobs", "1"]
     for cell in cells:  # killed in the middle of each cell
-        home = out / "runs" / cell.slug
+        home = out / "runs" / cell.cell
         with subprocess.Popen(command) as process:
             until(lambda home=home: any((home / "checkpoints").glob("step-*")))
             process.send_signal(signal.SIGKILL)
@@ -148,22 +147,21 @@ def test_a_cell_that_fails_is_recorded_and_tried_again_but_ends_nothing(fake_tra
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_cells_run_on_as_many_cores_of_their_own_as_they_have_threads_and_as_nicely_as_asked(
+def test_cells_run_on_as_many_cores_of_their_own_as_they_have_threads(
     fake_train: Path, tmp_path: Path, count: int
 ) -> None:
-    before, usable = os.nice(0), os.sched_getaffinity(0)
+    usable = os.sched_getaffinity(0)
     base = "threads = 2" if count == 2 else ""  # 1 is the default
-    assert sweep(seeds(tmp_path, 0, 1, 2, base=base), tmp_path / "out", "--nice", "3") == 0
-    for _, _, cores, nice, threads in starts(fake_train):
-        assert len(cores) == min(count, len(usable)) and set(cores) <= usable
-        assert (nice, threads) == (min(19, before + 3), str(count))
+    assert sweep(seeds(tmp_path, 0, 1, 2, base=base), tmp_path / "out") == 0
+    for _, _, cores, threads in starts(fake_train):
+        assert len(cores) == min(count, len(usable)) and set(cores) <= usable and threads == str(count)
 
 
 def test_a_cell_goes_on_where_a_run_has_begun(fake_train: Path, tmp_path: Path) -> None:
     study, out = seeds(tmp_path, 1, 2), tmp_path / "out"
-    first, second = read_study(study, study_commands.resolve).cells
-    begin(out / "runs" / first.slug)
-    killed_at_birth = out / "runs" / second.slug
+    first, second = read_study(study).cells
+    begin(out / "runs" / first.cell)
+    killed_at_birth = out / "runs" / second.cell
     killed_at_birth.mkdir()
     (killed_at_birth / ".config.toml.7-8.partial").write_text("see", encoding="utf-8")
     assert sweep(study, out, "--jobs", "1") == 0
@@ -175,8 +173,8 @@ def test_a_run_of_another_recipe_is_not_taken_for_the_cell(
     fake_train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study, out = seeds(tmp_path, 1), tmp_path / "out"
-    (cell,) = read_study(study, study_commands.resolve).cells
-    begin(out / "runs" / cell.slug, epochs=77)
+    (cell,) = read_study(study).cells
+    begin(out / "runs" / cell.cell, epochs=77)
     assert sweep(study, out) == 2
     assert "epochs 77" in capsys.readouterr().err
     assert starts(fake_train) == []
@@ -341,7 +339,7 @@ def test_asked_to_stop_it_stops_its_cells_and_keeps_what_is_done(fake_train: Pat
     done, stopped = read_results(out)
     assert (done.summary or {})["test_top1"] == 51.0
     assert (stopped.summary, stopped.error) == (None, None)
-    assert [cell.slug for cell in read_study(study, study_commands.resolve).cells] == [done.cell, stopped.cell]
+    assert [cell.cell for cell in read_study(study).cells] == [done.cell, stopped.cell]
 
 
 def test_two_sweeps_do_not_share_a_folder(
@@ -361,7 +359,6 @@ def test_two_sweeps_do_not_share_a_folder(
     [
         (["--jobs", "0"], "jobs"),
         (["--jobs", "-2"], "jobs"),
-        (["--nice", "20"], "nice"),
         (["--out", "{file}"], "choose another"),
     ],
 )
@@ -379,7 +376,7 @@ def test_bad_flags_and_folders_are_refused_in_one_line(
 
 def test_checkpoints_are_few_unless_the_study_says_otherwise(tmp_path: Path) -> None:
     def words(base: str) -> list[str]:
-        cell: Cell = read_study(seeds(tmp_path, 0, base=base), study_commands.resolve).cells[0]
+        cell = read_study(seeds(tmp_path, 0, base=base)).cells[0]
         return sweeping.train_words(cell, tmp_path / "run")
 
     for base, expected in (("", "200"), ("checkpoint.every = 5", "5")):
@@ -393,5 +390,5 @@ def test_a_log_that_points_elsewhere_is_replaced(tmp_path: Path) -> None:
     notes.write_text("mine", encoding="utf-8")
     log.parent.mkdir()
     log.symlink_to(notes)
-    assert sweeping.start(["echo", "output"], log, frozenset({0}), 1, 0).wait() == 0
+    assert sweeping.start(["echo", "output"], log, frozenset({0}), 1).wait() == 0
     assert (notes.read_text(encoding="utf-8"), log.read_text(encoding="utf-8")) == ("mine", "output\n")

@@ -25,9 +25,10 @@ from torch.distributed import distributed_c10d
 
 from conadv import Vanilla, cli
 from conadv.config import recipe_of_run
+from conadv.core.roles import Role
 from conadv.core.splitbn import pending_statistics, split_batchnorm
 from conadv.core.twins import StaleWeights
-from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
+from conadv.ranks.agreement import AgreedError, check_agreement, from_main, on_all
 from conadv.ranks.launch import own_rank, world_size
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import Member, StepError
@@ -61,6 +62,8 @@ def take_steps(changes: dict[str, Any], out: str) -> str:
             Path(out).write_bytes(safetensors.torch.save(state))
         if job.member.only_attacks:
             assert not job.optimizer.state, "it learns nothing"
+        if job.place.role in (Role.CLEAN, Role.ATTACK) and not world.is_main:
+            assert len(job.stale) == 0, "it needs no stale weights"
     shared = {name: tensor for name, tensor in state.items() if not name.startswith("optimizer.")}
     return sha256(safetensors.torch.save(shared)).hexdigest()
 
@@ -151,7 +154,7 @@ def ask_main_for_long(seconds: float, timeout: float) -> bytes:
         return b"found"
 
     with joined(timeout) as world:
-        return from_main_patiently(world, work)
+        return from_main(world, work)
 
 
 def fail_on(rank: int) -> str:

@@ -55,7 +55,7 @@ def test_a_rank_with_other_pixels_is_named(start, tmp_path):
     run = start(words(here), 2, odd=words(there))
     assert run.statuses() == [2, 2], run.said()
     (line,) = run.complaints()
-    assert line.startswith("error: rank 1 sees training pixels ")
+    assert line.startswith("error: rank 1 has training pixels ")
 
 
 @pytest.mark.parametrize("kind", ["folder", "shards"])

@@ -239,10 +239,6 @@ def _allowed(use: Callable[[], object]) -> str:
     return "read"
 
 
-def _resolve(name: str, overrides: Any) -> Any:
-    return config.flatten(config.load_recipe(name, overrides))
-
-
 def _use_report(random: Random, path: Path) -> str:
     (path.parent / "words.json").write_text(json.dumps(["report", str(path)]))
     return _use_command(random, path.parent / "words.json")
@@ -250,7 +246,7 @@ def _use_report(random: Random, path: Path) -> str:
 
 USES: dict[Callable[[Random, Path], Path], Callable[[Random, Path], str]] = {
     _recipe: _use_recipe,
-    _study: lambda random, path: _allowed(lambda: read_study(path, _resolve)),
+    _study: lambda random, path: _allowed(lambda: read_study(path)),
     _flags: _use_command,
     _layout: _use_layout,
     _checkpoint: _use_checkpoint,

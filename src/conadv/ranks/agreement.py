@@ -6,9 +6,8 @@ rank 0 broadcasts its facts ──► every rank compares its own ──► all_
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -18,14 +17,13 @@ T = TypeVar("T")
 
 # Seconds between two all_reduces of the ranks while rank 0 works.
 _MEETING = 2.0
-# Facts by group and name. The message is "rank 1 WORDS name value, rank 0 PREPOSITION value: ADVICE".
+# Facts by group and name, and what to do if ranks have different ones.
 Facts = Mapping[str, Mapping[str, Any]]
-_WORDING = {
-    "flags": ("was started with", "with ", "start all ranks with the same flags"),
-    "data": ("sees", "", "give all ranks the same data"),
-    "software": ("runs", "", "install the same on all machines"),
-    "method": ("made its method with", "with ", "pass the same arguments on all ranks"),
-    "loss": ("multiplies", "by ", "scale the loss by the same number on all ranks"),
+_ADVICE = {
+    "flags": "start all ranks with the same flags",
+    "data": "give all ranks the same data",
+    "software": "install the same on all machines",
+    "method": "pass the same arguments on all ranks",
 }
 
 
@@ -38,42 +36,39 @@ def check_agreement(world: World, facts: Facts) -> None:
 
     Args:
         world: The ranks, all of which must call this.
-        facts: JSON values by group (`flags`, `data`, `software`, `method` or `loss`) and name.
+        facts: JSON values by group (`flags`, `data`, `software` or `method`) and name.
     """
     if world.size == 1:
         return
-    own = json.dumps(facts, default=lambda value: type(value).__name__)
-    _raise_on_all(world, _difference(json.loads(own), json.loads(world.broadcast(own.encode())), world.rank))
+    text = json.dumps(facts, default=lambda value: type(value).__name__)
+    own, first = json.loads(text), json.loads(world.broadcast(text.encode()))
+    different = [
+        f"rank {world.rank} has {name} {_show(own[group].get(name))}, "
+        f"rank 0 has {_show(first[group].get(name))}: {_ADVICE[group]}"
+        for group in own
+        for name in {**first[group], **own[group]}
+        if own[group].get(name) != first[group].get(name)
+    ]
+    _raise_on_all(world, different[0] if different else None)
 
 
 def from_main(world: World, work: Callable[[], bytes | None]) -> bytes:
-    """Call `work` on rank 0 and broadcast what it returns; a ValueError there is an AgreedError on all ranks."""
-    answer = b""
-    if world.is_main:
-        try:
-            answer = b"+" + (work() or b"")
-        except ValueError as error:
-            answer = b"-" + str(error).encode()
+    """Call `work` on rank 0 and broadcast what it returns; a ValueError there is an AgreedError on all ranks.
+
+    The work may take longer than the timeout: rank 0 does it in a thread, and all ranks call all_reduce every few
+    seconds, which notices a rank that is lost.
+    """
+    future = ThreadPoolExecutor(1).submit(work if world.is_main else bytes)
+    while world.all_reduce_max(not wait([future], min(_MEETING, world.timeout / 4)).done):
+        pass
+    try:
+        answer = b"+" + (future.result() or b"")
+    except ValueError as error:
+        answer = b"-" + str(error).encode()
     answer = world.broadcast(answer)
     if answer[:1] == b"-":
         raise AgreedError(answer[1:].decode())
     return answer[1:]
-
-
-def from_main_patiently(world: World, work: Callable[[], bytes]) -> bytes:
-    """Like `from_main`, for work that may take longer than the timeout of the waiting ranks.
-
-    Rank 0 works in a thread, and all ranks call all_reduce every few seconds, which notices a rank that is lost.
-    """
-    if world.size == 1:
-        return work()
-    future: Future[bytes] = Future()
-    if world.is_main:
-        threading.Thread(target=_fulfil, args=(future, work), name="work", daemon=True).start()
-    pause = min(_MEETING, world.timeout / 4)
-    while world.all_reduce_max(world.is_main and not wait([future], pause).done):
-        pass
-    return from_main(world, future.result)
 
 
 def on_all(world: World, work: Callable[[], T]) -> T:
@@ -94,26 +89,6 @@ def _raise_on_all(world: World, problem: str | None) -> None:
     highest = world.all_reduce_max(0 if problem is None else world.size - world.rank)
     if highest:
         raise AgreedError(world.broadcast((problem or "").encode(), world.size - highest).decode())
-
-
-def _fulfil(future: Future[bytes], work: Callable[[], bytes]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:
-        future.set_exception(error)
-
-
-def _difference(own: Facts, theirs: Facts, rank: int) -> str | None:
-    """Describe the first fact that differs from rank 0; None: all are equal."""
-    for group, (words, preposition, advice) in _WORDING.items():
-        mine, leading = own.get(group, {}), theirs.get(group, {})
-        for key in {**leading, **mine}:
-            if mine.get(key) != leading.get(key):
-                return (
-                    f"rank {rank} {words} {key} {_show(mine.get(key))}, "
-                    f"rank 0 {preposition}{_show(leading.get(key))}: {advice}"
-                )
-    return None
 
 
 def _show(value: Any) -> str:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -22,34 +21,12 @@ from conadv.core.attack import Attack, Loss
 from conadv.core.batch import Batch, Chunked
 from conadv.core.roles import Place
 from conadv.core.step import Common, Step
-from conadv.core.twins import TwinShare, tensors_of
+from conadv.core.twins import tensors_of
 from conadv.wrappers import innermost, precision
 
+from .world import unflatten
+
 _numbers = count()  # of works, over all methods of this process
-
-
-@dataclass(frozen=True, eq=False)
-class Packed:
-    """Tensors as one array of bytes, which keep their values, dtypes and strides."""
-
-    data: np.ndarray[Any, Any]
-    forms: tuple[tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
-    """Of each tensor: the number of bytes, the dtype, the shape and the strides."""
-
-    def unpack(self, device: torch.device | str = "cpu") -> list[Tensor]:
-        """The tensors, on a device."""
-        parts = torch.from_numpy(self.data.copy()).to(device).split([form[0] for form in self.forms])
-        pairs = zip(parts, self.forms, strict=True)
-        return [part.clone().view(dtype).as_strided(shape, stride) for part, (_, dtype, shape, stride) in pairs]
-
-
-def pack(*tensors: Tensor) -> Packed:
-    """Copy tensors into one array of bytes, with one transfer from the device."""
-    # A copy is dense, with the strides of a tensor that was dense, such as one in channels_last.
-    copies = [tensor.detach().clone() for tensor in tensors]
-    flat = [copy.as_strided((copy.numel(),), (1,)).view(torch.uint8) for copy in copies]
-    forms = [(len(part), own.dtype, tuple(own.shape), own.stride()) for part, own in zip(flat, copies, strict=True)]
-    return Packed(torch.cat(flat).cpu().numpy(), tuple(forms))
 
 
 @dataclass(frozen=True)
@@ -57,13 +34,12 @@ class Work:
     """What a twin depends on besides the weights and the images; works that are equal have equal twins."""
 
     attack: Attack
-    share: TwinShare
     loss: Loss
     twin_branch: str
     common: Common
     place: Place
-    shapes: dict[str, torch.Size]
-    """Of the weights and buffers, by name."""
+    forms: dict[str, tuple[torch.Size, tuple[int, ...], torch.dtype]]
+    """Shape, strides and dtype of the weights and buffers, by name."""
     training: tuple[bool, ...]
     """The training flag of each module."""
     numerics: tuple[int, str, bool, bool]
@@ -80,12 +56,11 @@ class Work:
         assert step.twin_branch is not None
         return cls(
             attack=method.attack,
-            share=step.share,
             loss=step.loss,
             twin_branch=step.twin_branch,
             common=common,
             place=step.place,
-            shapes={name: tensor.shape for name, tensor in tensors_of(step.model).items()},
+            forms={name: form_of(tensor) for name, tensor in tensors_of(step.model).items()},
             training=tuple(module.training for module in innermost(step.model).modules()),
             numerics=(
                 torch.get_num_threads(),
@@ -113,7 +88,7 @@ class Attacker:
         """The id of its process; an answer says that the attacker has started."""
         return os.getpid()
 
-    def twin(self, published: tuple[Work, int, Packed], t: int, k: int, piece: Any) -> tuple[Packed, float, float]:
+    def twin(self, published: tuple[Work, int, Any], t: int, k: int, piece: Any) -> tuple[Tensor, float, float]:
         """Generate the twin of chunk k of the batch of step t; `piece` is its images, labels and extra inputs.
 
         Returns:
@@ -123,17 +98,16 @@ class Attacker:
         if self._loaded[0] != work.number:
             self._step = self._begin(work)
         if self._loaded != (work.number, version):
-            for own, tensor in zip(tensors_of(self._model).values(), weights.unpack(self._device), strict=True):
-                own.data = tensor
+            unflatten(torch.from_numpy(weights.copy()).to(self._device), list(tensors_of(self._model).values()))
             self._loaded = work.number, version
-        images, labels, extra = tree_map_only(Packed, lambda packed: packed.unpack()[0], piece)
+        images, labels, extra = piece
         chunk = next(self._step.chunks(Chunked(1, [Batch(images, labels, extra=extra)])))
         twin = self._step.attack(work.attack, t, k, chunk).images
         if images.dtype == torch.uint8 and work.attack.exact_as_bytes(from_images=False):
             levels = twin.mul(255).round_().to(torch.uint8)
             if torch.equal(from_levels(levels, chunk.images, work.attack, self._step.attack_seed(t, k)), twin):
                 twin = levels
-        return pack(twin), began, time.time()
+        return copied(twin), began, time.time()
 
     def _begin(self, work: Work) -> Step:
         """Compute as the learner does."""
@@ -141,20 +115,34 @@ class Attacker:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(matmul)
         torch.use_deterministic_algorithms(deterministic)
-        own = {name: tensor.shape for name, tensor in tensors_of(self._model).items()}
+        shapes = [(name, tensor.shape) for name, tensor in tensors_of(self._model).items()]
+        wanted = [(name, form[0]) for name, form in work.forms.items()]
         modules = list(innermost(self._model).modules())
-        if list(own.items()) != list(work.shapes.items()) or len(modules) != len(work.training):
-            other = min((name for name, _ in own.items() ^ work.shapes.items()), default="their layers")
+        if shapes != wanted or len(modules) != len(work.training):
+            other = min((name for name, _ in {*shapes} ^ {*wanted}), default="their layers")
             raise ValueError(
                 f"make_model makes another model than the method has (they differ in {other}): make both with one "
                 "function, which splits its BatchNorm too"
             )
         for module, training in zip(modules, work.training, strict=True):
             module.training = training
+        for name, own in tensors_of(self._model).items():
+            shape, strides, dtype = work.forms[name]
+            own.data = torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
         loss = work.loss.to(self._device) if isinstance(work.loss, nn.Module) else work.loss
         step = Step(self._model, loss, work.common, work.twin_branch)
         step.place = work.place
         return step
+
+
+def form_of(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
+    """The shape, strides and dtype of a dense copy of a tensor, whose kernels round alike."""
+    return tensor.shape, torch.empty_like(tensor, device="meta").stride(), tensor.dtype
+
+
+def copied(values: Any) -> Any:
+    """Copies of the tensors of a structure on the host: pickled, a part of a batch would bring the whole batch."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone().cpu(), values)
 
 
 def from_levels(levels: Tensor, images: Tensor, attack: Attack, seed: int) -> Tensor:

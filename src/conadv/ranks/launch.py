@@ -17,25 +17,11 @@ def own_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def local_rank() -> int:
-    """Return the number of this process on its machine; 0 if no launcher set it."""
-    return int(_given_local_rank() or 0)
-
-
-def has_local_rank() -> bool:
-    """Whether a launcher set the local rank."""
-    return bool(_given_local_rank())
-
-
-def _given_local_rank() -> str | None:
+def local_rank(missing: int = 0) -> int:
+    """Return the number of this process on its machine, or `missing` if no launcher set it."""
     # Processes that a batch script starts without srun all have the script's own SLURM_LOCALID, 0.
     by_slurm = None if _in_batch_script(os.environ) else os.environ.get("SLURM_LOCALID")
-    return os.environ.get("LOCAL_RANK") or by_slurm
-
-
-def _in_batch_script(environment: Mapping[str, str]) -> bool:
-    """Whether this process runs in a SLURM job, but was not started by `srun`."""
-    return "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment
+    return int(os.environ.get("LOCAL_RANK") or by_slurm or missing)
 
 
 def restarts() -> int:
@@ -59,42 +45,36 @@ def launcher_command() -> str:
         return ""
     in_step = "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_PROCID") == os.environ.get("RANK")
     if in_step and not started_by_torchrun():
-        nodes = os.environ.get("SLURM_STEP_NUM_NODES", "1")
-        return f"srun --nodes {nodes} --ntasks {size} "
+        return f"srun --nodes {os.environ.get('SLURM_STEP_NUM_NODES', '1')} --ntasks {size} "
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
     nodes = f"--nnodes {size // local} " if size > local else ""
     return f"torchrun {nodes}--nproc-per-node {local} -m "
 
 
 def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set torchrun's environment variables from those of `srun`, if torchrun did not set them.
+    """Set torchrun's environment variables for a task of `srun` among several, if torchrun did not set them.
 
     Args:
         environment: The variables, changed in place.
     """
-    if "RANK" in environment or "WORLD_SIZE" in environment:
-        return
-    found = slurm_variables(environment)
-    environment.update({name: value for name, value in found.items() if name not in environment})
-
-
-def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return torchrun's variables for a task of `srun`; empty if `srun` did not start several tasks."""
     size = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
+    is_rank = "RANK" in environment or "WORLD_SIZE" in environment
     # A batch script is a single process, though SLURM_NTASKS is set.
-    if size == "1" or "SLURM_PROCID" not in environment or _in_batch_script(environment):
-        return {}
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST") or "127.0.0.1"
-    local = environment.get("SLURM_LOCALID")
-    if local is None:
+    if is_rank or size == "1" or "SLURM_PROCID" not in environment or _in_batch_script(environment):
+        return
+    if "SLURM_LOCALID" not in environment:
         raise ValueError("srun set SLURM_PROCID but not SLURM_LOCALID: set LOCAL_RANK, or start with torchrun")
-    return {
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST") or "127.0.0.1"
+    # A port that is the same on all tasks of a step, and probably free.
+    job, step = (re.sub(r"\D", "", environment.get(f"SLURM_{name}_ID", "")) or "0" for name in ("JOB", "STEP"))
+    found = {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": size,
-        "LOCAL_RANK": local,
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
         "MASTER_ADDR": first_host(nodes),
-        "MASTER_PORT": str(_port(environment)),
+        "MASTER_PORT": str(15_000 + (int(job) * 31 + int(step)) % 15_000),
     }
+    environment.update({name: value for name, value in found.items() if name not in environment})
 
 
 def first_host(nodes: str) -> str:
@@ -108,8 +88,6 @@ def first_host(nodes: str) -> str:
     return prefix + first + (first_host(suffix) if suffix else "")
 
 
-def _port(environment: Mapping[str, str]) -> int:
-    """Choose a port from the job and step, the same on all tasks of a step, and probably free."""
-    digits = re.sub(r"\D", "", environment.get("SLURM_JOB_ID", "")) or "0"
-    step = re.sub(r"\D", "", environment.get("SLURM_STEP_ID", "")) or "0"
-    return 15_000 + (int(digits) * 31 + int(step)) % 15_000
+def _in_batch_script(environment: Mapping[str, str]) -> bool:
+    """Whether this process runs in a SLURM job, but was not started by `srun`."""
+    return "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment

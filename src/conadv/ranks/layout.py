@@ -48,10 +48,10 @@ class Layout:
         width = sum(count for count, _ in groups)
         lanes, rest = divmod(world_size, width)
         if rest or not lanes:
-            sizes = ", ".join(str(width * n) for n in (1, 2, 3))
+            started = "1 was" if world_size == 1 else f"{world_size} were"
             raise ValueError(
-                f"layout {_write(groups)!r} needs a multiple of {width} ranks, and {_ranks(world_size)} started: "
-                f"start {sizes}, ... ranks"
+                f"layout {_write(groups)!r} needs a multiple of {width} ranks, and {started} started: "
+                f"start {width}, {2 * width}, {3 * width}, ... ranks"
             )
         return cls(tuple(role for count, role in groups for _ in range(count)), lanes)
 
@@ -63,7 +63,7 @@ class Layout:
     @staticmethod
     def duties_in(text: str) -> Role:
         """Parse only the duties of a layout, for a method that is not known yet."""
-        return reduce(or_, (_parse_group(part, text)[1] for part in text.split("|")))
+        return reduce(or_, (role for _, role in _parse(text, None)))
 
     @property
     def world_size(self) -> int:
@@ -71,7 +71,6 @@ class Layout:
 
     @property
     def duties(self) -> Role:
-        """All duties of a lane."""
         return reduce(or_, self.roles)
 
     @property
@@ -87,28 +86,32 @@ class Layout:
 
     def ranks(self, lane: int, duty: Role) -> range:
         """Return the ranks of a lane that have a duty."""
-        within = [place for place, role in enumerate(self.roles) if duty in role]
-        first = lane * len(self.roles) + within[0]
-        return range(first, first + len(within))
+        within = [lane * len(self.roles) + place for place, role in enumerate(self.roles) if duty in role]
+        return range(within[0], within[-1] + 1)
 
-    def lane_chunks(self, rank: int, chunks: int) -> range:
-        """Return the chunks of a rank's lane, out of the `chunks` of a global batch."""
-        share, rest = divmod(chunks, self.lanes)
+    def lane_size(self, chunks: int) -> int:
+        """Return the number of chunks of a lane; raise a ValueError if lanes, or ranks of a role, cannot share them."""
+        lane, rest = divmod(chunks, self.lanes)
         if rest:
             raise ValueError(
                 f"{chunks} chunks per batch cannot be shared by {self.lanes} lanes: "
                 f"take {_divisors(chunks)} lanes, or another batch or chunk size"
             )
-        return range(self.lane(rank) * share, (self.lane(rank) + 1) * share)
+        for role, count in self.counts.items():
+            if lane % count:
+                whole = math.lcm(*self.counts.values())
+                raise ValueError(
+                    f"layout {str(self)!r}: {count} {_name_role(role)} ranks cannot share {lane} chunks per lane: take "
+                    f"{_divisors(lane)} of them, or {whole}, {2 * whole}, ... chunks per lane"
+                )
+        return lane
 
     def chunks(self, rank: int, chunks: int) -> range:
         """Return the chunks of a rank: those of its lane are shared equally by the ranks with the same role."""
-        lane = self.lane_chunks(rank, chunks)
-        role = self.role(rank)
-        self._check_counts(len(lane))
-        place = rank % len(self.roles) - self.roles.index(role)
-        each = len(lane) // self.counts[role]
-        return lane[place * each : (place + 1) * each]
+        role, lane = self.role(rank), self.lane_size(chunks)
+        each = lane // self.counts[role]
+        first = self.lane(rank) * lane + (rank % len(self.roles) - self.roles.index(role)) * each
+        return range(first, first + each)
 
     def check_twins(self, chunks: int, of: int = 1, some: int = 1, shuffled: int = 1) -> None:
         """Raise a ValueError if chunks with twins cannot be shared equally by the ranks of a role.
@@ -119,9 +122,7 @@ class Layout:
             some: that number.
             shuffled: how many consecutive chunks of twins are shuffled together, all of them on one rank.
         """
-        lane = len(self.lane_chunks(0, chunks))
-        self._check_counts(lane)
-        fitting = self.smallest(of)
+        lane, fitting = self.lane_size(chunks), self.smallest(of)
         if lane % fitting:
             raise ValueError(
                 f"twin_share picks some of every {of} chunks, but a lane of layout {str(self)!r} has {lane}: "
@@ -142,14 +143,14 @@ class Layout:
 
     def place(self, rank: int, chunks: int) -> Place:
         """Return the place of a rank, if a global batch has `chunks` chunks."""
-        mine = self.chunks(rank, chunks)
+        mine, lane = self.chunks(rank, chunks), self.lane_size(chunks)
         return Place(
             self.role(rank),
             part=1 / (self.lanes * self.counts[self.role(rank)]),
             averaged=len(self.learners()),
             first_chunk=mine.start,
             chunks=len(mine),
-            chunk_offset=mine.start - self.lane_chunks(rank, chunks).start,
+            chunk_offset=mine.start % lane,
             updates_stats=False,
         )
 
@@ -182,15 +183,14 @@ class Layout:
 
     def followers(self) -> dict[int, int]:
         """Return the ranks that only attack, each with the learning rank of its lane that sends it weights."""
-        width = len(self.roles)
-        attacking = [place for place, role in enumerate(self.roles) if role == Role.ATTACK]
-        learning = [place for place in range(width) if place not in attacking]
-        sources = sorted(learning, key=lambda place: Role.CLEAN not in self.roles[place])  # clean ranks first
-        return {
-            lane * width + place: lane * width + sources[number % len(sources)]
-            for lane in range(self.lanes)
-            for number, place in enumerate(attacking)
-        }
+        found: dict[int, int] = {}
+        for lane in range(self.lanes):
+            ranks = range(lane * len(self.roles), (lane + 1) * len(self.roles))
+            learning = [rank for rank in ranks if self.role(rank) != Role.ATTACK]
+            sources = sorted(learning, key=lambda rank: Role.CLEAN not in self.role(rank))  # clean ranks first
+            attacking = (rank for rank in ranks if self.role(rank) == Role.ATTACK)
+            found |= {rank: sources[number % len(sources)] for number, rank in enumerate(attacking)}
+        return found
 
     def describe(self, rank: int) -> str:
         """Return the name of a rank in messages, such as "rank 1 (lane 0, adv)"."""
@@ -199,50 +199,34 @@ class Layout:
     def __str__(self) -> str:
         return _write([(count, role) for role, count in self.counts.items()])
 
-    def _check_counts(self, lane: int) -> None:
-        for role, count in self.counts.items():
-            if lane % count:
-                whole = math.lcm(*self.counts.values())
+
+def _parse(text: str, duties: Role | None) -> list[tuple[int, Role]]:
+    """Parse the roles of a lane, such as "2 clean | adv+attack", to counts and roles; None: of any method."""
+    groups = []
+    for part in text.split("|"):
+        match = _COUNTED.fullmatch(part)
+        assert match is not None
+        if match[1] and int(match[1]) < 1:
+            raise ValueError(f"layout {text!r} has 0 ranks for {match[2].strip()!r}: take 1 or more")
+        words = [word.strip() for word in match[2].split("+")]
+        for word in words:
+            if word not in _DUTIES:
                 raise ValueError(
-                    f"layout {str(self)!r}: {count} {_name_role(role)} ranks cannot share {lane} chunks per lane: take "
-                    f"{_divisors(lane)} of them, or {whole}, {2 * whole}, ... chunks per lane"
+                    f"layout {text!r}: {word!r} is not a role: "
+                    "use clean, adv and attack, joined by + (on the same rank) or | (on separate ranks)"
                 )
-
-
-def _parse(text: str, duties: Role) -> list[tuple[int, Role]]:
-    groups = [_parse_group(part, text) for part in text.split("|")]
-    listed = [duty for _, role in groups for duty in role]
+        groups.append((int(match[1] or 1), [_DUTIES[word] for word in words]))
+    listed = [duty for _, some in groups for duty in some]
     for duty in Role:
-        if duty in duties and duty not in listed:
+        if duties is not None and duty in duties and duty not in listed:
             raise ValueError(f"layout {text!r} has no rank for {_name(duty)}: the method needs {_name_role(duties)}")
-        if duty not in duties and duty in listed:
+        if duties is not None and duty not in duties and duty in listed:
             raise ValueError(
                 f"layout {text!r} has {_name(duty)}, which the method does not do: use only {_name_role(duties)}"
             )
         if listed.count(duty) > 1:
             raise ValueError(f'layout {text!r} has {_name(duty)} twice: for several ranks write a count, "2 clean"')
-    return groups
-
-
-def _parse_group(part: str, text: str) -> tuple[int, Role]:
-    """Parse a part of a layout, such as "2 clean" or "adv+attack", to a count and a role."""
-    match = _COUNTED.fullmatch(part)
-    assert match is not None
-    count, words = int(match[1] or 1), match[2]
-    if count < 1:
-        raise ValueError(f"layout {text!r} has 0 ranks for {words.strip()!r}: take 1 or more")
-    role = Role(0)
-    for word in words.split("+"):
-        duty = _DUTIES.get(word.strip())
-        if duty is None:
-            raise ValueError(
-                f"layout {text!r}: {word.strip()!r} is not a role: "
-                "use clean, adv and attack, joined by + (on the same rank) or | (on separate ranks)"
-            )
-        if duty in role:
-            raise ValueError(f"layout {text!r} has {word.strip()} twice: one rank of a lane does it")
-        role |= duty
-    return count, role
+    return [(count, reduce(or_, some)) for count, some in groups]
 
 
 def _write(groups: list[tuple[int, Role]]) -> str:
@@ -256,10 +240,6 @@ def _name_role(role: Role) -> str:
 def _name(duty: Role) -> str:
     assert duty.name is not None
     return duty.name.lower()
-
-
-def _ranks(number: int) -> str:
-    return "1 was" if number == 1 else f"{number} were"
 
 
 def _divisors(number: int) -> str:

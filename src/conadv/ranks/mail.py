@@ -159,13 +159,7 @@ class Post:
 
 
 class Mail(Local):
-    """The twins of `ConAdv` on a rank that learns: sent by others, or else evaluated here.
-
-    Args:
-        model: the network.
-        method: the method of this rank.
-        post: sends and receives.
-    """
+    """The twins of `ConAdv` on a rank that learns: sent by others, or else evaluated here."""
 
     def __init__(self, model: nn.Module, method: ConAdv, post: Post) -> None:
         super().__init__(model, method.delay, method.twin)
@@ -202,13 +196,7 @@ class Mail(Local):
 
 
 class Passed(LeftTwins):
-    """The twins of `Recycled` that the clean ranks of a lane send to those that learn from them.
-
-    Args:
-        model: the network.
-        method: the method of this rank.
-        post: sends and receives.
-    """
+    """The twins of `Recycled` that the clean ranks of a lane send to those that learn from them."""
 
     def __init__(self, model: nn.Module, method: Recycled, post: Post) -> None:
         super().__init__(model, method.twin)
@@ -263,13 +251,7 @@ class Passed(LeftTwins):
 class Weights:
     """Sends the weights of each step to ranks that only attack, without waiting, or receives them there.
 
-    Such a rank may fall behind: by as many steps as pass until its twins are needed.
-
-    Args:
-        layout: which rank does what.
-        world: the ranks, all of which must make one.
-        model: the network.
-        ahead: steps between generating a twin and learning from it.
+    Such a rank may fall behind by `ahead`: as many steps as pass until its twins are needed.
     """
 
     def __init__(self, layout: Layout, world: World, model: nn.Module, ahead: int) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from conadv.core.algorithm import ConAdv
 from conadv.core.batch import Batch, Chunked, cut
@@ -31,10 +31,10 @@ from conadv.core.state import State
 from conadv.core.twins import Local, tensors_of
 from conadv.wrappers import broadcast_early, data_parallel, is_sharded, rank_and_size
 
-from .attacker import Attacker, Packed, Work, from_levels, pack
-from .world import World
+from .attacker import Attacker, Work, copied, from_levels
+from .world import World, flat
 
-_STARTS = 5  # attackers that could not start, after which no more are tried in their place
+_STARTS = 5  # attackers in a row that could not start, after which no more are tried
 _DEPTH = 2  # chunks that an attacker has at once: one to work on, and the next
 _LOOPBACK = "127.0.0.1"
 # Ray's switch for machines that must not be reached from others. It is read when ray is imported, and without it
@@ -57,7 +57,7 @@ class _Job:
     """Both, with the weights, as attackers see them."""
     ticket: Any = None
     """Of the attacker whose answer is awaited, in `_tasks`."""
-    answer: Packed | None = None
+    answer: Tensor | None = None
 
 
 class Pool(AbstractContextManager[Any]):
@@ -172,12 +172,12 @@ class Pool(AbstractContextManager[Any]):
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
         job = self._jobs.get((t, k))
-        answer = self._answer_of(job) if job is not None and self._is_right(job, chunk) else None
+        images = self._answer_of(job) if job is not None and self._is_right(job, chunk) else None
         self._jobs.pop((t, k), None)
-        if job is None or answer is None:
+        if job is None or images is None:
             return self._evaluate_here(t, k, chunk)
         self._counts["pool"] += 1
-        (images,) = answer.unpack(chunk.images.device)
+        images = images.to(chunk.images.device)
         if images.dtype == torch.uint8:
             images = from_levels(images, chunk.images, job.work.attack, self._step.attack_seed(t, k))
         return Batch(images, chunk.labels, extra=chunk.extra)
@@ -207,10 +207,10 @@ class Pool(AbstractContextManager[Any]):
 
     def _request(self, t: int, ahead: Any) -> None:
         """Ask for the twins of a later batch, with the weights of now."""
-        work = self._work
+        work, method = self._work, self._method
         try:
             batch = self._step.batch(ahead)
-            assert batch is not None and work is not None
+            assert method is not None and work is not None
             if isinstance(batch, Chunked) and iter(batch.chunks) is batch.chunks:
                 self._tell_once("the chunks of a batch can be read only once: twins are generated here")
                 return
@@ -220,7 +220,7 @@ class Pool(AbstractContextManager[Any]):
         if self._published is None:
             if self.local.same_update:
                 return  # the weights of this update were not published, or cannot be used
-            weights = pack(*tensors_of(self._step.model).values())
+            weights = flat(list(tensors_of(self._step.model).values())).cpu().numpy()
             self._published = self._ray.put((work, self._update, weights))  # freed with its last reference
             self._buffers = [buffer.clone() for buffer in self._own_buffers()]
         for k, piece in enumerate(pieces):
@@ -239,7 +239,7 @@ class Pool(AbstractContextManager[Any]):
         some, others = (tree_leaves((each.images, each.labels, dict(each.extra))) for each in (seen, chunk))
         return len(some) == len(others) and all(map(_same, some, others))
 
-    def _answer_of(self, job: _Job) -> Packed | None:
+    def _answer_of(self, job: _Job) -> Tensor | None:
         """Wait for an answer; if it does not come in time, others get what its attacker was given."""
         began = time.monotonic()
         self._poll()
@@ -295,7 +295,7 @@ class Pool(AbstractContextManager[Any]):
             attacker, load = min(loads.items(), key=lambda item: item[1], default=(0, _DEPTH))
             if load >= _DEPTH:
                 return
-            piece = tree_map_only(Tensor, pack, (job.piece.images, job.piece.labels, dict(job.piece.extra)))
+            piece = copied((job.piece.images, job.piece.labels, dict(job.piece.extra)))
             job.ticket = self._actors[attacker].twin.remote(job.published, *key, piece)
             self._tasks[job.ticket] = attacker, job
             loads[attacker] += 1
@@ -304,8 +304,8 @@ class Pool(AbstractContextManager[Any]):
         """The attackers that can be given work."""
         for ticket, answer in self._collect(self._starting, 0.0).items():
             number = self._starting.pop(ticket)
+            self._failed_starts = self._failed_starts + 1 if isinstance(answer, Lost) else 0
             if isinstance(answer, Lost):
-                self._failed_starts += 1
                 del self._actors[number]
                 self._tell_once(f"an attacker could not start: {answer}")
                 self.add(self._replaces and self._failed_starts < _STARTS)  # its node may have been lost

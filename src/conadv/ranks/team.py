@@ -39,8 +39,7 @@ from .member import Member, StepError, Unread
 from .sampler import TeamSampler
 from .world import World, joined
 
-# Steps between two comparisons of the weights of the ranks.
-_COMPARED = 100
+_COMPARED = 100  # steps between two comparisons of the weights of the ranks
 
 
 class Team:
@@ -81,15 +80,15 @@ class Team:
         adopt_slurm()
         size = dist.get_world_size() if dist.is_initialized() else world_size()
         duties = Role.CLEAN | Role.ADV | Role.ATTACK if self._text is None else Layout.duties_in(self._text)
-        layout = Layout.fit(self._text, duties, size)
+        self._layout = layout = Layout.fit(self._text, duties, size)
         layout.place(0, self._chunks)  # raises a ValueError if the ranks cannot share the chunks
         with ExitStack() as stack:
             self.world = world = stack.enter_context(joined(self._timeout, main=layout.learners()[0]))
             self.place = layout.place(world.rank, self._chunks)
             if size > 1:
                 stack.enter_context(last_words.witnessed(layout.describe(world.rank)))
-            hint, agreed = "raise the timeout of the Team", (AgreedError, StepError)
-            stack.enter_context(guarded(world, layout, agreed, hint=hint, raises=True))
+            hint = "raise the timeout of the Team"
+            stack.enter_context(guarded(world, layout, (AgreedError, StepError), hint=hint, raises=True))
             check_agreement(world, {"flags": {**self._flags, "torch": torch.__version__}})
             self._stack = stack.pop_all()
         return self
@@ -104,13 +103,11 @@ class Team:
             data: the data set, of which only the length is used.
             shuffle: whether to shuffle in each epoch (`set_epoch`); False: keep the order of the data set.
         """
-        place, size = self.place, self._chunk_size
-        assert place.chunks is not None
-        own = slice(place.first_chunk * size, (place.first_chunk + place.chunks) * size)
-        return TeamSampler(data, self._batch_size, own, self._seed, shuffle)
+        own, size = self._layout.chunks(self.world.rank, self._chunks), self._chunk_size
+        return TeamSampler(data, self._batch_size, slice(own.start * size, own.stop * size), self._seed, shuffle)
 
     def method(self, factory: Any, model: nn.Module, loss: Loss, *arguments: Any, **options: Any) -> TeamMethod:
-        """Build a method whose steps all ranks take together. Every rank must call it; all get the same weights.
+        """Build a method whose steps all ranks take together; every rank must call it, and all get the same weights.
 
         Args:
             factory: `conadv.ConAdv`, `Recycled`, `Vanilla` or `Sam`.
@@ -135,19 +132,12 @@ class Team:
 
 
 class TeamMethod:
-    """The method that `conadv.Team.method` returns; every rank calls it once per step.
-
-    Args:
-        member: this rank.
-        model: the network.
-        chunk_size: images per chunk.
-    """
+    """The method that `conadv.Team.method` returns; every rank calls it once per step."""
 
     def __init__(self, member: Member, model: nn.Module, chunk_size: int) -> None:
         self._member, self._model, self._chunk_size = member, model, chunk_size
-        self._method, self._place = member.method, member.place
-        self._begin = self._end = 0  # first step of the epoch, and the one after its last
-        self._done = 0  # steps of the epoch that were taken before a resume
+        self._method = member.method
+        self._begin = self._end = self._done = 0  # of the epoch: first step, end, and steps taken before a resume
         self._unread: Unread | None = None
         self._is_late = member.world.device.type != "cpu"  # read outcomes one step late, so that the host does not wait
         self.losses = Losses(torch.zeros(()), torch.zeros(()))
@@ -228,11 +218,11 @@ class TeamMethod:
 
     def _settled(self, unread: Unread) -> Losses:
         """Update the running statistics after a step whose outcome is finite; on a GPU that of the one before is."""
-        if not self._is_late:
-            unread.read()
-        else:
+        if self._is_late:
             self._settle()
             self._unread = unread
+        else:
+            unread.read()
         if self.step % _COMPARED == 0:
             self._member.check_weights(self.step)
         update_running_stats(self._model)
@@ -252,9 +242,9 @@ class TeamMethod:
 
     def _checked(self, item: Any) -> Batch | Chunked:
         """Convert an item of the loader to a batch, and check that it has the chunks of this rank."""
-        batch, chunks = self._method._step.batch(item), self._place.chunks
-        assert chunks is not None
-        if count_chunks(batch, self._chunk_size) != chunks:
-            who, size = self._member.layout.describe(self._member.world.rank), chunks * self._chunk_size
-            raise ValueError(f"{who} needs batches of {size} images: take the batches from team.sampler")
+        batch, member = self._method._step.batch(item), self._member
+        if count_chunks(batch, self._chunk_size) != member.place.chunks:
+            who = member.layout.describe(member.world.rank)
+            wanted = f"{member.place.chunks} chunks of {self._chunk_size} images"
+            raise ValueError(f"{who} needs batches of {wanted}: take the batches from team.sampler")
         return batch

@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from conadv.last_words import end_process, say_line
 
-from .launch import has_local_rank, local_rank, own_rank, rank_0_keeps_store, restarts, world_size
+from .launch import local_rank, own_rank, rank_0_keeps_store, restarts, world_size
 
 # Seconds after the timeout in which a backend should have raised its own error.
 GRACE = 2.0
@@ -121,7 +121,7 @@ def joined(timeout: float, main: int = 0) -> Iterator[World]:
     if not exists:
         keeper = "rank 0" if rank_0_keeps_store() else "the launcher"
         silent = f"error: the {size} ranks could not connect: the store, kept by {keeper}, stopped answering"
-        with deadline(timeout + 2 * GRACE, silent):
+        with deadline(timeout + 4 * GRACE, silent):
             _connect("nccl" if device.type == "cuda" else "gloo", timeout)
     world = World(dist.get_rank(), size, device, timeout, main)
     try:
@@ -206,8 +206,8 @@ def own_device() -> torch.device:
     """Return the device of this rank: its own GPU, or the CPU if there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    count, own = torch.cuda.device_count(), local_rank()
-    if count > 1 and world_size() > 1 and not has_local_rank():
+    count, own = torch.cuda.device_count(), local_rank(missing=-1 if world_size() > 1 else 0)
+    if count > 1 and own < 0:
         raise ValueError(f"which of the {count} GPUs is this rank's? set LOCAL_RANK, or start with torchrun or srun")
     if 1 < count <= own:
         raise ValueError(

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .results import Result, is_tuning, number
+from .results import Cell, number
 from .study_file import NUMBERLESS, short
 
 RATE, TOP1, HELD_OUT, ROBUST = "optimizer.lr", "test_top1", "held_out_top1", "robust_top1"
@@ -34,7 +34,7 @@ _CONTEXT = ("model", "width", "precision")
 _OF_IMAGES = ("data.copies", "data.views")
 
 
-def cells(results: Sequence[Result]) -> pd.DataFrame:
+def cells(results: Sequence[Cell]) -> pd.DataFrame:
     """One row per cell: its arm, its condition (`label`, unique among arms and settings), its seed and its metrics.
 
     If a single setting varies within the arm, `axis` is its key and `place` the value of this cell.
@@ -49,7 +49,7 @@ def cells(results: Sequence[Result]) -> pd.DataFrame:
             "cell": result.cell,
             "arm": result.arm,
             "grids": ", ".join(result.grids),
-            "tuning": is_tuning(result),
+            "tuning": all(name.lower().startswith("tun") for name in result.grids),
             "method": result.values["method"],
             "seed": result.values["seed"],
             "rate": np.nan_to_num(number(result.values.get(RATE))),
@@ -83,9 +83,8 @@ def main_cells(table: pd.DataFrame) -> pd.DataFrame:
 def conditions(chosen: pd.DataFrame) -> pd.DataFrame:
     """One row per condition: means, standard deviations, and the paired difference from its vanilla.
 
-    Columns: rate, n, failed, missing, mean and std of each metric (`accuracy`, `accuracy_std`, ...), low and high
-    (the 95 % interval of the mean of accuracy), baseline, difference, difference_low, difference_high, pairs (the
-    seeds of both), p and p_holm.
+    Columns: rate, n, failed, missing, mean and std of each metric (`accuracy`, `accuracy_std`, ...), baseline,
+    difference, difference_low, difference_high, pairs (the seeds of both), p and p_holm.
     """
     rows = {}
     done = chosen[chosen.done & chosen[ACCURACY].notna()]
@@ -93,9 +92,8 @@ def conditions(chosen: pd.DataFrame) -> pd.DataFrame:
     done = done.sort_values("arm", key=lambda names: names.map(arms), kind="stable")  # the rows of an arm together
     for label, own in done.groupby("label", sort=False):
         everyone = chosen[chosen.label == label]
-        low, high = interval(own[ACCURACY])
         base = baseline(done, own)
-        row = {"rate": own.rate.iloc[0], "n": len(own), "failed": int(everyone.failed.sum()), "low": low, "high": high}
+        row = {"rate": own.rate.iloc[0], "n": len(own), "failed": int(everyone.failed.sum())}
         row["held_out"] = own.held_out.any()
         row["missing"] = len(everyone) - len(own) - row["failed"]
         row |= {name: own[name].mean() for name in METRICS}

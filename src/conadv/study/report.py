@@ -19,10 +19,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from conadv.atomic import read_text, replace_file
 from conadv.config import read_toml
+from conadv.trainer.metrics import read_metrics
 
 from . import figures
 from .compare import ACCURACY, LEVEL, ROBUST, TOP1, cells, conditions, main_cells
-from .results import Result, number, parse_json, read_origins, read_results
+from .results import Cell, number, read_origins, read_results
 
 CURVES, _CURVE = "curves.csv", ["label", "epoch", TOP1, "loss"]
 _BINS = 60
@@ -60,7 +61,7 @@ def write_report(folder: Path, out: Path | None = None, with_paper: bool = False
     return {"page": str(page), "csv": str(sheet), "cells": len(results), "done": int(everyone.done.sum())}
 
 
-def render(folder: Path, results: list[Result], everyone: pd.DataFrame, with_paper: bool = False) -> str:
+def render(folder: Path, results: list[Cell], everyone: pd.DataFrame, with_paper: bool = False) -> str:
     """The page as text."""
     text, study = _study(folder)
     chosen = main_cells(everyone)
@@ -167,23 +168,22 @@ def find_curves(folder: Path, chosen: pd.DataFrame) -> pd.DataFrame:
 
     They are kept in curves.csv, for the time when the folders of the runs are gone.
     """
-    means = []
-    for label, own in chosen[chosen.done].groupby("label", sort=False):
-        runs = zip(own.cell, own[TOP1], strict=True)
-        lines = pd.concat([_metrics(folder / "runs" / cell, top1) for cell, top1 in runs])
-        if lines.epoch.nunique() > 2:
-            means.append(mean_curve(lines).assign(label=label)[_CURVE])
-    fresh = pd.concat(means) if means else pd.DataFrame(columns=_CURVE)
     path = folder / CURVES
     try:
         saved = pd.read_csv(StringIO(read_text(path)), dtype={"label": str, **dict.fromkeys(_CURVE[1:], float)})[_CURVE]
     except FileNotFoundError:
-        saved = fresh[:0]
+        saved = pd.DataFrame(columns=_CURVE)
     except (OSError, ValueError, LookupError):
         raise ValueError(f"{str(path)!r} is damaged: remove it; a report works without it") from None
-    older = saved[~saved.label.isin(fresh.label)]
-    curves = pd.concat([one for one in (fresh, older) if len(one)]) if len(fresh) + len(older) else fresh
-    if len(fresh):
+    found = {}
+    for label, own in chosen[chosen.done].groupby("label", sort=False):
+        runs = zip(own.cell, own[TOP1], strict=True)
+        lines = pd.concat([_metrics(folder / "runs" / cell, top1) for cell, top1 in runs])
+        if lines.epoch.nunique() > 2:
+            found[label] = mean_curve(lines).assign(label=label)[_CURVE]
+    older = saved[~saved.label.isin(found)]
+    curves = pd.concat([*found.values(), *([older] if len(older) else [])]) if found else older
+    if found:
         with suppress(OSError):  # the folder may be read-only; the report has the curves
             replace_file(path, curves.round(4).to_csv(index=False).encode("utf-8", "replace"))
     return curves[curves.label.isin(chosen.label)]
@@ -196,19 +196,14 @@ def mean_curve(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def _metrics(run: Path, final: float) -> pd.DataFrame:
-    """Epoch, test accuracy and training loss of each line of metrics.jsonl; damaged lines are left out.
+    """Epoch, test accuracy and training loss of each step.
 
-    The final accuracy, which only the summary has, belongs to the last line, if accuracy was measured before.
+    The final accuracy, which only the summary has, belongs to the last step, if accuracy was measured before.
     """
-    rows = []
-    path = run / "metrics.jsonl"
-    for text in read_text(path).splitlines() if path.is_file() else ():
-        try:
-            line = parse_json(text)
-            loss = line.get("clean_loss", line.get("loss"))
-            rows.append((number(line.get("epoch")), number(line.get(TOP1)), number(loss)))
-        except (ValueError, AttributeError):
-            continue
+    rows = [
+        [number(line.get("epoch")), number(line.get(TOP1)), number(line.get("clean_loss", line.get("loss")))]
+        for line in read_metrics(run / "metrics.jsonl")
+    ]
     lines = pd.DataFrame(rows, columns=_CURVE[1:], dtype=float)
     if lines[TOP1].notna().any():
         lines.loc[len(lines) - 1, TOP1] = final

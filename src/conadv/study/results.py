@@ -7,7 +7,6 @@ import json
 import math
 import os
 import platform
-import shlex
 import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -21,51 +20,46 @@ from conadv.atomic import read_text, write_atomically
 from conadv.machine import processor
 from conadv.readable import for_json
 
-from .study_file import Cell, flags
-
 FILE, ORIGIN = "results.jsonl", "origin.json"
 _LARGEST_NUMBER = 1e18
 # The fields of a line, and their types.
 _KINDS: dict[str, Any] = {
     "cell": str, "name": str, "arm": str, "grids": list, "axes": dict, "overrides": dict, "values": dict,
-    "summary": dict | NoneType, "error": str | NoneType, "command": str, "commit": str | NoneType,
+    "command": str, "summary": dict | NoneType, "error": str | NoneType, "commit": str | NoneType,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Result:
-    """What is known about a cell. Without a summary and an error, it has not finished yet."""
+class Cell:
+    """One run of a study, and what is known about it. Without a summary and an error, it has not finished yet."""
 
     cell: str
-    """Name of its folder below runs/."""
+    """Name of its folder below runs/, unique among cells with different results."""
     name: str
+    """A readable name: the arm and what the grids vary."""
     arm: str
     grids: list[str]
+    """The grids that it belongs to; a single grid is called "main"."""
     axes: dict[str, str]
+    """The values that the grids vary, by dotted key."""
     overrides: dict[str, str]
+    """Everything that differs from the recipe, by dotted key, as strings for the flags of conadv train."""
     values: dict[str, Any]
     """The whole recipe, by dotted key."""
-    summary: dict[str, Any] | None
-    error: str | None
     command: str
-    """The command that repeats the cell."""
+    """The command that runs the cell."""
+    summary: dict[str, Any] | None = None
+    error: str | None = None
     commit: str | None = None
     """The commit of the code at the end of the run; None: unknown, or the run has not ended."""
 
 
-def result_of(cell: Cell, summary: dict[str, Any] | None, error: str | None, commit: str | None = None) -> Result:
-    """What is known about a cell; `error` is kept only without a summary."""
-    command = shlex.join(["conadv", "train", cell.recipe, *flags(cell.overrides)])
-    known = (cell.slug, cell.name, cell.arm, list(cell.grids), cell.axes, cell.overrides, dict(cell.values))
-    return Result(*known, summary, error if summary is None else None, command, commit)
-
-
-def write_results(folder: Path, results: Iterable[Result]) -> None:
+def write_results(folder: Path, cells: Iterable[Cell]) -> None:
     """Replace results.jsonl."""
-    write_atomically(folder / FILE, "".join(json.dumps(asdict(result)) + "\n" for result in results))
+    write_atomically(folder / FILE, "".join(json.dumps(asdict(cell)) + "\n" for cell in cells))
 
 
-def read_results(folder: Path) -> list[Result]:
+def read_results(folder: Path) -> list[Cell]:
     """Read and check results.jsonl; anything wrong with it is a ValueError of one line."""
     path = folder / FILE
     try:
@@ -108,19 +102,7 @@ def number(value: object) -> float:
     return float(value) if known else math.nan  # type: ignore[arg-type]
 
 
-def is_tuning(member: Cell | Result) -> bool:
-    """Whether a cell only tunes the learning rate: the names of all its grids start with "tun"."""
-    return all(name.lower().startswith("tun") for name in member.grids)
-
-
-def last_error(text: str, otherwise: str = "") -> str:
-    """The last error message in the output of a command, else its last line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or [otherwise])[-1]
-
-
-def _parse(line: str, place: str) -> Result:
+def _parse(line: str, place: str) -> Cell:
     try:
         entry = parse_json(line)
         if isinstance(entry, dict):
@@ -137,7 +119,7 @@ def _parse(line: str, place: str) -> Result:
     except ValueError as error:
         advice = "remove it, and conadv sweep reads or runs its cell again"
         raise ValueError(f"{place} is damaged ({error}): {advice}") from None
-    return Result(**entry)
+    return Cell(**entry)
 
 
 # Where results come from

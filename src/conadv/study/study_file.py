@@ -17,18 +17,18 @@ import itertools
 import json
 import math
 import re
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from conadv.catalog import is_callable, names_dataset
-from conadv.config import read_toml
+from conadv.config import Recipe, flatten, load_recipe, read_toml
+from conadv.config.fields import did_you_mean, show
 
-Resolve = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
-"""Maps a recipe's name and overrides (strings by dotted key) to all values; ValueError if one is wrong."""
+from .results import Cell
 
 Axes = dict[str, list[str]]
 """Lists of values by dotted key; every combination of values is a point of the grid."""
@@ -44,29 +44,6 @@ _TOP = {"title": str, "about": str, "conclusions": str, "keep_checkpoints": bool
 _TABLES = ("base", "grid", "arm")
 _MOST_CELLS = 100_000
 _LONGEST_WORDS = 150  # file systems end names at 255 bytes
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of a study."""
-
-    slug: str
-    """Name of its folder; unique among cells with different results."""
-    arm: str
-    grids: tuple[str, ...]
-    """The grids that it belongs to; a single grid is called "main"."""
-    axes: dict[str, str]
-    """The values that the grids vary, by dotted key."""
-    recipe: str
-    overrides: dict[str, str]
-    """Everything that differs from the recipe, by dotted key, as strings for the flags of conadv train."""
-    values: Mapping[str, Any]
-    """The whole recipe, by dotted key."""
-
-    @property
-    def name(self) -> str:
-        """A readable name: the arm and what the grids vary."""
-        return " · ".join([self.arm, *(f"{short(key)} {value}" for key, value in self.axes.items())])
 
 
 @dataclass(frozen=True)
@@ -86,10 +63,10 @@ class _Arm:
     name: str
     overrides: dict[str, str]
     axes: Axes
-    grids: tuple[str, ...]
+    grids: list[str]
 
 
-def read_study(path: Path, resolve: Resolve) -> Study:
+def read_study(path: Path) -> Study:
     """Read and check a study file; anything wrong with it is a ValueError of one line."""
     try:
         text, tables = read_toml(path)
@@ -97,17 +74,22 @@ def read_study(path: Path, resolve: Resolve) -> Study:
         for key, kind in _TOP.items():
             if type(tables.get(key, kind())) is not kind:
                 allowed = "a text" if kind is str else "true or false"
-                raise ValueError(f"{key} is {_shown(tables[key])} but must be {allowed}")
-        overrides = _flat(tables.get("base", {}), "base")
-        recipe = overrides.pop("recipe", "digits")
+                raise ValueError(f"{key} is {show(tables[key])} but must be {allowed}")
+        base = _flat(tables.get("base", {}), "base")
+        recipe = base.pop("recipe", "digits")
         if (path.parent / recipe).is_file():
             recipe = str(path.parent / recipe)
-        cells = _expand(recipe, overrides, _arms(tables.get("arm", [])), _grids(tables.get("grid", {})), resolve)
+        cells = _expand(recipe, base, _arms(tables.get("arm", [])), _grids(tables.get("grid", {})))
         return Study(text, tables.get("title") or path.stem, tables.get("keep_checkpoints", False), cells)
     except FileNotFoundError:
         raise ValueError(f"study {str(path)!r}: no such file; pass a TOML file") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"study {str(path)!r}: {' '.join(str(error).split())}") from None
+
+
+def recipe_values(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
+    """All values of a recipe, by dotted key, with changes on top."""
+    return dict(flatten(load_recipe(recipe, overrides)))
 
 
 def flags(overrides: Mapping[str, object]) -> list[str]:
@@ -120,24 +102,19 @@ def short(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def identity_of(member: Any, added: Mapping[str, Any], keys: Iterable[str]) -> str:
-    """The values that affect the results of a cell or of a stored result, as one text; empty if it set another field.
+def identity_of(cell: Cell) -> str:
+    """The values that affect the results of a cell, as one text; empty if it set a field that recipes do not have.
 
-    Args:
-        member: a `Cell`, or a `Result` of this or of another version.
-        added: fields that were added later, with the values that older results stand for.
-        keys: the fields of today's recipes.
+    A result of a version without some fields stands for their defaults.
     """
-    keys = [key for key in keys if key not in NUMBERLESS]
-    if any(key not in keys and key not in NUMBERLESS for key in member.overrides):
+    defaults = flatten(Recipe())
+    if any(key not in defaults and key not in NUMBERLESS for key in cell.overrides):
         return ""
-    values = {**added, **member.values}
-    return json.dumps({key: values.get(key) for key in keys}, sort_keys=True)
+    values = {key: cell.values.get(key, default) for key, default in defaults.items() if key not in NUMBERLESS}
+    return json.dumps(values, sort_keys=True)
 
 
-def _expand(
-    recipe: str, base: dict[str, str], arms: Sequence[_Arm], grids: Mapping[str, Axes], resolve: Resolve
-) -> tuple[Cell, ...]:
+def _expand(recipe: str, base: dict[str, str], arms: Sequence[_Arm], grids: Mapping[str, Axes]) -> tuple[Cell, ...]:
     """All cells, grid by grid and arm by arm. A cell that several grids contain is listed once, with all its grids."""
     for arm in arms:
         _check_names(arm.grids, list(grids), f"arm {arm.name}: the list of grids")
@@ -150,18 +127,17 @@ def _expand(
     for grid, arm, axes in parts:
         for point in itertools.product(*axes.values()):
             chosen = dict(zip(axes, point, strict=True))
-            cell = _cell(recipe, {**base, **arm.overrides, **chosen}, chosen, arm.name, grid, resolve)
-            identity = (cell.arm, identity_of(cell, {}, cell.values))
-            first = found.setdefault(identity, cell)
+            cell = _cell(recipe, {**base, **arm.overrides, **chosen}, chosen, arm.name, grid)
+            first = found.setdefault((cell.arm, identity_of(cell)), cell)
             if grid not in first.grids:
-                found[identity] = replace(first, grids=(*first.grids, grid))
-    ((slug, times),) = Counter(cell.slug for cell in found.values()).most_common(1)
+                first.grids.append(grid)
+    ((folder, times),) = Counter(cell.cell for cell in found.values()).most_common(1)
     if times > 1:
-        raise ValueError(f"two cells would share the folder {slug}: give their arms names that differ in letters")
+        raise ValueError(f"two cells would share the folder {folder}: give their arms names that differ in letters")
     return tuple(found.values())
 
 
-def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str, grid: str, resolve: Resolve) -> Cell:
+def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str, grid: str) -> Cell:
     model, data = overrides.get("model", ""), overrides.get("data.path", "")
     if is_callable(model):
         advice = "use a built-in model, or one of timm or torchvision"
@@ -169,14 +145,23 @@ def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str
     if names_dataset(data):
         raise ValueError(f"data.path {data!r} would import code, which a study file may not do: save the data as files")
     overrides.setdefault("threads", "1")
-    values = resolve(recipe, overrides)
+    values = recipe_values(recipe, overrides)
     arm = arm or str(values["method"])
     axes = {key: value for key, value in axes.items() if (key, value) != ("method", arm)}
     words = _slug("-".join([arm, *(f"{short(key)}{value}" for key, value in axes.items())]))
     # A hash of the overrides, so that a changed study does not reuse the old cells.
     numbers = {key: text for key, text in overrides.items() if key not in NUMBERLESS}
     digest = hashlib.sha256(json.dumps([Path(recipe).name, numbers], sort_keys=True).encode()).hexdigest()
-    return Cell(f"{words[:_LONGEST_WORDS]}-{digest[:6]}", arm, (grid,), axes, recipe, overrides, values)
+    return Cell(
+        cell=f"{words[:_LONGEST_WORDS]}-{digest[:6]}",
+        name=" · ".join([arm, *(f"{short(key)} {value}" for key, value in axes.items())]),
+        arm=arm,
+        grids=[grid],
+        axes=axes,
+        overrides=overrides,
+        values=values,
+        command=shlex.join(["conadv", "train", recipe, *flags(overrides)]),
+    )
 
 
 # The tables of the file
@@ -186,42 +171,39 @@ def _grids(tables: object) -> dict[str, Axes]:
     """The grids by name."""
     if isinstance(tables, dict):
         return {"main": _axes(tables, "grid")}
-    grids: dict[str, Axes] = {}
-    for number, axes in enumerate(_list_of_tables(tables, "grid"), 1):
-        name = axes.pop("name", None)
-        if not isinstance(name, str) or not name:
-            raise ValueError(f'grid {number} of several needs a name: write name = "tuning"')
-        if name in grids:
-            raise ValueError(f"two grids have the same name ({name}): rename one")
-        grids[name] = _axes(axes, f"grid {name}")
-    return grids or {"main": {}}
+    named = _named(tables, "grid")
+    ((name, times),) = Counter([name for name, _ in named] or ["main"]).most_common(1)
+    if times > 1:
+        raise ValueError(f"two grids have the same name ({name}): rename one")
+    return {name: _axes(table, f"grid {name}") for name, table in named} or {"main": {}}
 
 
 def _arms(tables: object) -> list[_Arm]:
-    """Parse the arms. Two may have the same name, so that an arm can have different grids."""
+    """The arms. Two may have the same name, so that an arm can have different grids."""
     arms = []
-    for number, entries in enumerate(_list_of_tables(tables, "arm"), 1):
-        name = entries.pop("name", None)
-        if not isinstance(name, str) or not _slug(name):
-            raise ValueError(f'arm {number} needs a name: write name = "vanilla"')
-        axes, grids = _axes(entries.pop("grid", {}), f"arm {name}: grid"), entries.pop("grids", [])
+    for name, table in _named(tables, "arm"):
+        axes, grids = _axes(table.pop("grid", {}), f"arm {name}: grid"), table.pop("grids", [])
         if not isinstance(grids, list) or not all(isinstance(grid, str) for grid in grids):
-            raise ValueError(f"arm {name}: grids is {_shown(grids)} but must be a list of names of grids")
-        arms.append(_Arm(name, _flat(entries, f"arm {name}"), axes, tuple(grids)))
-    return arms or [_Arm("", {}, {}, ())]
+            raise ValueError(f"arm {name}: grids is {show(grids)} but must be a list of names of grids")
+        arms.append(_Arm(name, _flat(table, f"arm {name}"), axes, grids))
+    return arms or [_Arm("", {}, {}, [])]
 
 
-def _list_of_tables(tables: object, name: str) -> list[dict[str, Any]]:
+def _named(tables: object, kind: str) -> list[tuple[str, dict[str, Any]]]:
+    """The name and the rest of each table of [[arm]] or [[grid]]."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError(f"{name} is {_shown(tables)} but must be tables: write [[{name}]] and its keys below it")
-    return [dict(table) for table in tables]
+        raise ValueError(f"{kind} is {show(tables)} but must be tables: write [[{kind}]] and its keys below it")
+    for number, table in enumerate(tables, 1):
+        if not isinstance(name := table.get("name"), str) or not _slug(name):
+            raise ValueError(f'{kind} {number} needs a name: write name = "final"')
+    return [(table["name"], {key: table[key] for key in table if key != "name"}) for table in tables]
 
 
 def _axes(table: object, place: str) -> Axes:
     axes = {}
     for key, values in _leaves(table, place):
         if not isinstance(values, list) or not values:
-            raise ValueError(f"{place}: {key} is {_shown(values)} but must be a list of values, such as [0, 1, 2]")
+            raise ValueError(f"{place}: {key} is {show(values)} but must be a list of values, such as [0, 1, 2]")
         axes[key] = [_as_text(value, f"{place}: {key}") for value in values]
     return axes
 
@@ -233,7 +215,7 @@ def _flat(table: object, place: str) -> dict[str, str]:
 def _leaves(table: object, place: str) -> Iterator[tuple[str, object]]:
     """Yield values by dotted key: optimizer.lr = 1, "optimizer.lr" = 1 and a table [base.optimizer] are the same."""
     if not isinstance(table, dict):
-        raise ValueError(f"{place} is {_shown(table)} but must be a table: write [{place}] and its keys below it")
+        raise ValueError(f"{place} is {show(table)} but must be a table: write [{place}] and its keys below it")
     for key, value in table.items():
         if isinstance(value, dict):
             yield from ((f"{key}.{inner}", leaf) for inner, leaf in _leaves(value, f"{place}.{key}"))
@@ -243,23 +225,16 @@ def _leaves(table: object, place: str) -> Iterator[tuple[str, object]]:
 
 def _as_text(value: object, place: str) -> str:
     """The value as the string of a flag."""
-    if isinstance(value, bool):
-        return str(value).lower()
     if not isinstance(value, str | int | float):
-        raise ValueError(f"{place} is {_shown(value)} but must be a number, a text, true or false")
-    return str(value)
+        raise ValueError(f"{place} is {show(value)} but must be a number, a text, true or false")
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _check_names(given: Iterable[str], known: Sequence[str], place: str) -> None:
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f": did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+            hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
             raise ValueError(f"{place} has no {name!r}{hint}")
-
-
-def _shown(value: object) -> str:
-    return f"{value!r:.60}"
 
 
 def _slug(text: str) -> str:

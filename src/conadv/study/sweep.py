@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -26,8 +28,8 @@ from conadv.machine import usable_cores
 from conadv.readable import duration
 from conadv.trainer.stop import Interrupted, StopRequest, listening
 
-from .results import FILE, Result, last_error, read_results, read_summary, record_origin, result_of, write_results
-from .study_file import NUMBERLESS, Cell, Resolve, Study, flags, identity_of
+from .results import FILE, Cell, read_results, read_summary, record_origin, write_results
+from .study_file import NUMBERLESS, Study, flags, identity_of, recipe_values
 
 # Not once per epoch, which may be a single step. This does not change any result.
 _CHECKPOINTS = {"checkpoint.every": "200", "checkpoint.keep": "1"}
@@ -36,8 +38,6 @@ _CHECKPOINTS = {"checkpoint.every": "200", "checkpoint.keep": "1"}
 _PATIENCE = 5.0
 _POLL_SECONDS = 0.1
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
-
-Tell = Callable[[str], None]
 
 
 class Running(NamedTuple):
@@ -49,9 +49,7 @@ class Running(NamedTuple):
     began: float
 
 
-def sweep(
-    study: Study, folder: Path, resolve: Resolve, added: Mapping[str, Any], jobs: int | None, nice: int, tell: Tell
-) -> dict[str, Any]:
+def sweep(study: Study, folder: Path, jobs: int | None, tell: Callable[[str], None]) -> dict[str, Any]:
     """Run the missing cells of a study, and return what `conadv sweep` prints.
 
     On SIGTERM or SIGINT, let the running cells save their state, then raise Interrupted.
@@ -59,54 +57,45 @@ def sweep(
     Args:
         study: the study.
         folder: the folder to write.
-        resolve: reads a recipe.
-        added: recipe fields that were added later, with the values that older results stand for.
         jobs: how many cells run at a time; None: as many as the cores allow.
-        nice: niceness of the cells.
         tell: prints one line of progress.
     """
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs is {jobs} but must be 1 or more: change --jobs")
-    if not 0 <= nice <= 19:
-        raise ValueError(f"nice is {nice} but must be from 0 to 19: change --nice")
-    _check_runs(study, folder, resolve)
+    _check_runs(study, folder)
     with _claimed(folder), listening() as request:
         request.obey_by(None)  # not at once: the running cells save their state first
-        results = known_results(study, folder, added)
+        cells = known_cells(study, folder)
         write_atomically(folder / "study.toml", study.text)
-        _run_missing(study, folder, results, jobs, nice, request, tell)
-    done = sum(result.summary is not None for result in results.values())
-    failed = sum(result.error is not None for result in results.values())
-    return {"study": study.title, "cells": len(results), "done": done, "failed": failed, "results": str(folder / FILE)}
+        _run_missing(study, folder, cells, jobs, request, tell)
+    done = sum(cell.summary is not None for cell in cells.values())
+    failed = sum(cell.error is not None for cell in cells.values())
+    return {"study": study.title, "cells": len(cells), "done": done, "failed": failed, "results": str(folder / FILE)}
 
 
-def known_results(study: Study, folder: Path, added: Mapping[str, Any]) -> dict[str, Result]:
-    """What is known about each cell: from its run folder, else from a finished line with the same values.
+def known_cells(study: Study, folder: Path) -> dict[str, Cell]:
+    """The cells by folder, with what is known: from the run folder, else from a finished line with the same values.
 
     ValueError if a line that is the only record of a finished cell would be lost.
     """
     lines = read_results(folder) if (folder / FILE).exists() else []
-    keys = study.cells[0].values.keys()
-    done = {identity: line for line in lines if line.summary and (identity := identity_of(line, added, keys))}
     own = {line.cell: line for line in lines}
-    results, known = {}, set()
+    done = {identity: line for line in lines if line.summary and (identity := identity_of(line))}
+    cells, known = {}, set()
     for cell in study.cells:
-        home = folder / "runs" / cell.slug
-        identity = identity_of(cell, {}, keys)
+        home, identity = folder / "runs" / cell.cell, identity_of(cell)
         known.add(identity)
-        summary, same, line = read_summary(home), done.get(identity), own.get(cell.slug)
-        if same and summary is None and not (home / "config.toml").exists():
-            results[cell.slug] = result_of(cell, same.summary, None, same.commit)
-        else:
-            results[cell.slug] = result_of(cell, summary, line.error if line else None, line.commit if line else None)
-    lost = [line for line in lines if line.summary and identity_of(line, added, keys) not in known]
+        summary, line = read_summary(home), own.get(cell.cell, cell)
+        if summary is None and identity in done and not (home / "config.toml").exists():
+            summary, line = done[identity].summary, done[identity]
+        error = line.error if summary is None else None
+        cells[cell.cell] = replace(cell, summary=summary, error=error, commit=line.commit)
+    lost = [line for line in lines if line.summary and identity_of(line) not in known]
     gone = [line.name for line in lost if read_summary(folder / "runs" / line.cell) is None]
     if gone:
         raise ValueError(
             f"{str(folder / FILE)!r} has finished cells without a run folder that are not in the study "
             f"({len(gone)}, such as {gone[0]!r}): choose another folder with --out, or remove their lines"
         )
-    return results
+    return cells
 
 
 def train_words(cell: Cell, home: Path) -> list[str]:
@@ -115,23 +104,23 @@ def train_words(cell: Cell, home: Path) -> list[str]:
         return ["train", "--quiet", "--resume", str(home)]
     for partial in home.glob(".config.toml*.partial"):  # left by a run that was killed while starting
         partial.unlink()
-    return ["train", cell.recipe, *flags({**_CHECKPOINTS, **cell.overrides}), "--quiet", "--run-dir", str(home)]
+    _, *words = shlex.split(cell.command)
+    fewer = {key: value for key, value in _CHECKPOINTS.items() if key not in cell.overrides}
+    return [*words, *flags(fewer), "--quiet", "--run-dir", str(home)]
 
 
-def start(command: list[str], log: Path, cores: frozenset[int], threads: int, nice: int) -> subprocess.Popen[bytes]:
+def start(command: list[str], log: Path, cores: frozenset[int], threads: int) -> subprocess.Popen[bytes]:
     """Start a process on some cores, with its output in a file. It dies with this process."""
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)  # what a link points to would be written over
     library, parent = ctypes.CDLL(None), os.getpid()
 
     def prepare() -> None:
-        os.nice(nice)
-        if sys.platform == "linux":
-            os.sched_setaffinity(0, cores)
-            # Otherwise a run of a killed sweep would keep writing to a folder that the next sweep resumes.
-            library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
+        os.sched_setaffinity(0, cores)
+        # Otherwise a run of a killed sweep would keep writing to a folder that the next sweep resumes.
+        library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -141,26 +130,26 @@ def start(command: list[str], log: Path, cores: frozenset[int], threads: int, ni
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
             process_group=0,  # Ctrl-C reaches only this process, which passes it on
-            preexec_fn=prepare,
+            preexec_fn=prepare if sys.platform == "linux" else None,
         )
 
 
 def _run_missing(
-    study: Study, folder: Path, results: dict[str, Result], jobs: int | None, nice: int, request: StopRequest,
-    tell: Tell,
+    study: Study, folder: Path, cells: dict[str, Cell], jobs: int | None, request: StopRequest,
+    tell: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Run all cells without a summary, and rewrite results.jsonl whenever one has ended."""
-    waiting = [cell for cell in study.cells if results[cell.slug].summary is None]
+    waiting = [cell for cell in cells.values() if cell.summary is None]
     commit = record_origin(folder) if waiting else None
     threads = max(int(cell.values["threads"] or 1) for cell in study.cells)
     cores = usable_cores()
     jobs = jobs or max(1, len(cores) // threads)
     free = [frozenset(cores[(job * threads + n) % len(cores)] for n in range(threads)) for job in range(jobs)]
     running: list[Running] = []
-    for cell in study.cells:
-        _tidy(study, folder, results[cell.slug])
-    write_results(folder, results.values())
-    tell(f"{len(results)} cells, {jobs} at a time, {len(results) - len(waiting)} are already done")
+    for cell in cells.values():
+        _tidy(study, folder, cell)
+    write_results(folder, cells.values())
+    tell(f"{len(cells)} cells, {jobs} at a time, {len(cells) - len(waiting)} are already done")
     while waiting or running:
         if request.signal:
             for one in running:
@@ -170,63 +159,65 @@ def _run_missing(
             raise Interrupted(request.signal)
         while waiting and free:
             cell, own = waiting.pop(0), free.pop(0)
-            words = [sys.executable, "-m", "conadv", *train_words(cell, folder / "runs" / cell.slug)]
-            process = start(words, _log(folder, cell), own, int(cell.values["threads"] or 1), nice)
+            words = [sys.executable, "-m", "conadv", *train_words(cell, folder / "runs" / cell.cell)]
+            process = start(words, _log(folder, cell), own, int(cell.values["threads"] or 1))
             running.append(Running(cell, process, own, time.monotonic()))
         ended = [one for one in running if one.process.poll() is not None]
         running = [one for one in running if one not in ended]
         for one in ended:
             free.append(one.cores)
-            error = _error_line(_log(folder, one.cell), one.process.returncode)
-            result = result_of(one.cell, read_summary(folder / "runs" / one.cell.slug), error, commit)
-            results[one.cell.slug] = result
-            _tidy(study, folder, result)
-            write_results(folder, results.values())
-            left = [results[other.slug] for other in [*waiting, *(other.cell for other in running)]]
-            tell(_told(result, time.monotonic() - one.began, list(results.values()), left, jobs))
+            summary = read_summary(folder / "runs" / one.cell.cell)
+            error = _error_line(_log(folder, one.cell), one.process.returncode) if summary is None else None
+            cell = cells[one.cell.cell] = replace(one.cell, summary=summary, error=error, commit=commit)
+            _tidy(study, folder, cell)
+            write_results(folder, cells.values())
+            left = [*waiting, *(other.cell for other in running)]
+            tell(_told(cell, time.monotonic() - one.began, list(cells.values()), left, jobs))
         if not ended:
             time.sleep(_POLL_SECONDS)
 
 
-def _told(result: Result, seconds: float, results: list[Result], left: list[Result], jobs: int) -> str:
+def _told(cell: Cell, seconds: float, cells: list[Cell], left: list[Cell], jobs: int) -> str:
     """One line about a cell that has ended, with the time left by the last run of each arm."""
-    outcome = f"failed: {result.error}"
-    if result.summary is not None:
-        accuracy = result.summary.get("test_top1")
+    outcome = f"failed: {cell.error}"
+    if cell.summary is not None:
+        accuracy = cell.summary.get("test_top1")
         outcome = f"{accuracy:.2f} %" if isinstance(accuracy, float) else "done"
-    text = f"[{len(results) - len(left)}/{len(results)}] {result.name}: {outcome} ({duration(seconds)})"
-    times = {one.arm: float(one.summary.get("seconds") or 0.0) for one in results if one.summary}
+    text = f"[{len(cells) - len(left)}/{len(cells)}] {cell.name}: {outcome} ({duration(seconds)})"
+    times = {one.arm: float(one.summary.get("seconds") or 0.0) for one in cells if one.summary}
     if not left or not times:
         return text
     work = sum(times.get(one.arm, fmean(times.values())) for one in left)
     return f"{text}, about {duration(work / min(jobs, len(left)))} left"
 
 
-def _tidy(study: Study, folder: Path, result: Result) -> None:
+def _tidy(study: Study, folder: Path, cell: Cell) -> None:
     """Remove the checkpoints of a finished run, unless the study keeps them."""
-    if not study.keep_checkpoints and result.summary is not None:
-        shutil.rmtree(folder / "runs" / result.cell / "checkpoints", ignore_errors=True)
+    if not study.keep_checkpoints and cell.summary is not None:
+        shutil.rmtree(folder / "runs" / cell.cell / "checkpoints", ignore_errors=True)
 
 
 def _log(folder: Path, cell: Cell) -> Path:
-    return folder / "logs" / f"{cell.slug}.txt"
+    return folder / "logs" / f"{cell.cell}.txt"
 
 
 def _error_line(log: Path, status: int) -> str:
-    """The last error message of a failed cell."""
+    """The last error message in the output of a failed cell, else its last line."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
-    return last_error(log.read_text(encoding="utf-8", errors="replace"), f"exit status {status}")
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [f"exit status {status}"])[-1]
 
 
-def _check_runs(study: Study, folder: Path, resolve: Resolve) -> None:
+def _check_runs(study: Study, folder: Path) -> None:
     """Refuse run folders whose recipe differs from the study's: the study or its recipe may have changed."""
     for cell in study.cells:
-        home = folder / "runs" / cell.slug
+        home = folder / "runs" / cell.cell
         if not (home / "config.toml").exists():
             continue
         try:
-            there = resolve(str(home / "config.toml"), {})
+            there = recipe_values(str(home / "config.toml"), {})
         except ValueError:
             if read_summary(home) is None:
                 raise

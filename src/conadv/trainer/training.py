@@ -12,9 +12,7 @@ from typing import Any
 from conadv import bf16
 from conadv.config import Recipe, dump_recipe, flatten, sealed
 from conadv.core.splitbn import plain_state_dict
-from conadv.core.twins import TwinShare
-from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
-from conadv.ranks.choose import slow_attack
+from conadv.ranks.agreement import AgreedError, check_agreement, from_main, on_all
 from conadv.ranks.faults import guarded
 from conadv.ranks.launch import local_rank, world_size
 from conadv.ranks.layout import Layout
@@ -24,7 +22,7 @@ from conadv.sinks import SINKS, Sink, check_sinks
 from conadv.task.stream import Stream
 
 from .best import BestWeights
-from .build import Job, build_job, build_policy, build_stream, check_fit, method_of, with_chunk_size
+from .build import Job, build_job, build_policy, build_stream, check_fit, with_chunk_size
 from .build_task import Task, build_task, final_test, network_facts, open_task_data, resolved
 from .checkpoint import Checkpoint, CheckpointSaver, NullSaver, StateSaver
 from .fingerprint import data_facts, software_facts
@@ -119,7 +117,7 @@ def _try_bfloat16(recipe: Recipe, world: World, sets: bool) -> None:
 
 def _build(recipe: Recipe, world: World) -> tuple[Task, Stream]:
     """Build the network and the data; rank 0 lists the files, and an error of any rank is raised on all of them."""
-    share = None if world.size == 1 else partial(from_main_patiently, world)
+    share = None if world.size == 1 else partial(from_main, world)
 
     def build() -> tuple[Task, Stream]:
         task = build_task(recipe, world.device, trains=True, data=open_task_data(recipe, share))
@@ -219,19 +217,15 @@ def _recording(
             values = flatten(resolved(recipe, job.task.data))
             for line in preview(values, job, progress.step):
                 bar.say(line)
-        for note in _notes(recipe, job):
+        for note in _notes(job):
             bar.say(note)
         if metrics.missing:
             tell(f"metrics.jsonl was damaged: {metrics.missing} of the steps before {progress.step} have no line")
         yield Sinks([metrics, bar, optional]), saver
 
 
-def _notes(recipe: Recipe, job: Job) -> Iterator[str]:
-    """Yield notes about the data and the layout to print before training starts."""
-    share = TwinShare.from_number(recipe.twin_share)
-    slow = slow_attack(job.layout, method_of(recipe), recipe.delay, job.stream.chunks_per_step, share.of)
-    if slow is not None:
-        yield slow
+def _notes(job: Job) -> Iterator[str]:
+    """Yield notes about the data to print before training starts."""
     yield from (f"left out: {problem}" for problem in job.task.data.skipped)
     yield from job.task.data.notes
     if job.stream.remainder:

@@ -179,19 +179,19 @@ def never() -> list[int]:
 
 @pytest.mark.parametrize("content", [None, b"", b"[1, 2", b"\xff\xfe\x00"])
 def test_a_result_is_cached_and_made_again_if_it_is_damaged(cache: Path, content: bytes | None) -> None:
-    cached("stamp", lambda: [1, 2, 3])
+    cached("what", [], lambda: [1, 2, 3])
     if content is not None:
         (file,) = cache.iterdir()
         file.write_bytes(content)
-        cached("stamp", lambda: [1, 2, 3])
-    assert cached("stamp", never) == [1, 2, 3]
+        cached("what", [], lambda: [1, 2, 3])
+    assert cached("what", [], never) == [1, 2, 3]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("CONADV_CACHE", str(tmp_path / "file"))
-    assert cached("stamp", lambda: [1]) == [1]
+    assert cached("what", [], lambda: [1]) == [1]
     monkeypatch.delenv("CONADV_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    cached("stamp", lambda: [1])
+    cached("what", [], lambda: [1])
     assert [path.parent for path in (tmp_path / "home").rglob("*.json")] == [tmp_path / "home" / "conadv"]

@@ -33,7 +33,11 @@ def open_picture(data: bytes, channels: int, name: str) -> Picture:
     A damaged one raises errors of any kind: call it within `naming`.
     """
     plain = _plain_jpeg_size(data)
-    height, width = plain or _size(_open(data))
+    if plain:
+        height, width = plain
+    else:
+        image = _open(data)
+        height, width = image.size if _orientation(image) >= 5 else image.size[::-1]
     if height * width > _MAX_PIXELS:
         raise ValueError(f"{width} × {height} pixels are more than the limit of {_MAX_PIXELS:,}")
     if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") * height * width > _MAX_SCANNED:
@@ -44,7 +48,12 @@ def open_picture(data: bytes, channels: int, name: str) -> Picture:
         shrink = shrink if min(height, width) >= 8 else 1
         with naming(name):
             decoded = _fast(data, channels, -(-height // shrink), -(-width // shrink)) if plain else None
-            return _decode(_open(data), channels, shrink) if decoded is None else decoded
+            if decoded is not None:
+                return decoded
+            image = _open(data)
+            if image.format == "JPEG" and image.mode in ("RGB", "L"):
+                image.draft(_MODES[channels], (image.width // shrink, image.height // shrink))
+            return pixels_of(ImageOps.exif_transpose(image) if _orientation(image) != 1 else image, channels)
 
     return Picture(height, width, pixels)
 
@@ -78,17 +87,6 @@ def _open(data: bytes) -> Image.Image:
         return Image.open(BytesIO(data), formats=_FORMATS)
     except UnidentifiedImageError:
         raise ValueError("not an image of a known format") from None
-
-
-def _size(image: Image.Image) -> tuple[int, int]:
-    """Height and width of the upright image."""
-    return image.size if _orientation(image) >= 5 else image.size[::-1]
-
-
-def _decode(image: Image.Image, channels: int, shrink: int) -> Pixels:
-    if image.format == "JPEG" and image.mode in ("RGB", "L"):
-        image.draft(_MODES[channels], (image.width // shrink, image.height // shrink))
-    return pixels_of(ImageOps.exif_transpose(image) if _orientation(image) != 1 else image, channels)
 
 
 def pixels_of(image: Image.Image, channels: int) -> Pixels:

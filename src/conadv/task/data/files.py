@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from conadv.task.data.decode import EXTENSIONS, open_picture
 from conadv.task.data.source import DamagedError, Found, Labels, Picture, Source, labelled, naming
 
 _MAX_BYTES = 2**28  # of one encoded image, or one file that is read whole
-_CACHE_FORMAT = 3
+_CACHE_FORMAT = 4
 _LONGEST_END = 2**20  # bytes of zeros; archives are padded to whole records, usually of 10 kB
 _PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
@@ -60,9 +60,9 @@ class Files:
         with naming(self.name(row)):
             return open_picture(self.read(row), self.channels, self.name(row))
 
-    def stamp(self) -> str:
-        """A key for the state of the files, which changes when one of them does."""
-        return stamp_of(map(self._path, self.shards or self.names))
+    def files(self) -> list[str]:
+        """The paths of the files that have the images."""
+        return [self._path(name) for name in self.shards or self.names]
 
     def _path(self, name: str) -> str:
         return f"{self.root}{os.sep}{name}"
@@ -143,7 +143,7 @@ def _list_shards(root: Path, shards: Sequence[Path], channels: int) -> tuple[Fil
     names: list[str] = []
     places, labels, problems = [], [], []
     for number, shard in enumerate(shards):
-        images, wrong = cached(stamp_of([shard]), partial(_index, shard))
+        images, wrong = cached("index", [shard], partial(_index, shard))
         for name, offset, size, label in images:
             names.append(f"{shard.relative_to(root)}/{name}")
             places.append((number, offset, size))
@@ -176,39 +176,33 @@ def _index(shard: Path) -> tuple[list[tuple[str, int, int, int]], list[tuple[str
     labels: dict[str, int] = {}
     problems: dict[str, str] = {}
     try:
-        for key, name, offset, size, text in _members(shard):
-            if key in (images if text is None else labels):
-                problems[name] = f"the key {key} occurs twice"
-            elif text is None:
-                images[key] = (name, offset, size)
-            elif text.isdigit():
-                labels[key] = int(text)
-            else:
-                problems[name] = f"{text[:20]!r} is not a class number"
+        if not shard.is_file():
+            raise ValueError("not a regular file")
+        with shard.open("rb", buffering=0) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in archive:
+                folder, slash, base = member.name.rpartition("/")
+                stem, _, extension = base.partition(".")
+                key, kind = folder + slash + stem, extension.lower()
+                if not member.isreg() or member.issparse() or (kind != "cls" and kind not in EXTENSIONS):
+                    continue
+                if key in (labels if kind == "cls" else images):
+                    problems[member.name] = f"the key {key} occurs twice"
+                elif kind != "cls":
+                    images[key] = (member.name, member.offset_data, member.size)
+                elif (text := os.pread(file.fileno(), min(member.size, 32), member.offset_data).strip()).isdigit():
+                    labels[key] = int(text)
+                else:
+                    problems[member.name] = f"{text[:20]!r} is not a class number"
+            # tarfile takes a damaged header for the end, which is a block of zeros.
+            end = os.pread(file.fileno(), _LONGEST_END, archive.offset)
+            if not end or end.strip(b"\0"):
+                raise ValueError(f"no end mark at byte {archive.offset}")
     except Exception as error:  # tarfile fails in many ways on damaged bytes
         problems[""] = f"the shard is truncated or not a tar file ({error})"
     for key in images.keys() ^ labels.keys():
         name = images[key][0] if key in images else f"{key}.cls"
         problems.setdefault(name, f"{key}.cls is missing" if key in images else "its image is missing")
     return [(*image, labels[key]) for key, image in images.items() if key in labels], list(problems.items())
-
-
-def _members(shard: Path) -> Iterator[tuple[str, str, int, int, bytes | None]]:
-    """Key, name, offset and size of each image in a shard, and of each label, which comes with its text."""
-    if not shard.is_file():
-        raise ValueError("not a regular file")
-    with shard.open("rb", buffering=0) as file, tarfile.open(fileobj=file, mode="r:") as archive:
-        for member in archive:
-            folder, slash, base = member.name.rpartition("/")
-            stem, _, extension = base.partition(".")
-            is_label = extension.lower() == "cls"
-            if member.isreg() and not member.issparse() and (is_label or extension.lower() in EXTENSIONS):
-                text = os.pread(file.fileno(), min(member.size, 32), member.offset_data).strip() if is_label else None
-                yield folder + slash + stem, member.name, member.offset_data, member.size, text
-        # tarfile takes a damaged header for the end, which is a block of zeros.
-        end = os.pread(file.fileno(), _LONGEST_END, archive.offset)
-        if not end or end.strip(b"\0"):
-            raise tarfile.ReadError(f"no end mark at byte {archive.offset}")
 
 
 def class_names(root: Path) -> tuple[str, ...] | None:
@@ -218,25 +212,21 @@ def class_names(root: Path) -> tuple[str, ...] | None:
         return tuple(read_file(file).decode("utf-8").splitlines()) if file.is_file() else None
 
 
-def stamp_of(files: Iterable[str | os.PathLike[str]]) -> str:
-    """A digest of the state of these files: paths, sizes and modification times."""
+def cached(what: str, files: Iterable[str | os.PathLike[str]], build: Callable[[], Any]) -> Any:
+    """What `build` returned for these files, as JSON has it; from the user's cache folder until one of them changes."""
     digest = hashlib.sha256()
     for file in files:
         status = os.stat(file)  # noqa: PTH116  # a Path for each of a million files takes longer
         state = f"\0{os.path.abspath(file)}\0{status.st_size}\0{status.st_mtime_ns}"  # noqa: PTH100
         digest.update(state.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
-
-
-def cached(stamp: str, build: Callable[[], Any]) -> Any:
-    """What `build` returned for this stamp before, from the user's cache folder, or returns now; as JSON has it."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = Path(os.environ.get("CONADV_CACHE") or home / "conadv") / f"data{_CACHE_FORMAT}-{stamp}.json"
+    folder = Path(os.environ.get("CONADV_CACHE") or home / "conadv")
+    path = folder / f"data{_CACHE_FORMAT}-{what}-{digest.hexdigest()}.json"
     with suppress(OSError, ValueError):  # nothing is cached, or it is damaged
         return json.loads(path.read_bytes())
     built = build()
     with suppress(OSError):  # a full disk or no permission: build it again next time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(built).encode())
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as written:
+            written.write(json.dumps(built).encode())
     return built

@@ -126,7 +126,7 @@ def without_damaged(data: DataSet) -> tuple[DataSet, list[tuple[int, int]]]:
     for part, source in (("train", data.train), ("test", data.test)):
         files = source.pictures
         if isinstance(files, Files):
-            seen = cached(f"{part}{len(source)}-{files.stamp()}", partial(_scan, source))
+            seen = cached(f"{part}{len(source)}", files.files(), partial(_scan, source))
         else:
             seen = _scan(source)
         usable = [index for index, found in enumerate(seen) if not isinstance(found, str)]
