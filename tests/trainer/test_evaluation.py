@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from conadv.ranks.world import World
 from conadv.task.augment import augmentation
-from conadv.task.data import open_data
+from conadv.task.data import Arrays, DataSet, Source
 from conadv.trainer import evaluation
 from conadv.trainer.adversary import RobustTest, robust_attack
 from conadv.trainer.build_task import Task, build_task, twins_of
@@ -131,7 +132,8 @@ def test_ranks_share_the_chunks_of_twins_and_their_counts_add_up(looked_at, monk
 
 @pytest.mark.parametrize(("classes", "expected"), [(5, False), (6, True)])
 def test_top5_is_measured_with_more_than_5_classes(classes, expected):
-    data = open_data("synthetic", train_size=60, image_size=8, channels=1, classes=classes)
+    few = [Source(Arrays(np.zeros((60, 8, 8, 1), np.uint8)), np.arange(60) % classes, tuple("abcdef"[:classes]))] * 2
+    data = DataSet(*few, "few classes")
     task = build_task(tiny.recipe(), torch.device("cpu"), data=data)
     metrics = evaluate_task(task, World(0, 1, torch.device("cpu")))
     assert ("test_top5" in metrics) == expected
