@@ -157,6 +157,13 @@ def test_cells_run_on_as_many_cores_of_their_own_as_they_have_threads(
         assert len(cores) == min(count, len(usable)) and set(cores) <= usable and threads == str(count)
 
 
+def test_two_arms_with_the_same_values_are_two_cells(fake_train: Path, tmp_path: Path) -> None:
+    study = tmp_path / "twins.toml"
+    study.write_text('arm = [{name = "a"}, {name = "b"}]\n[grid]\nseed = [1]\n', encoding="utf-8")
+    assert sweep(study, tmp_path / "out") == 0
+    assert [(cell.arm, cell.summary is None) for cell in read_results(tmp_path / "out")] == [("a", False), ("b", False)]
+
+
 def test_a_cell_goes_on_where_a_run_has_begun(fake_train: Path, tmp_path: Path) -> None:
     study, out = seeds(tmp_path, 1, 2), tmp_path / "out"
     first, second = read_study(study).cells
@@ -236,31 +243,22 @@ def test_a_line_without_a_summary_does_not_count_and_a_run_that_has_begun_counts
     assert [(seed, resumes) for seed, resumes, *_ in starts(fake_train)] == [(1, begun)]
 
 
-def test_results_from_before_a_field_existed_count_if_the_cell_has_its_default(
-    fake_train: Path, copied: Path, tmp_path: Path
+def test_results_of_a_version_with_other_fields_count_unless_the_study_sets_them(
+    fake_train: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def make_older(line: dict[str, Any]) -> None:
+        line["values"].update(diagnose=0, gone=7)
         del line["values"]["compile"], line["commit"]
 
     rewrite_lines(copied, make_older)
     assert sweep(seeds(tmp_path, 1, 2), copied) == 0
     assert starts(fake_train) == []
     assert [result.commit for result in read_results(copied)] == [None, None]
-    rewrite_lines(copied, lambda line: line["values"].pop("compile"))
-    other = seeds(tmp_path, 1, 2, base="compile = true")
-    assert sweep(other, copied) == 2  # they are other cells, and the only record of these
-
-
-def test_results_of_a_version_with_other_fields_count_unless_the_study_set_them(
-    fake_train: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rewrite_lines(copied, lambda line: line["values"].update(diagnose=0, gone=7))
-    assert sweep(seeds(tmp_path, 1, 2), copied) == 0
-    assert starts(fake_train) == []
-    rewrite_lines(copied, lambda line: line["overrides"].update(gone="7"))
     capsys.readouterr()
+    assert sweep(seeds(tmp_path, 1, 2, base="compile = true"), copied) == 2  # other cells; the lines would be lost
+    rewrite_lines(copied, lambda line: line["overrides"].update(gone="7"))
     assert sweep(seeds(tmp_path, 1, 2), copied) == 2
-    assert "finished cells without a run folder" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("finished cells without a run folder") == 2
 
 
 def test_a_run_that_another_version_finished_counts_and_one_that_it_began_is_refused(
@@ -374,14 +372,11 @@ def test_bad_flags_and_folders_are_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_checkpoints_are_few_unless_the_study_says_otherwise(tmp_path: Path) -> None:
-    def words(base: str) -> list[str]:
-        cell = read_study(seeds(tmp_path, 0, base=base)).cells[0]
-        return sweeping.train_words(cell, tmp_path / "run")
-
-    for base, expected in (("", "200"), ("checkpoint.every = 5", "5")):
-        chosen = words(base)
-        assert chosen.count("--checkpoint.every") == 1 and chosen[chosen.index("--checkpoint.every") + 1] == expected
+@pytest.mark.parametrize(("base", "every"), [("", "200"), ("checkpoint.every = 5", "5")])
+def test_checkpoints_are_few_unless_the_study_says_otherwise(tmp_path: Path, base: str, every: str) -> None:
+    words = sweeping.train_words(read_study(seeds(tmp_path, 0, base=base)).cells[0], tmp_path / "run")
+    assert words[:2] == ["train", "digits"] and words[-2:] == ["--run-dir", str(tmp_path / "run")]
+    assert words.count("--checkpoint.every") == 1 and words[words.index("--checkpoint.every") + 1] == every
 
 
 def test_a_log_that_points_elsewhere_is_replaced(tmp_path: Path) -> None:

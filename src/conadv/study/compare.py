@@ -86,25 +86,31 @@ def conditions(chosen: pd.DataFrame) -> pd.DataFrame:
     Columns: rate, n, failed, missing, mean and std of each metric (`accuracy`, `accuracy_std`, ...), baseline,
     difference, difference_low, difference_high, pairs (the seeds of both), p and p_holm.
     """
-    rows = {}
     done = chosen[chosen.done & chosen[ACCURACY].notna()]
     arms = {arm: place for place, arm in enumerate(done.arm.unique())}
     done = done.sort_values("arm", key=lambda names: names.map(arms), kind="stable")  # the rows of an arm together
+    rows = {}
     for label, own in done.groupby("label", sort=False):
-        everyone = chosen[chosen.label == label]
-        base = baseline(done, own)
-        row = {"rate": own.rate.iloc[0], "n": len(own), "failed": int(everyone.failed.sum())}
-        row["held_out"] = own.held_out.any()
-        row["missing"] = len(everyone) - len(own) - row["failed"]
-        row |= {name: own[name].mean() for name in METRICS}
-        row |= {f"{name}_std": own[name].std() for name in METRICS}
-        row |= {"baseline": base, **(paired(own, done[done.label == base]) if base not in (None, label) else {})}
-        rows[label] = row
+        everyone, metrics = chosen[chosen.label == label], own[list(METRICS)]
+        failed = int(everyone.failed.sum())
+        # The vanilla condition with the same data, model and batch.
+        alike = done[(done.method == "vanilla") & (done.context == own.context.iloc[0])].label
+        base = alike.iloc[0] if len(alike) else None
+        rows[label] = {
+            "rate": own.rate.iloc[0],
+            "n": len(own),
+            "failed": failed,
+            "missing": len(everyone) - len(own) - failed,
+            "held_out": own.held_out.any(),
+            **metrics.mean(),
+            **metrics.std().add_suffix("_std"),
+            "baseline": base,
+            **(paired(own, done[done.label == base]) if base not in (None, label) else {}),
+        }
     table = pd.DataFrame.from_dict(rows, orient="index")
-    for name in ("difference", "difference_low", "difference_high", "pairs", "p"):
-        table[name] = table.get(name, np.nan)
-    table["p_holm"] = holm(table.p)
-    return table
+    tested = ["difference", "difference_low", "difference_high", "pairs", "p"]
+    table = table.reindex(columns=table.columns.union(tested, sort=False))
+    return table.assign(p_holm=holm(table.p))
 
 
 def interval(values: pd.Series) -> tuple[float, float]:
@@ -138,12 +144,6 @@ def holm(p_values: pd.Series) -> pd.Series:
     factors = np.arange(len(known), 0, -1)
     corrected = pd.Series(np.maximum.accumulate(known * factors), known.index).clip(upper=1.0)
     return corrected.reindex(p_values.index)
-
-
-def baseline(done: pd.DataFrame, own: pd.DataFrame) -> str | None:
-    """The vanilla condition with the same data, model and batch."""
-    alike = done[(done.method == "vanilla") & (done.context == own.context.iloc[0])]
-    return None if alike.empty else str(alike.label.iloc[0])
 
 
 def word(key: str) -> str:

@@ -179,20 +179,16 @@ def find_curves(folder: Path, chosen: pd.DataFrame) -> pd.DataFrame:
     for label, own in chosen[chosen.done].groupby("label", sort=False):
         runs = zip(own.cell, own[TOP1], strict=True)
         lines = pd.concat([_metrics(folder / "runs" / cell, top1) for cell, top1 in runs])
-        if lines.epoch.nunique() > 2:
-            found[label] = mean_curve(lines).assign(label=label)[_CURVE]
+        epochs = lines.epoch.nunique()
+        if epochs > 2:  # the mean over the runs, in bins of equal length
+            bins = np.ceil(lines.epoch / lines.epoch.max() * min(_BINS, epochs))
+            found[label] = lines.groupby(bins).mean().assign(label=label)[_CURVE]
     older = saved[~saved.label.isin(found)]
     curves = pd.concat([*found.values(), *([older] if len(older) else [])]) if found else older
     if found:
         with suppress(OSError):  # the folder may be read-only; the report has the curves
             replace_file(path, curves.round(4).to_csv(index=False).encode("utf-8", "replace"))
     return curves[curves.label.isin(chosen.label)]
-
-
-def mean_curve(lines: pd.DataFrame) -> pd.DataFrame:
-    """The mean of some runs, averaged in bins of equal length."""
-    bins = np.ceil(lines.epoch / lines.epoch.max() * min(_BINS, lines.epoch.nunique()))
-    return lines.groupby(bins).mean().reset_index(drop=True)
 
 
 def _metrics(run: Path, final: float) -> pd.DataFrame:

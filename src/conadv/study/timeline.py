@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from statistics import median_low
 from typing import Any, NamedTuple
 
 from conadv.atomic import read_bounded, replace_file
@@ -51,7 +52,8 @@ def read_timeline(run: Path) -> Timeline:
     last = min(map(len, steps))  # ranks are matched by counting from the end
     begun = [max(start for start, _ in same) for same in zip(*(own[-last:] for own in steps), strict=True)]
     ended = [max(end for _, end in same) for same in zip(*(own[-last:] for own in steps), strict=True)]
-    zero = begun[sorted(range(last), key=lambda number: ended[number] - begun[number])[(last - 1) // 2]]
+    lengths = [end - start for start, end in zip(begun, ended, strict=True)]
+    zero = begun[lengths.index(median_low(lengths))]
     rows: list[tuple[int | str, list[Span]]] = [*spans.items(), *_attackers(run, list(spans))]
     return {row: [Span(name, start - zero, end - zero) for name, start, end in own] for row, own in rows}
 
