@@ -170,7 +170,7 @@ def test_a_part_of_the_training_images(tmp_path: Path) -> None:
 
 
 def test_embedded_data_by_name() -> None:
-    assert len(open_data("digits", train_size=100).train) == 100
+    assert [len(open_data("digits", train_size=size).train) for size in (None, 100)] == [1437, 100]
     data = open_data("synthetic", train_size=30, image_size=5, channels=2)
     assert (len(data.train), data.train.image(0).shape, len(data.train.classes)) == (30, (5, 5, 2), 10)
 
