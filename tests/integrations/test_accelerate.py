@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from support.frameworks import (
     NAMES,
     accelerate_loop,
     accelerate_resumed,
     accumulated,
+    assert_equal,
     assert_same,
     expected,
     loader,
@@ -56,5 +56,4 @@ def test_resuming_in_the_middle_of_an_epoch(name: str, size: int, tmp_path: Path
     whole = pool.run(size, accelerate_resumed, name, None, 8)
     resumed = pool.run(size, accelerate_resumed, name, str(tmp_path / "stop"), 8)
     for one, other in zip(whole, resumed, strict=True):
-        for key, value in one.items():
-            assert torch.equal(other[key], value), key
+        assert_equal(other, one)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, plain_state_dict, route, split_batchnorm
+from support.frameworks import assert_equal
 
 timm = pytest.importorskip("timm", reason="timm is not installed: its models are not tested")
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed: its models are not tested")
@@ -19,65 +20,17 @@ from timm import layers  # noqa: E402
 
 CLASSES = 5
 # The smallest model with BatchNorm of every family (module) of timm that has one.
-FAMILIES = {
-    "byoanet": "halonet_h1",
-    "byobnet": "test_byobnet",
-    "convmixer": "convmixer_768_32",
-    "cpubone": "cpubone_nano",
-    "cspnet": "cs3darknet_focus_s",
-    "densenet": "densenet121",
-    "dla": "dla46x_c",
-    "dpn": "dpn48b",
-    "efficientformer": "efficientformer_l1",
-    "efficientformer_v2": "efficientformerv2_s0",
-    "efficientnet": "test_efficientnet",
-    "efficientvim": "efficientvim_m1",
-    "efficientvit_mit": "efficientvit_b0",
-    "efficientvit_msra": "efficientvit_m0",
-    "fasternet": "fasternet_t0",
-    "fastvit": "fastvit_t8",
-    "ghostnet": "ghostnet_050",
-    "hardcorenas": "hardcorenas_b",
-    "hgnet": "hgnetv2_b0",
-    "hrnet": "hrnet_w18_small",
-    "iformer": "iformer_t",
-    "inception_next": "inception_next_atto",
-    "inception_resnet_v2": "inception_resnet_v2",
-    "inception_v3": "inception_v3",
-    "inception_v4": "inception_v4",
-    "lcnetv2": "lcnetv2_small",
-    "levit": "levit_192",
-    "lowformer": "lowformer_b0",
-    "maxxvit": "coatnet_nano_cc_224",
-    "mobilenetv3": "mobilenetv3_small_050",
-    "mobilevit": "mobilevit_xxs",
-    "nasnet": "nasnetalarge",
-    "nextvit": "nextvit_small",
-    "pnasnet": "pnasnet5large",
-    "regnet": "regnety_002",
-    "repghost": "repghostnet_050",
-    "repvit": "repvit_m1",
-    "res2net": "res2next50",
-    "resnest": "resnest14d",
-    "resnet": "test_resnet",
-    "resnetv2": "resnetv2_18",
-    "rexnet": "rexnet_100",
-    "selecsls": "selecsls42",
-    "senet": "legacy_seresnet18",
-    "shvit": "shvit_s1",
-    "sknet": "skresnet18",
-    "starnet": "starnet_s050",
-    "swiftformer": "swiftformer_xs",
-    "tiny_vit": "tiny_vit_5m_224",
-    "tresnet": "tresnet_m_448",
-    "vgg": "vgg11_bn",
-    "visformer": "visformer_tiny",
-    "volo": "volo_d1_224",
-    "vovnet": "ese_vovnet19b_slim_dw",
-    "xception": "xception",
-    "xception_aligned": "xception41p",
-    "xcit": "xcit_nano_12_p8_384",
-}
+FAMILIES = [
+    "halonet_h1", "test_byobnet", "convmixer_768_32", "cpubone_nano", "cs3darknet_focus_s", "densenet121", "dla46x_c",
+    "dpn48b", "efficientformer_l1", "efficientformerv2_s0", "test_efficientnet", "efficientvim_m1", "efficientvit_b0",
+    "efficientvit_m0", "fasternet_t0", "fastvit_t8", "ghostnet_050", "hardcorenas_b", "hgnetv2_b0", "hrnet_w18_small",
+    "iformer_t", "inception_next_atto", "inception_resnet_v2", "inception_v3", "inception_v4", "lcnetv2_small",
+    "levit_192", "lowformer_b0", "coatnet_nano_cc_224", "mobilenetv3_small_050", "mobilevit_xxs", "nasnetalarge",
+    "nextvit_small", "pnasnet5large", "regnety_002", "repghostnet_050", "repvit_m1", "res2next50", "resnest14d",
+    "test_resnet", "resnetv2_18", "rexnet_100", "selecsls42", "legacy_seresnet18", "shvit_s1", "skresnet18",
+    "starnet_s050", "swiftformer_xs", "tiny_vit_5m_224", "tresnet_m_448", "vgg11_bn", "visformer_tiny", "volo_d1_224",
+    "ese_vovnet19b_slim_dw", "xception", "xception41p", "xcit_nano_12_p8_384",
+]  # fmt: skip
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
@@ -139,28 +92,30 @@ def smallest_size(name: str) -> tuple[nn.Module, int]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_every_family_of_timm_trains_as_by_itself(family: str) -> None:
-    model, size = smallest_size(FAMILIES[family])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_of_timm_trains_as_by_itself(name: str) -> None:
+    model, size = smallest_size(name)
     plain = copy.deepcopy(model).to("meta")
     assert_trains_as_by_itself(model, batch_for(model, size))
     plain.load_state_dict({key: value.to("meta") for key, value in plain_state_dict(model).items()}, strict=True)
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_byobnet"])
-def test_small_models_of_timm_train_as_by_themselves(name: str) -> None:
-    model = without_dropout(timm.create_model(name, num_classes=CLASSES).double())
+@pytest.mark.parametrize(
+    ("library", "name", "size"),
+    [
+        ("timm", "test_resnet", 32),
+        ("timm", "test_efficientnet", 32),
+        ("timm", "test_byobnet", 32),
+        ("torchvision", "mobilenet_v3_small", 64),
+        ("torchvision", "mnasnet0_5", 64),  # a state without its metadata would not load in it
+        ("torchvision", "shufflenet_v2_x0_5", 64),
+    ],
+)
+def test_small_models_train_as_by_themselves(library: str, name: str, size: int) -> None:
+    make = timm.create_model if library == "timm" else torchvision.models.get_model
+    model = without_dropout(make(name, num_classes=CLASSES).double())
     plain = copy.deepcopy(model)
-    assert_trains_as_by_itself(model, batch_for(model, 32))
-    plain.load_state_dict(plain_state_dict(model), strict=True)
-
-
-@pytest.mark.parametrize("name", ["mobilenet_v3_small", "mnasnet0_5", "shufflenet_v2_x0_5"])
-def test_small_models_of_torchvision_train_as_by_themselves(name: str) -> None:
-    """A state without its metadata would not load in MNASNet."""
-    model = without_dropout(getattr(torchvision.models, name)(num_classes=CLASSES).double())
-    plain = copy.deepcopy(model)
-    assert_trains_as_by_itself(model, batch_for(model, 64))
+    assert_trains_as_by_itself(model, batch_for(model, size))
     plain.load_state_dict(plain_state_dict(model), strict=True)
 
 
@@ -208,8 +163,7 @@ def test_checkpointing_changes_nothing(name: str, delay: int) -> None:
             method(now, ahead)
             optimizer.step()
         states.append(model.state_dict())
-    for key, value in states[0].items():
-        assert torch.equal(states[1][key], value), key
+    assert_equal(states[1], states[0])
 
 
 @pytest.mark.parametrize("kind", [layers.BatchNormAct2d, layers.SyncBatchNormAct])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.frameworks import NAMES, sharded
+from support.frameworks import NAMES, assert_equal, sharded
 from support.ranks import Pool
 
 
@@ -24,5 +24,4 @@ def test_the_state_is_whole_and_resumes(name: str, pool: Pool) -> None:
     for one, other in zip(
         pool.run(2, sharded, name, "fsdp", 4), pool.run(2, sharded, name, "fsdp", 4, True), strict=True
     ):
-        for key, value in one.items():
-            assert torch.equal(other[key], value), key
+        assert_equal(other, one)

@@ -10,6 +10,7 @@ import torch
 from support.frameworks import (
     NAMES,
     accumulated,
+    assert_equal,
     assert_same,
     expected,
     lightning_module,
@@ -55,5 +56,4 @@ def test_resuming_in_the_middle_of_an_epoch(name: str, ranks: int, tmp_path: Pat
     whole = pool.run(ranks, lightning_resumed, name, str(tmp_path / "whole"), None)
     resumed = pool.run(ranks, lightning_resumed, name, str(tmp_path / "resumed"), 6)
     for one, other in zip(whole, resumed, strict=True):
-        for key, value in one.items():
-            assert torch.equal(other[key], value), key
+        assert_equal(other, one)

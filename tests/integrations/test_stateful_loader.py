@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from support.frameworks import ATTACK, NAMES, loader, make, prepared, sgd
+from support.frameworks import ATTACK, NAMES, assert_equal, loader, make, prepared, sgd
 
 torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed: make integrations")
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
@@ -65,9 +64,4 @@ def test_stopped_after_any_step(name: str) -> None:
         resumed.load(file)
         resumed.run()
         assert resumed.method.step == EPOCHS * BATCHES, f"stopped after step {stop}"
-        assert_equal(resumed.model, whole.model)
-
-
-def assert_equal(one: nn.Module, other: nn.Module) -> None:
-    for key, value in other.state_dict().items():
-        assert torch.equal(one.state_dict()[key], value), key
+        assert_equal(resumed.model.state_dict(), whole.model.state_dict())

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -99,6 +99,12 @@ def one_by_one(batches: Sequence[Item]) -> list[list[tuple[int, Item]]]:
 def accumulated(batches: Sequence[Item], count: int = 2) -> list[list[tuple[int, Item]]]:
     """Groups of so many batches; what is left makes a smaller group."""
     return [[(0, batch) for batch in batches[start : start + count]] for start in range(0, len(batches), count)]
+
+
+def assert_equal(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Two states are the same, bit for bit."""
+    for key, value in expected.items():
+        assert torch.equal(state[key], value), key
 
 
 def assert_same(model: nn.Module, reference: nn.Module, tolerance: float = 1e-10) -> None:
