@@ -25,13 +25,13 @@ import torch.nn.functional as F
 import conadv
 from conadv.config import Recipe, load_recipe, override
 from conadv.core.batch import to_pixels
+from conadv.core.state import below
 from conadv.machine import usable_cores
 from conadv.study.timeline import Timeline, draw_steps, read_timeline
-from conadv.trainer.build_task import build_task
+from conadv.trainer.build import build_task
 from conadv.trainer.checkpoint import checkpoints, read_checkpoint
 from conadv.trainer.metrics import read_metrics
-from conadv.trainer.state import load_model
-from conadv.trainer.training import train
+from conadv.trainer.train import train_recipe as train
 
 # Fields of the recipe for each arm. "noise" is the control: random signs in place of the gradient's.
 ARMS = {
@@ -180,7 +180,8 @@ def _picture(out: Path, recipe: Recipe, timelines: dict[str, Timeline]) -> None:
 
 def _draw_gallery(figure, out: Path, recipe: Recipe) -> None:
     task = build_task(recipe, torch.device("cpu"))
-    load_model(task.model, read_checkpoint(checkpoints(out / "runs" / "ConAdv-0" / "checkpoints")[0]).tensors)
+    state = read_checkpoint(checkpoints(out / "runs" / "ConAdv-0" / "checkpoints")[0]).tensors
+    task.model.load_state_dict(below("model.", state))
     images = torch.from_numpy(task.data.train.images[:64]).permute(0, 3, 1, 2)
     pixels = to_pixels(images, torch.device("cpu"), torch.float32)
     labels = torch.from_numpy(task.data.train.labels[:64])

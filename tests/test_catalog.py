@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from conadv import PGD, split_batchnorm
 from conadv.catalog import METHODS
 from conadv.config import flatten, load_recipe
-from conadv.trainer.build_task import attack_of
+from conadv.trainer.build import attack_of
 from support.settings import small_cnn
 
 

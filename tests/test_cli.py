@@ -22,7 +22,7 @@ import conadv.trainer
 from conadv import cli, config, study_commands
 from conadv.config import Data, Recipe, dump_recipe, load_recipe, override, recipe
 from conadv.config.fields import spell
-from conadv.trainer.adversary import RobustTest
+from conadv.trainer.evaluation import RobustTest
 from conadv.trainer.stop import Interrupted
 from support.examples_of_help import examples
 
@@ -38,7 +38,7 @@ class Commands:
         self.act = lambda: SUMMARY
 
     def module(self) -> SimpleNamespace:
-        return SimpleNamespace(train=self._call("train"), evaluate=self._call("evaluate"), export=self._call("export"))
+        return SimpleNamespace(**{name: self._call(name) for name in ("train_recipe", "evaluate", "export")})
 
     def _call(self, name: str):
         def call(*arguments):
@@ -52,7 +52,7 @@ class Commands:
 def commands(monkeypatch) -> Commands:
     stand_in = Commands()
     module = stand_in.module()
-    for name in ("training", "trained"):
+    for name in ("train_recipe", "trained"):
         monkeypatch.setitem(sys.modules, f"conadv.trainer.{name}", module)
         monkeypatch.setattr(conadv.trainer, name, module, raising=False)
     monkeypatch.delenv("RANK", raising=False)
@@ -82,7 +82,7 @@ def refusal(capsys, *words: str) -> str:
 
 def test_train_without_anything_trains_the_digits(commands):
     assert cli.main(["train"]) == 0
-    assert commands.calls == [("train", load_recipe("digits"), None, None, False)]
+    assert commands.calls == [("train_recipe", load_recipe("digits"), None, None, False)]
 
 
 # A text of each field that is not its value in digits.toml, and others that go along where fields bound each other.
@@ -113,7 +113,7 @@ def test_flags_win_over_the_file_and_only_those_given(commands, tmp_path):
     assert cli.main(["train", str(mine), *words, "--max-steps", "none"]) == 0
     changes = {"attack.norm": "l2", "optimizer.lr": 3, "layout": "clean | adv"}
     expected = override(Recipe(), {"seed": 3, "epochs": 500, "attack.steps": 4, **changes})
-    assert commands.calls == [("train", expected, tmp_path, None, True)]
+    assert commands.calls == [("train_recipe", expected, tmp_path, None, True)]
 
 
 def test_values_may_begin_with_a_hyphen(commands, capsys):
@@ -142,7 +142,7 @@ def test_a_boolean_flag_needs_no_value(words, compiled, commands, tmp_path):
     mine = tmp_path / "mine.toml"
     mine.write_text(f"compile = {str(not compiled).lower()}\n")
     assert cli.main(["train", *words.replace("digits", str(mine)).split()]) == 0
-    assert commands.calls == [("train", Recipe(compile=compiled), Path("x"), None, False)]
+    assert commands.calls == [("train_recipe", Recipe(compile=compiled), Path("x"), None, False)]
 
 
 @pytest.mark.parametrize("key", [key for key, value in FIELDS.items() if value is False and key != "pretrained"])
@@ -248,7 +248,7 @@ def test_no_words_make_a_traceback(words, commands):
 
 def test_resume_takes_the_recipe_of_the_run(commands, run):
     assert cli.main(["train", "--resume", str(run), "--threads", "2", "--seed", "3"]) == 0
-    assert commands.calls == [("train", Recipe(seed=3, threads=2), None, run, False)]
+    assert commands.calls == [("train_recipe", Recipe(seed=3, threads=2), None, run, False)]
 
 
 def test_resume_refuses_what_would_change_the_numbers(commands, capsys, run):
@@ -458,7 +458,7 @@ PLAIN = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
     ],
 )
 def test_terminals_without_utf_8_get_plain_text(words, status, says, settings, tmp_path):
-    for part in ("train", "val"):
+    for part in ("train_recipe", "val"):
         (tmp_path / part / "ε日").mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(tmp_path / part / "ε日" / "one.png")
     command = [sys.executable, "-X", "utf8=0", "-m", "conadv", *words.format(folder=tmp_path).split()]

@@ -10,7 +10,7 @@ from importlib import import_module
 import conadv
 
 # What counts, or is filled in step by step.
-MAY_CHANGE = {"_Job", "Progress", "TakenStep"}
+MAY_CHANGE = {"_Job", "Progress"}
 PARTS = ("core", "optim", "ranks", "task", "trainer", "config")
 
 

@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"core", "optim", "ranks", "config", "trainer"},
 }
 # Config reaches only the builder that flattens it, what writes it into a run's folder, and the command line.
-MAY_IMPORT_CONFIG = {f"trainer/{name}.py" for name in ("api", "build", "build_task", "trained", "training")}
+MAY_IMPORT_CONFIG = {f"trainer/{name}.py" for name in ("build", "trained", "train")}
 # Other packages: core is torch only, and each part needs nothing that is not its business.
 THIRD_PARTY_OF_CORE = {"torch"}
 

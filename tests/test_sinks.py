@@ -15,7 +15,7 @@ from conadv import cli
 from conadv.sinks import SINKS, TensorBoard, Wandb
 from conadv.trainer.metrics import read_metrics
 from conadv.trainer.showcase import NAME
-from conadv.trainer.training import train
+from conadv.trainer.train import train_recipe as train
 from support import tiny
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .optim.signal import SignalToNoise
     from .ranks.layout import Layout
     from .ranks.team import Team
-    from .trainer.api import train
+    from .trainer.train import train
 
 __all__ = [
     "PGD",
@@ -81,7 +81,7 @@ _HOMES = {
     "optim.signal": ("SignalToNoise",),
     "ranks.layout": ("Layout",),
     "ranks.team": ("Team",),
-    "trainer.api": ("train",),
+    "trainer.train": ("train",),
 }
 
 

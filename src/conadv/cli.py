@@ -110,9 +110,9 @@ def train(
         check_resumable(resume, fields)
     # When a connection breaks, PyTorch would print its C++ stack on every rank around our one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from conadv.trainer import training
+    from conadv.trainer.train import train_recipe
 
-    report_result(lambda: training.train(fields, run_dir, resume, quiet), json)
+    report_result(lambda: train_recipe(fields, run_dir, resume, quiet), json)
 
 
 def evaluate(
@@ -162,7 +162,7 @@ def evaluate(
     moved = {"model": model, "threads": threads, "data.path": data_path, "data.workers": data_workers}
     recipe = config.recipe_of_run(run, {key: value for key, value in moved.items() if value is not None})
     from conadv.trainer import trained
-    from conadv.trainer.adversary import RobustTest
+    from conadv.trainer.evaluation import RobustTest
 
     known: dict[str, Any] = {"epsilon": recipe.attack.epsilon, "norm": recipe.attack.norm, **attack}
     test = RobustTest(**known, autoattack=autoattack) if robust else None

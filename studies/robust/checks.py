@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from conadv.config import load_recipe
 from conadv.task.evaluate import count_robust
 from conadv.task.stream import evaluation_batches
-from conadv.trainer.adversary import AutoAttack, robust_attack
-from conadv.trainer.build_task import Task, build_task
-from conadv.trainer.evaluation import sampled
+from conadv.trainer.build import Task, build_task
+from conadv.trainer.evaluation import AutoAttack, robust_attack, sampled
 
 HERE = Path(__file__).parent
 RADII = (0, 2, 4, 8, 16, 32, 64, 128)  # of 255

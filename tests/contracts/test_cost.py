@@ -15,7 +15,7 @@ from conadv import PGD, split_batchnorm
 from conadv.catalog import METHODS
 from conadv.core.roles import Role
 from conadv.ranks.layout import Layout
-from conadv.trainer.build_task import build_task
+from conadv.trainer.build import build_task
 from support import tiny
 from support.fake_ranks import record_rank
 from support.settings import CLASSES, Setting, every_method

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conadv.trainer import training
+from conadv.trainer.train import train_recipe
 from support import tiny
 from task.data.samples import jpeg_set
 from task.data.test_open import WRITERS
@@ -31,7 +31,7 @@ def test_every_form_of_the_same_images_gives_bitwise_the_same_training(
     for workers, (kind, write) in enumerate(WRITERS.items()):
         path, run = write(tmp_path / kind, TRAIN, TEST), tmp_path / f"{kind} run"
         changes = {"method": method, "data__path": str(path), "data__augment": augment, "data__workers": workers}
-        summaries[kind] = training.train(tiny.recipe(**FIELDS, **changes), run, None, quiet=True)
+        summaries[kind] = train_recipe(tiny.recipe(**FIELDS, **changes), run, None, quiet=True)
         states[kind] = tiny.state(run)
     first, *others = WRITERS
     for kind in others:

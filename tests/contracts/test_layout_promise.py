@@ -14,8 +14,7 @@ from torch import Tensor
 
 from conadv.catalog import METHODS
 from conadv.ranks.layout import Layout
-from conadv.trainer.build import _wire
-from conadv.trainer.build_task import attack_of, build_task
+from conadv.trainer.build import _wire, attack_of, build_task
 from support import tasks, tiny
 from support.promises import few
 from support.ranks import Pool

@@ -15,7 +15,7 @@ import pytest
 
 from conadv.config import load_recipe, override
 from conadv.trainer.metrics import read_metrics
-from conadv.trainer.training import train
+from conadv.trainer.train import train_recipe as train
 
 FILE = Path(__file__).with_name("losses.json")
 # Some of the losses were written down as float32, which rounds to 6e-8. Other instruction sets (SSE to AVX-512) and

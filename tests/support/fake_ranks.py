@@ -28,14 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conadv.ranks import world as world_module
 from conadv.ranks.world import World
-from conadv.trainer import training
-from conadv.trainer.build import build_job, build_policy, build_stream, check_fit
-from conadv.trainer.build_task import build_task
-from conadv.trainer.checkpoint import NullSaver
-from conadv.trainer.ledger import Progress
-from conadv.trainer.loop import run
-from conadv.trainer.metrics import Sinks
-from conadv.trainer.profiling import Profile
+from conadv.trainer import train as training
+from conadv.trainer.build import build_job, build_stream, build_task, check_fit
+from conadv.trainer.loop import Progress, run
 from conadv.trainer.stop import StopRequest
 from support import tiny
 
@@ -148,9 +143,7 @@ def record_rank(rank: int, size: int, changes: dict[str, Any], device: str = "cp
             dist.init_process_group("fake", store=CountingStore(), rank=rank, world_size=size)
         try:
             job = build_job(recipe, task, stream, layout, world, start=0)
-            idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
-            policy = build_policy(recipe, stream, world.device)
-            run(job, Progress(), replace(policy, late=policy.late or late), StopRequest(), *idle)
+            run(replace(job, late=job.late or late), Progress(), StopRequest())
         finally:
             if size > 1:
                 dist.destroy_process_group()
@@ -197,7 +190,7 @@ def rehearse(rank: int, size: int, folder: Path, changes: dict[str, Any], payloa
         patch.setattr(dist, "init_process_group", lambda backend, **options: init("fake", **options))
         patch.setattr(World, "broadcast", broadcast_of_rank_0)
         patch.setattr(dist, "new_group", lambda *ranks, **options: made.append(0) or new_group(*ranks, **options))
-        training.train(tiny.recipe(**changes), folder, resume=None, quiet=True)
+        training.train_recipe(tiny.recipe(**changes), folder, resume=None, quiet=True)
     return Rehearsal(calls.made, store.requests, len(made), said)
 
 

@@ -26,13 +26,13 @@ import torch.distributed as dist
 from conadv import cli
 from conadv.last_words import explained_status
 from conadv.ranks import faults
-from conadv.trainer import build_task, checkpoint
+from conadv.trainer import build, checkpoint
 from support import covering, teams
 
 # mutants.py forks them from the process that runs the tests, which has imported the mutant.
 _CONTEXT: Any = multiprocessing.get_context(os.environ.get("CONADV_RANKS", "forkserver"))
 # PyTorch loads the last of these when the first optimizer is made.
-_PRELOAD = ["support.ranks", "support.tasks", "conadv.trainer.training", "torch._dynamo", "numpy.random"]
+_PRELOAD = ["support.ranks", "support.tasks", "conadv.trainer.train", "torch._dynamo", "numpy.random"]
 _CONTEXT.set_forkserver_preload(_PRELOAD)
 
 
@@ -252,7 +252,7 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
         write = checkpoint.write_checkpoint
         checkpoint.write_checkpoint = lambda *arguments: (time.sleep(float(settings["SLOW_SAVE"])), write(*arguments))
     if "ENDLESS_LISTING" in settings:
-        build_task.open_data = lambda *_, share=None, **__: share(_list_endlessly) if share else _list_endlessly()
+        build.open_data = lambda *_, share=None, **__: share(_list_endlessly) if share else _list_endlessly()
     if settings.get("STOP_RANK") == settings["RANK"]:
         kept = dist.TCPStore("127.0.0.1", int(settings["MASTER_PORT"]), is_master=True, wait_for_workers=False)
         os.kill(os.getpid(), signal.SIGSTOP)

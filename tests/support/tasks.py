@@ -33,15 +33,11 @@ from conadv.ranks.launch import own_rank, world_size
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import Member, StepError
 from conadv.ranks.world import joined, own_device
-from conadv.trainer import training
-from conadv.trainer.build import build_job, build_policy, build_stream, check_fit
-from conadv.trainer.build_task import build_task
-from conadv.trainer.checkpoint import NullSaver
-from conadv.trainer.ledger import Progress
-from conadv.trainer.loop import run
-from conadv.trainer.metrics import Sinks
-from conadv.trainer.profiling import Profile
-from conadv.trainer.state import gather
+from conadv.trainer import train as training
+from conadv.trainer.build import build_job, build_stream, build_task, check_fit
+from conadv.trainer.checkpoint import gather
+from conadv.trainer.fingerprint import data_facts
+from conadv.trainer.loop import Progress, run
 from conadv.trainer.stop import Interrupted, StopRequest
 from support import tiny
 
@@ -54,8 +50,7 @@ def take_steps(changes: dict[str, Any], out: str) -> str:
     stream = build_stream(recipe, task)
     with joined(recipe.timeout, main=layout.learners()[0]) as world:
         job = build_job(recipe, task, stream, layout, world, start=0)
-        idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
-        run(job, Progress(), build_policy(recipe, stream, world.device), StopRequest(), *idle)
+        run(job, Progress(), StopRequest())
         job.member.share_weights()  # else a rank that only attacks has those of its last step
         state = gather(task.model, job.optimizer, StaleWeights(task.model, 0))
         if world.is_main:
@@ -185,8 +180,8 @@ def count_looks(path: str) -> tuple[int, list[str], str]:
     with joined(30) as world:
         sys.addaudithook(notice)  # for as long as the process lives, so that the list tells it to stop
         try:
-            task, _ = training._build(recipe, world)
-            facts = training._common(recipe, task)
+            task, _ = training._build(recipe, world, sets_limits=False)
+            facts = {"data": data_facts(task.data, path)}
         finally:
             counting.clear()
         check_agreement(world, facts)
@@ -242,9 +237,9 @@ def train(
                     else {}
                 )
                 recipe = recipe_of_run(folder, {**code, **fields})
-                training.train(recipe, None, Path(folder), quiet=True)
+                training.train_recipe(recipe, None, Path(folder), quiet=True)
             else:
-                training.train(tiny.recipe(**changes), Path(folder), None, quiet=True)
+                training.train_recipe(tiny.recipe(**changes), Path(folder), None, quiet=True)
         except Interrupted as stop:
             return stop.exit_status
     return 0
@@ -268,7 +263,9 @@ def train_late(
 ) -> int:
     """The same where the outcome of a step is read one step late, as on GPUs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "build_policy", lambda *arguments: replace(build_policy(*arguments), late=True))
+        patch.setattr(
+            training, "build_job", lambda *arguments, **more: replace(build_job(*arguments, **more), late=True)
+        )
         return train(folder, resume, changes, stop_after, asked, any_rank)
 
 
@@ -313,8 +310,7 @@ def listening_addresses(environment: dict[str, str]) -> list[str]:
         task = build_task(recipe, own_device())
         with joined(recipe.timeout) as world:
             job = build_job(recipe, task, build_stream(recipe, task), check_fit(recipe, world.size), world, start=0)
-            idle = Sinks(), NullSaver(), Profile(0, Path(), 0)
-            run(job, Progress(), build_policy(recipe, job.stream, world.device), StopRequest(), *idle)
+            run(job, Progress(), StopRequest())
             return sorted(address for inode, address in _listening().items() if inode not in before)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from conadv.task.evaluate import count_robust
-from conadv.trainer.adversary import AutoAttack, RobustTest
+from conadv.trainer.evaluation import AutoAttack, RobustTest
 
 with warnings.catch_warnings():  # its blurring attack imports from where scipy has moved away
     warnings.simplefilter("ignore", DeprecationWarning)

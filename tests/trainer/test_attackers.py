@@ -11,7 +11,7 @@ import pytest
 
 from conadv.cli import main
 from conadv.study.timeline import read_timeline
-from conadv.trainer import attackers
+from conadv.trainer import build
 from conadv.trainer.build import check_fit
 from conadv.trainer.progress import ProgressBar
 from support import fake_ray, tasks, tiny
@@ -44,7 +44,7 @@ def made(monkeypatch):
         pools.append(FakePool(*arguments))
         return pools[-1]
 
-    monkeypatch.setattr(attackers, "Pool", make)
+    monkeypatch.setattr(build, "Pool", make)
     monkeypatch.setattr(FakePool, "_tell_once", lambda *_: None)
     return pools
 
@@ -77,7 +77,7 @@ def test_attackers_change_no_number(made, tmp_path, delay):
 def train_on_a_rank(folder: str, changes: dict[str, object]) -> int:
     """With a pool that is played on each rank."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attackers, "Pool", FakePool)
+        patch.setattr(build, "Pool", FakePool)
         patch.setattr(FakePool, "_tell_once", lambda *_: None)
         return tasks.train(folder, False, changes)
 
@@ -135,8 +135,14 @@ def test_roles_and_attackers_exclude_each_other():
         check_fit(recipe, 3)
 
 
-def test_addresses():
-    assert attackers.parsed("3") == (3, None)
-    assert attackers.parsed("ray://head:10001") == (None, "ray://head:10001")
-    assert attackers.parsed("8@head:6379") == (8, "head:6379")
-    assert attackers.parsed("auto") == (None, "auto")
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("3", (3, None)),
+        ("ray://head:10001", (None, "ray://head:10001")),
+        ("8@head:6379", (8, "head:6379")),
+        ("auto", (None, "auto")),
+    ],
+)
+def test_addresses(text, parsed):
+    assert build.attackers_of(tiny.recipe(attackers=text)) == parsed

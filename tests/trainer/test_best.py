@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from conadv import cli, split_batchnorm
-from conadv.trainer.best import FILE, METRICS, BestWeights, read_best
-from conadv.trainer.build_task import build_task
+from conadv.trainer.build import build_task
+from conadv.trainer.evaluation import BEST, BEST_BY, BestWeights, read_best
 from support import tiny
 from support.settings import small_cnn
 
 CPU = torch.device("cpu")
-METRIC = METRICS[0]
+METRIC = BEST_BY[0]
 
 
 def weight_of(folder: Path) -> float:
-    return float(safetensors.torch.load_file(folder / FILE)["7.bias"][0])
+    return float(safetensors.torch.load_file(folder / BEST)["7.bias"][0])
 
 
 def numbered(model: nn.Module, number: float) -> None:
@@ -39,9 +39,9 @@ def test_it_keeps_the_weights_of_the_best_evaluation_and_warns_once_of_a_collaps
         best.log(10 * number + 1, {"loss": 1.0})
         assert len(said) == (number >= 4), "below half of the best"
     assert weight_of(tmp_path) == 1
-    assert read_best(tmp_path / FILE)[0] == {"step": 10, METRIC: 40.0}
+    assert read_best(tmp_path / BEST)[0] == {"step": 10, METRIC: 40.0}
     assert "fell from 40.0 % (step 10) to 19.0 %" in said[0]
-    small_cnn().load_state_dict(safetensors.torch.load_file(tmp_path / FILE))  # of the plain model
+    small_cnn().load_state_dict(safetensors.torch.load_file(tmp_path / BEST))  # of the plain model
 
     resumed = BestWeights(tmp_path, model, said.append)
     numbered(model, 7)
@@ -52,7 +52,7 @@ def test_it_keeps_the_weights_of_the_best_evaluation_and_warns_once_of_a_collaps
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"nothing")
+    (tmp_path / BEST).write_bytes(b"nothing")
     model = split_batchnorm(small_cnn())
     with pytest.raises(ValueError, match=r"best\.safetensors is damaged"):
         BestWeights(tmp_path, model, print)
@@ -62,7 +62,7 @@ def test_held_out_images_are_of_all_classes_and_not_learnt_from() -> None:
     whole, task = (build_task(tiny.recipe(data__train_size=600, data__held_out=count), CPU) for count in (0, 50))
     assert task.held_out is not None
     assert whole.held_out is None
-    held, learnt = task.held_out.source, task.data.train
+    held, learnt = task.held_out, task.data.train
     assert (len(held), len(learnt)) == (50, 550)
     assert torch.bincount(torch.as_tensor(held.labels)).tolist() == [5] * 10
     parts = [sorted(source.image(index).tobytes() for index in range(len(source))) for source in (held, learnt)]
@@ -112,6 +112,6 @@ def test_a_run_that_is_only_evaluated_at_its_end_has_no_best_weights(
 ) -> None:
     run = str(tmp_path / "run")
     assert cli.main(f"train digits --quiet --epochs 1 --run {run}".split()) == 0
-    assert not (tmp_path / "run" / FILE).exists()
+    assert not (tmp_path / "run" / BEST).exists()
     assert cli.main(["eval", run, "--best"]) == 2
     assert "--eval-every" in capsys.readouterr().err

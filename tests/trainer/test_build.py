@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +18,8 @@ from conadv.core.branches import split_layers
 from conadv.core.roles import Role
 from conadv.core.splitbn import plain_state_dict
 from conadv.task.data import open_data
-from conadv.trainer import build_task
-from conadv.trainer.build import build_policy, check_fit, method_of, with_chunk_size
-from conadv.trainer.build_task import resolved
+from conadv.trainer import build
+from conadv.trainer.build import build_task, check_fit, method_of, resolved, with_chunk_size
 from support import tiny
 
 
@@ -69,11 +66,11 @@ def test_network_and_augmentation_follow_the_size_of_the_images(size, image_size
     ],
 )
 def test_workers_follow_the_cores_for_photographs(size, workers, ranks, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr(build_task, "usable_cores", lambda: list(range(6)))
+    monkeypatch.setattr(build, "usable_cores", lambda: list(range(6)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     path = str(photographs(tmp_path / "photos", size))
     recipe = Recipe(model="resnet8", data=Data(path=path, workers=workers))
-    assert build_task.build_task(recipe, torch.device("cpu")).workers == expected
+    assert build_task(recipe, torch.device("cpu")).workers == expected
 
 
 def test_what_a_recipe_says_stays(tmp_path):
@@ -128,14 +125,8 @@ def test_twins_only_is_refused_where_the_evaluated_branch_would_stay_untrained(c
 @pytest.mark.parametrize(("views", "branches"), [("one", ("main", "adv")), ("three", ("main", "aug", "adv"))])
 def test_only_a_third_view_has_a_branch_of_its_own(views: str, branches: tuple[str, ...]) -> None:
     recipe = tiny.recipe(method="conadv", data__views=views, data__augment="autoaugment-cifar10")
-    layer, *_ = split_layers(build_task.build_task(recipe, torch.device("cpu")).model)
+    layer, *_ = split_layers(build_task(recipe, torch.device("cpu")).model)
     assert layer.branches == branches
-
-
-@pytest.mark.parametrize(("every", "steps"), [(0, 7), (3, 3)])
-def test_a_checkpoint_is_saved_after_so_many_steps_or_after_each_epoch(every: int, steps: int) -> None:
-    stream: Any = SimpleNamespace(steps_per_epoch=7)
-    assert build_policy(tiny.recipe(checkpoint__every=every), stream, torch.device("cpu")).save_steps == steps
 
 
 @pytest.mark.parametrize(
@@ -190,13 +181,13 @@ def test_a_run_starts_from_the_weights_of_a_file_and_an_evaluation_does_not_look
     trained |= {name: one for name, one in tiny.net(10, 1).state_dict().items() if not one.dim()}
     save_file(trained, tmp_path / "trained.safetensors")
     recipe = tiny.recipe(pretrained=str(tmp_path / "trained.safetensors"))
-    task = build_task.build_task(recipe, torch.device("cpu"), trains=True)
+    task = build_task(recipe, torch.device("cpu"), trains=True)
     found = plain_state_dict(task.model)
     assert all(torch.equal(found[name], one.to(found[name].dtype)) for name, one in trained.items())
     assert any("trained.safetensors" in note for note in task.data.notes)
     (tmp_path / "trained.safetensors").unlink()
-    build_task.build_task(recipe, torch.device("cpu"))
+    build_task(recipe, torch.device("cpu"))
     with pytest.raises(ValueError, match=r"trained\.safetensors"):
-        build_task.build_task(recipe, torch.device("cpu"), trains=True)
+        build_task(recipe, torch.device("cpu"), trains=True)
     with pytest.raises(ValueError, match="no pretrained weights"):
-        build_task.build_task(tiny.recipe(pretrained=True), torch.device("cpu"), trains=True)
+        build_task(tiny.recipe(pretrained=True), torch.device("cpu"), trains=True)

@@ -19,12 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conadv.trainer.checkpoint import (
-    BrokenCheckpointError,
     Checkpoint,
     CheckpointSaver,
     checkpoints,
     newest_whole,
-    prune,
     read_checkpoint,
     set_aside_newer,
     step_of,
@@ -95,7 +93,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_the_newest_come_first_also_beyond_eight_digits_and_the_last_ones_are_kept(tmp_path):
+def test_the_newest_come_first_also_beyond_eight_digits(tmp_path):
     for step in (99_999_999, 100_000_000, 5):
         make(tmp_path, step)
     for name in ("step-new.safetensors", "step-00000009.bak", ".step-00000009.safetensors.1-2.partial"):
@@ -103,8 +101,6 @@ def test_the_newest_come_first_also_beyond_eight_digits_and_the_last_ones_are_ke
     names = [f"step-{step}.safetensors" for step in (100000000, 99999999, "00000005")]
     assert [path.name for path in checkpoints(tmp_path)] == names
     assert newest(tmp_path) == (100_000_000, [])
-    prune(tmp_path, 2)
-    assert [path.name for path in checkpoints(tmp_path)] == names[:2]
 
 
 def test_checkpoints_that_were_skipped_no_longer_count(two):
@@ -180,12 +176,6 @@ def test_without_any_intact_checkpoint_there_is_nothing_to_resume_from(two):
     assert len(told) == 2
 
 
-def test_more_bytes_than_the_model_needs_are_not_even_read(two):
-    fill_with_nothing(sixth(two))
-    with pytest.raises(BrokenCheckpointError, match="more than the model needs"):
-        read_checkpoint(sixth(two), largest=10_000)
-
-
 def safetensors_file(header: bytes, data: bytes = bytes(4), length: int | None = None) -> bytes:
     return struct.pack("<Q", len(header) if length is None else length) + header + data
 
@@ -211,9 +201,8 @@ def entry(**changes: Any) -> bytes:
 )
 def test_tensors_made_to_harm_are_refused(data, two):
     sixth(two).write_bytes(data)
-    with pytest.raises(BrokenCheckpointError) as damage:
+    with pytest.raises(ValueError, match="is damaged") as damage:
         read_checkpoint(sixth(two))
-    assert str(sixth(two)) in str(damage.value)
     assert len(str(damage.value)) < 2000
 
 
@@ -240,7 +229,7 @@ def test_a_description_of_any_types_is_refused_or_sound(sound, changes, missing)
     describe(sound, json.dumps({key: value for key, value in fields.items() if key not in missing}))
     try:
         found = read_checkpoint(sound).about
-    except BrokenCheckpointError:
+    except ValueError:
         return
     finally:
         sound.write_bytes(whole)
@@ -279,7 +268,7 @@ def saver(folder: Path, keep: int = 2, before: Any = lambda: None) -> Checkpoint
 
 
 def save(saver: CheckpointSaver, step: int) -> None:
-    saver.save(step, lambda: {"x": torch.full((2,), step)}, position=ABOUT["position"])
+    saver.save(step, {"x": torch.full((2,), step)}, ABOUT["position"])
 
 
 def steps(folder: Path) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conadv.trainer.training import train
+from conadv.trainer.train import train_recipe as train
 from support import tiny
 from support.ranks import Run
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conadv import cli
-from conadv.trainer import build_task
+from conadv.trainer import build
 from conadv.trainer.kernels import compile_model
 from support import tiny
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"
 @pytest.fixture(autouse=True)
 def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A backend that runs the traced graph without generating C++, which takes minutes."""
-    monkeypatch.setattr(build_task, "compile_model", partial(compile_model, backend="eager"))
+    monkeypatch.setattr(build, "compile_model", partial(compile_model, backend="eager"))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     yield
@@ -52,7 +52,7 @@ def test_a_compiled_run_has_the_same_numbers_and_a_graph_for_each_kind_of_pass(m
 
 
 def test_backward_passes_are_compiled_too_and_a_run_resumes_bit_for_bit(tmp_path, monkeypatch):
-    monkeypatch.setattr(build_task, "compile_model", partial(compile_model, backend="aot_eager"))
+    monkeypatch.setattr(build, "compile_model", partial(compile_model, backend="aot_eager"))
     changes = {"method": "conadv", "compile": "true"}
     assert train(tmp_path / "whole", **changes) == 0
     assert train(tmp_path / "part", **changes, max_steps=3) == 0
@@ -81,7 +81,7 @@ def test_a_compiler_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
     def fail(*_: object) -> None:
         raise RuntimeError("no C++ compiler was found")
 
-    monkeypatch.setattr(build_task, "compile_model", partial(compile_model, backend=fail))
+    monkeypatch.setattr(build, "compile_model", partial(compile_model, backend=fail))
     assert train(tmp_path / "run", compile="true") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: --compile: ")

@@ -12,9 +12,8 @@ from conadv.ranks.world import World
 from conadv.task.augment import augmentation
 from conadv.task.data import Arrays, DataSet, Source
 from conadv.trainer import evaluation
-from conadv.trainer.adversary import RobustTest, robust_attack
-from conadv.trainer.build_task import Task, build_task, twins_of
-from conadv.trainer.evaluation import evaluate_source, evaluate_task
+from conadv.trainer.build import Task, build_task, twins_of
+from conadv.trainer.evaluation import RobustTest, evaluate_source, evaluate_task, robust_attack
 from support import tiny
 
 CPU = torch.device("cpu")
@@ -41,8 +40,8 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 def test_a_sample_is_as_large_as_the_test_set_and_always_the_same(looked_at):
     task = task_of()
-    assert task.train_sample == len(task.data.test) < len(task.data.train)
-    found = [evaluate_source(task, World(0, 1, CPU), task.data.train, sample=task.train_sample) for _ in range(2)]
+    assert len(task.data.test) < len(task.data.train)
+    found = [evaluate_source(task, World(0, 1, CPU), task.data.train, sample=len(task.data.test)) for _ in range(2)]
     first, second = looked_at
     assert first == second == sorted(set(first))
     assert found[0].images == len(first) == len(task.data.test)
@@ -52,7 +51,7 @@ def test_a_sample_is_as_large_as_the_test_set_and_always_the_same(looked_at):
 
 def test_its_accuracy_is_that_of_its_images(looked_at):
     task = task_of()
-    found = evaluate_source(task, World(0, 1, CPU), task.data.train, sample=task.train_sample)
+    found = evaluate_source(task, World(0, 1, CPU), task.data.train, sample=len(task.data.test))
     fit = augmentation("none", None).fit
     chosen = evaluation.evaluation_batches(task.data.train, 64, fit, 0, looked_at[0])
     with torch.no_grad():
@@ -65,9 +64,9 @@ def test_ranks_share_the_sample(looked_at, monkeypatch):
     task = task_of()
     monkeypatch.setattr(World, "all_reduce", lambda _, tensor: tensor)
     for rank in range(3):
-        evaluate_source(task, World(rank, 3, CPU), task.data.train, sample=task.train_sample)
+        evaluate_source(task, World(rank, 3, CPU), task.data.train, sample=len(task.data.test))
     monkeypatch.undo()
-    whole = evaluation.sampled(len(task.data.train), task.train_sample).tolist()
+    whole = evaluation.sampled(len(task.data.train), len(task.data.test)).tolist()
     assert [index for part in looked_at for index in part] == whole
 
 
@@ -111,7 +110,7 @@ def test_robust_accuracy_does_not_depend_on_the_number_of_ranks(monkeypatch):
     # A radius and a weak attack for which an image falls or not by its random start.
     test = RobustTest(24 / 255, steps=1, restarts=1)
     for world in [World(0, 1, CPU), *(World(rank, 2, CPU) for rank in range(2))]:
-        evaluation.robust_top1(task, world, task.held_out.source, test)
+        evaluation.robust_top1(task, world, task.held_out, test)
     assert (counts[1] + counts[2]).tolist() == counts[0].tolist()
     assert counts[0][1] == 600
     assert 0 < counts[1][1] < 600

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from conadv import cli
-from conadv.trainer import training
-from conadv.trainer.build import build_policy
+from conadv.trainer import train as training
+from conadv.trainer.build import build_job
 from support import tasks, tiny
 from support.fake_ranks import record_rank
 
@@ -20,7 +20,7 @@ from support.fake_ranks import record_rank
 def read_late(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Call it, and runs of this process read late."""
     return lambda: monkeypatch.setattr(
-        training, "build_policy", lambda *arguments: replace(build_policy(*arguments), late=True)
+        training, "build_job", lambda *arguments, **more: replace(build_job(*arguments, **more), late=True)
     )
 
 

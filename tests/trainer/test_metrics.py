@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_reading_ends_where_a_line_is_torn(tmp_path):
 def test_the_last_step_is_told_in_plain_lines_unless_quiet():
     told, silence = io.StringIO(), io.StringIO()
     for quiet, stream in ((False, told), (True, silence)):
-        with ProgressBar(0, 2, quiet, stream) as watch:
+        with closing(ProgressBar(0, 2, quiet, stream)) as watch:
             watch.log(0, {"loss": 2.5, "lr": 0.1})
             watch.log(1, {"loss": 1.25, "lr": 0.1})
     assert told.getvalue() == "step 2/2  loss 1.2500  lr 0.1\n"

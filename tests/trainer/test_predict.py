@@ -16,8 +16,8 @@ from PIL import Image
 
 from conadv import cli
 from conadv.task.data.arrays import digits
-from conadv.trainer import predict
-from conadv.trainer.training import train
+from conadv.trainer import trained
+from conadv.trainer.train import train_recipe as train
 from support import tiny
 
 MODEL = ["--model", "support.tiny:net"]
@@ -148,7 +148,7 @@ def test_an_exported_program_needs_no_library_and_takes_any_number_of_images(run
 
 
 def test_onnx_without_its_packages_is_one_line_that_names_the_extra(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(predict, "find_spec", lambda name: None)
+    monkeypatch.setattr(trained, "find_spec", lambda name: None)
     assert cli.main(["export", str(run), str(tmp_path / "model.onnx"), "--format", "onnx", *MODEL]) == 2
     assert capsys.readouterr().err.endswith("onnxscript: pip install 'conadv[onnx]'\n")
     assert not list(tmp_path.iterdir())

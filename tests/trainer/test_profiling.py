@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from conadv.core.step import PREFIX, STEP
-from conadv.trainer.profiling import Profile
+from conadv.trainer.profiling import Recording, profiled
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_it_has_as_many_steps_as_were_asked_for(tmp_path: Path, steps: int) -> None:
-    profile = Profile(steps, tmp_path, rank=3)
-    for number in range(3 + steps):
-        assert not list(tmp_path.iterdir()), number
-        profile.begin_step()
-        profile.end_step()
+    feed = (number for number in range(9))
+    taken = []
+    for number in profiled(feed, Recording(steps, tmp_path / "rank-3.json")):
+        assert any(tmp_path.iterdir()) == (number >= 3 + steps)
+        taken.append(number)
+    assert taken == list(range(9))
     events = json.loads((tmp_path / "rank-3.json").read_text())["traceEvents"]
     assert [event["name"] for event in events].count(f"{PREFIX}{STEP}") == steps

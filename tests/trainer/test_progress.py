@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.machinery
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,7 +49,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def take_steps() -> None:
-    with ProgressBar(0, 2, quiet=False, estimates=False) as bar:
+    with closing(ProgressBar(0, 2, quiet=False)) as bar:
         bar.log(0, {"loss": 2.5, "lr": 0.1})
         bar.log(1, {"loss": 1.25, "lr": 0.1})
 
@@ -76,11 +77,11 @@ def test_a_line_is_in_the_file_at_once(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_is_printed_when_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    with ProgressBar(0, 4, quiet=False) as bar:
+    with closing(ProgressBar(0, 4, quiet=False)) as bar:
         bar.log(0, {"loss": 2.5, "lr": 0.1})
         bar.log(1, {"loss": 1.25, "lr": 0.1, "test_top1": 87.5, "train_top1": 90.0, "gap": 2.5})
     assert capsys.readouterr().err == "step 2/4  test_top1 87.50 %, train_top1 90.00 %\n"
-    with ProgressBar(0, 4, quiet=True) as bar:
+    with closing(ProgressBar(0, 4, quiet=True)) as bar:
         bar.log(1, {"loss": 1.25, "lr": 0.1, "test_top1": 87.5})
     assert capsys.readouterr().err == ""
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from conadv import PGD, ConAdv, cli, split_batchnorm
 from conadv.config import load_recipe
-from conadv.trainer.protocol import Protocol, branch_shares
+from conadv.trainer.loop import scale_norms
 from support import tiny
 from support.settings import small_batches, small_cnn
 
@@ -23,7 +23,7 @@ def test_rescaled_gradients_are_those_of_vanilla_where_twins_are_the_images(weig
     F.cross_entropy(plain(batch[0]), batch[1]).backward()
     model = split_batchnorm(small_cnn())
     ConAdv(model, F.cross_entropy, PGD(0, random_start=0), adv_weight=weight)(batch)
-    Protocol(weight, last=1, scales_norms=True).scale(model, step=0)
+    scale_norms(model, weight)
     for place in (0, 3, 7):
         torch.testing.assert_close(model[place].weight.grad, plain[place].weight.grad, rtol=0, atol=1e-12)
     for place in (1, 4):
@@ -32,10 +32,21 @@ def test_rescaled_gradients_are_those_of_vanilla_where_twins_are_the_images(weig
             torch.testing.assert_close(own.bias.grad, plain[place].bias.grad, rtol=0, atol=1e-12)
 
 
-def test_the_shares_of_the_branches_add_up_to_the_loss() -> None:
-    assert branch_shares(("main", "adv"), 0.25) == {"main": 0.75, "adv": 0.25}
-    assert branch_shares(("main", "aug", "adv"), 0.5) == {"main": 0.25, "aug": 0.25, "adv": 0.5}
-    assert branch_shares(("main",), 0.5) == {"main": 1.0}, "twins go through main, too"
+@pytest.mark.parametrize(
+    ("branches", "shares"),
+    [
+        (("main", "adv"), {"main": 0.75, "adv": 0.25}),
+        (("main", "aug", "adv"), {"main": 0.375, "aug": 0.375, "adv": 0.25}),
+        (("main",), {"main": 1.0}),  # twins go through main, too
+    ],
+)
+def test_a_gradient_is_divided_by_the_share_of_its_branch(branches: tuple[str, ...], shares: dict[str, float]) -> None:
+    model = split_batchnorm(small_cnn(), branches)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    scale_norms(model, 0.25)
+    for name, owner in model[1].owners().items():
+        assert torch.equal(owner.weight.grad, torch.full_like(owner.weight, 1 / shares[name]))
 
 
 @pytest.mark.parametrize("method", ["conadv", "recycled"])
@@ -55,8 +66,7 @@ def plain_losses(method: str, half: int, steps: int) -> list[float]:
     """The clean losses of the same run by hand: the weight of the twins is set to 0 in the middle."""
     import conadv
     from conadv.ranks.world import World
-    from conadv.trainer.build import build_job, build_stream, check_fit
-    from conadv.trainer.build_task import build_task
+    from conadv.trainer.build import build_job, build_stream, build_task, check_fit
 
     recipe = tiny.recipe(method=method, epochs=6, adv_weight=0.25, twin_branch="main")
     device = torch.device("cpu")

@@ -133,7 +133,7 @@ def serve() -> None:
 
 def _import_everything() -> None:
     """What a rank would import on its way."""
-    for name in ("conadv.trainer.training", "conadv.optim.lars", "torch._dynamo", "numpy.random", "support.tiny"):
+    for name in ("conadv.trainer.train", "conadv.optim.lars", "torch._dynamo", "numpy.random", "support.tiny"):
         import_module(name)  # torch._dynamo: PyTorch loads it when the first optimizer is made
     import_module("faults.inject")
     codecs.lookup("utf-8-sig")

@@ -23,7 +23,7 @@ from conadv.catalog import METHODS
 from conadv.ranks.layout import Layout
 from conadv.study.study_file import read_study
 from conadv.study.timeline import read_timeline
-from conadv.trainer import checkpoint, metrics, trained, training
+from conadv.trainer import checkpoint, metrics, train, trained
 from faults.hostile import DAMAGES
 from faults.studies import damaged, prepare
 from study.studies import SMALL as STUDY
@@ -201,7 +201,7 @@ def _use_recipe(random: Random, path: Path) -> str:
 def _use_command(random: Random, path: Path) -> str:
     """Run the command line; what would compute is left out."""
     said = io.StringIO()
-    computing = [(training, "train"), (trained, "evaluate"), (trained, "export")]
+    computing = [(train, "train_recipe"), (trained, "evaluate"), (trained, "export")]
     kept = [(module, name, getattr(module, name)) for module, name in computing]
     try:
         for module, name in computing:
@@ -226,7 +226,7 @@ def _use_layout(random: Random, path: Path) -> str:
 
 
 def _use_checkpoint(random: Random, path: Path) -> str:
-    return _allowed(lambda: checkpoint.newest_whole(path, lambda text: None, trained._check_plain, 10**6))
+    return _allowed(lambda: checkpoint.newest_whole(path, lambda text: None, trained._check_plain))
 
 
 def _allowed(use: Callable[[], object]) -> str:

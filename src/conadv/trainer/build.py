@@ -1,20 +1,32 @@
-"""Build the parts of a run on one rank from a recipe: method, optimizer, learning rate schedule, policy."""
+"""From a recipe to what a rank needs for a run: the task (network, data, loss), the method, the optimizer, the job."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Generator
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.optim import Optimizer
 
-from conadv.catalog import METHODS, MethodInfo
+from conadv.catalog import METHODS, MethodInfo, is_callable
 from conadv.config import Recipe
-from conadv.core.attack import Attack
+from conadv.core.attack import Loss
 from conadv.core.batch import Batch, Chunked
-from conadv.core.roles import Place, Role
+from conadv.core.branches import split_layers
+from conadv.core.pgd import PGD
+from conadv.core.roles import Role
+from conadv.core.seeds import untouched_randomness
+from conadv.core.splitbn import split_batchnorm
 from conadv.core.step import Method
-from conadv.core.twins import StaleWeights, TwinShare
+from conadv.core.twins import TwinShare
+from conadv.machine import usable_cores
 from conadv.optim import build_optimizer
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
 from conadv.optim.signal import SignalToNoise
@@ -24,25 +36,45 @@ from conadv.ranks.mail import Wire
 from conadv.ranks.member import Member
 from conadv.ranks.world import World
 from conadv.ray import Pool
+from conadv.task.augment import Augmentation, augmentation
+from conadv.task.data import DataSet, Share, Source, keep, open_data
+from conadv.task.draws import stratified
+from conadv.task.libraries import LIBRARY, build_pretrained
+from conadv.task.models import build_model, check_output, fastest_memory
 from conadv.task.stream import Stream
 
-from .attackers import build_pool, check_attackers
-from .build_task import DTYPES, Task, attack_of
-from .protocol import Protocol
+from .evaluation import RobustTest, TwinTest
+from .kernels import compile_model
 
+# Mean and standard deviation of ImageNet, for color images; others stay in [0, 1].
+_IMAGENET: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+# Images above this height and width, in pixels, are photographs: their network downsamples first.
+_SMALL = 64
+_KEPT = 1024  # MiB of decoded images that a rank keeps in memory
+_WATCH_STEPS = 10  # of PGD on held-out images: it runs during training
 _LARGEST_CHUNK = 64  # images, as in the paper; a recipe may have more
+DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
-class Policy:
-    """When to save, to evaluate, and to read outcomes."""
+class Task:
+    """A network, its data and its loss: everything that evaluation and export need."""
 
-    save_steps: int
-    """Steps between two checkpoints."""
-    evaluate_steps: int
-    """Steps between two evaluations; 0: evaluate only at the end."""
-    late: bool = False
-    """Whether to read the outcome of a step one step late, so that the host does not wait for the device."""
+    model: nn.Module
+    data: DataSet
+    augment: Augmentation
+    loss: Loss
+    device: torch.device
+    workers: int
+    """Threads that prepare images."""
+    autocast: torch.dtype | None = None
+    """The 16-bit dtype of forward passes, in evaluations too; None: the dtype of the weights."""
+    twins: TwinTest | None = None
+    """How the run generates twins; None: it has none."""
+    held_out: Source | None = None
+    """Training images that are not learnt from, whose robust accuracy is watched."""
+    watch: RobustTest | None = None
+    """How it is watched."""
 
 
 @dataclass(frozen=True)
@@ -54,38 +86,41 @@ class Job:
     stream: Stream
     optimizer: Optimizer
     rate: Schedule
-    protocol: Protocol
     stop: int
     """The number of steps after which the run ends."""
+    save_steps: int
+    """Steps between two checkpoints."""
+    evaluate_steps: int
+    """Steps between two evaluations; 0: evaluate only at the end."""
+    twin_weight: float
+    """Share of the twins in the loss; 0: the method has none."""
+    twin_steps: int
+    """The first step that learns from the images alone."""
+    late: bool
+    """Whether to read the outcome of a step one step late, so that the host does not wait for the device."""
     clip_norm: float = 0.0
     """The largest norm of the gradient; 0: no limit."""
+    scales_norms: bool = False
+    """Whether gradients of BatchNorm's parameters are divided by the share of their branch in the loss."""
+    signal: SignalToNoise | None = None
+    """Scales gradients by their signal-to-noise ratio; None: they are not."""
     pool: Pool | None = None
     """Attackers besides the ranks."""
-
-    def close(self) -> None:
-        """End the attackers."""
-        if self.pool is not None:
-            self.pool.close()
-
-    @property
-    def world(self) -> World:
-        return self.member.world
-
-    @property
-    def layout(self) -> Layout:
-        return self.member.layout
-
-    @property
-    def place(self) -> Place:
-        return self.member.place
 
     @property
     def method(self) -> Method:
         return self.member.method
 
-    @property
-    def stale(self) -> StaleWeights:
-        return self.member.stale
+    def adv_weight(self, step: int) -> float:
+        """Return the share of the twins in the loss of a step."""
+        return self.twin_weight if step < self.twin_steps else 0.0
+
+    def begin_step(self, step: int) -> None:
+        """Switch the twins off when it is time."""
+        if self.signal is not None:
+            self.signal.begin()
+        if self.twin_weight and step >= self.twin_steps:
+            self.method.adv_weight = 0.0  # type: ignore[attr-defined]  # methods with twins have it
 
     def feed(self, start: int) -> Generator[tuple[Chunked | None, Chunked | None]]:
         """Yield what each step of this rank takes, from step `start` on."""
@@ -93,9 +128,177 @@ class Job:
 
     def batches(self, start: int, stop: int | None = None) -> Generator[Chunked]:
         """Yield this rank's part of each batch, from step `start` on."""
-        assert self.place.chunks is not None
-        chunks = range(self.place.first_chunk, self.place.first_chunk + self.place.chunks)
+        place = self.member.place
+        assert place.chunks is not None
+        chunks = range(place.first_chunk, place.first_chunk + place.chunks)
         yield from self.stream.batches(start, self.stop if stop is None else stop, chunks)
+
+    def close(self) -> None:
+        """End the attackers."""
+        if self.pool is not None:
+            self.pool.close()
+
+
+def open_task_data(recipe: Recipe, share: Share | None = None) -> DataSet:
+    """Open the data of a recipe; `share` lets rank 0 list the files for all ranks."""
+    data = recipe.data
+    return open_data(
+        data.name or "path",
+        path=data.path,
+        train_size=data.train_size,
+        image_size=data.image_size,
+        channels=data.channels,
+        damaged=data.damaged,
+        share=share,
+    )
+
+
+def resolved(recipe: Recipe, data: DataSet) -> Recipe:
+    """Replace "auto" in a recipe by the network and the augmentation for the size of the images."""
+    large = _photographs(recipe, data)
+    model = recipe.model if recipe.model != "auto" else "resnet50" if large else "resnet20"
+    augment = recipe.data.augment
+    if augment == "auto":
+        augment = "resized-crop" if large else "crop-flip"
+    return replace(recipe, model=model, data=replace(recipe.data, augment=augment))
+
+
+def _photographs(recipe: Recipe, data: DataSet) -> bool:
+    """Whether the images are large, in which case reading them takes time too."""
+    first = data.train.picture(0)
+    return (recipe.data.image_size or min(first.height, first.width)) > _SMALL
+
+
+def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data: DataSet | None = None) -> Task:
+    """Build the network, the data and the loss.
+
+    Args:
+        recipe: What to train or evaluate.
+        device: Where to put the network.
+        trains: Load weights to start from, and compile, if the recipe says so.
+        data: The data; None: open it.
+    """
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    data = data or open_task_data(recipe)
+    recipe = resolved(recipe, data)
+    workers = recipe.data.workers
+    if workers is None:  # this rank's share of the cores for photographs
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this machine, from torchrun
+        workers = max(1, len(usable_cores()) // ranks) if _photographs(recipe, data) else 0
+    data, held_out = _hold_out(recipe, data)
+    augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
+    data = keep(data, augment.fit, _KEPT, train=augment.looks_at_fit)
+    with untouched_randomness(device, recipe.seed):
+        model, notes = _model(recipe, data, augment, device, trains)
+    model.to(device)
+    if recipe.compile and trains:
+        compile_model(model)
+    attack = recipe.attack
+    return Task(
+        model,
+        replace(data, notes=(*data.notes, *notes)),
+        augment,
+        partial(F.cross_entropy, label_smoothing=recipe.label_smoothing),
+        device,
+        workers,
+        torch.bfloat16 if recipe.precision == "bfloat16" else None,
+        twins_of(recipe),
+        held_out,
+        RobustTest(attack.epsilon, attack.norm, _WATCH_STEPS, restarts=1),
+    )
+
+
+def _hold_out(recipe: Recipe, data: DataSet) -> tuple[DataSet, Source | None]:
+    """Take the held-out images from the training images, the same ones in every run."""
+    count = recipe.data.held_out
+    if not count:
+        return data, None
+    if count + recipe.batch_size > len(data.train):
+        raise ValueError(
+            f"data.held_out {count} leaves {max(len(data.train) - count, 0)} training images, less than a batch of "
+            f"{recipe.batch_size}: lower --data.held-out or --batch-size"
+        )
+    chosen = stratified(data.train.labels, len(data.train.classes), count)
+    held_out, rest = (data.train.take(mask.nonzero()[0].tolist()) for mask in (chosen, ~chosen))
+    return replace(data, train=rest), held_out
+
+
+def _model(
+    recipe: Recipe, data: DataSet, augment: Augmentation, device: torch.device, trains: bool
+) -> tuple[nn.Module, list[str]]:
+    """Build the network with its branches, in the memory format that is fastest for convolutions; notes about it."""
+    classes, shape = len(data.train.classes), augment.shape(data.train)
+    pixels = _normalization(recipe, shape[0])
+    build = partial(build_model, recipe.model, classes, shape[0], recipe.width, pixels.get("mean"), pixels.get("std"))
+    model, notes = build(), list[str]()
+    if recipe.pretrained and trains:  # otherwise a checkpoint has the weights
+        model, note = build_pretrained(build, LIBRARY if recipe.pretrained is True else recipe.pretrained, classes)
+        notes.append(note)
+    check_output(model, shape, classes)
+    main, *adv = METHODS[recipe.method].branches if recipe.twin_branch == "adv" else ("main",)
+    branches = (main, *["aug"] * (recipe.data.views == "three"), *adv)
+    layers = split_layers(model)
+    if not layers:
+        model = split_batchnorm(model, branches)
+    elif layers[0].branches != branches:  # its author has split it, who may know of custom layers
+        raise ValueError(
+            f"the model was split into {layers[0].branches}, but this run needs {branches}: split it so, or not at all"
+        )
+    model.to(DTYPES[recipe.precision])
+    return fastest_memory(model, device), notes
+
+
+def _normalization(recipe: Recipe, channels: int) -> dict[str, tuple[float, ...]]:
+    """Return the mean and standard deviation that the network normalizes images with; empty: it takes them as is."""
+    return _IMAGENET if channels == 3 and not is_callable(recipe.model) else {}
+
+
+def network_facts(recipe: Recipe, task: Task) -> dict[str, Any]:
+    """Return what a prediction needs besides the weights.
+
+    Args:
+        recipe: The recipe, with "auto" resolved.
+        task: What it trains.
+    """
+    shape = task.augment.shape(task.data.train)
+    return {
+        "method": recipe.method,
+        "model": recipe.model,
+        "width": recipe.width,
+        "classes": list(task.data.train.classes),
+        "input": list(shape),
+        "zoom": task.augment.fit.zoom,
+        **_normalization(recipe, shape[0]),
+    }
+
+
+def attack_of(recipe: Recipe) -> PGD:
+    """Return the attack that generates the twins of a run."""
+    return PGD(**asdict(recipe.attack), branch=recipe.twin_branch)
+
+
+def twins_of(recipe: Recipe) -> TwinTest | None:
+    """Return how a run generates twins; None: its method has none."""
+    maker = METHODS[recipe.method].maker
+    if maker is None:
+        return None
+    attack = attack_of(recipe)
+    if maker == Role.CLEAN:  # one step from the image along the gradient of the clean pass
+        attack = replace(attack, branch="main", random_start=0.0)
+    return TwinTest(attack, recipe.twin_branch, recipe.chunk_size, recipe.shuffle_twins)
+
+
+def method_of(recipe: Recipe) -> MethodInfo:
+    """Return the method with the cost that its duties have in this run: with adv_weight 1 there is no clean pass."""
+    method = METHODS[recipe.method]
+    if Role.ATTACK not in method.passes:
+        return method
+    passes = {**method.passes, Role.ATTACK: recipe.attack.steps * method.passes[Role.ATTACK]}
+    if recipe.adv_weight < 1:
+        return replace(method, passes=passes)
+    layouts = tuple(text for text in method.layouts if Role.CLEAN not in Layout.lane_of(text, method.duties).roles)
+    return replace(method, passes={**passes, Role.CLEAN: 0}, layouts=layouts)
 
 
 def check_fit(recipe: Recipe, world_size: int) -> Layout:
@@ -115,13 +318,29 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
             "optimizer.gsnr compares the chunks of one process, two or more that are alike: start 1 rank, lower "
             "--chunk-size, and drop --twin-share and --shuffle-twins, or drop --optimizer.gsnr"
         )
-    check_attackers(recipe.attackers, method.duties, recipe.delay, layout, recipe.compile)
+    if recipe.attackers is not None:
+        _check_attackers(recipe, method, layout)
     share = TwinShare.from_number(recipe.twin_share)
     if Role.ADV in layout.duties:
         layout.check_twins(chunks, share.of, share.some, recipe.shuffle_twins)
     else:
         layout.check_twins(chunks)
     return layout
+
+
+def _check_attackers(recipe: Recipe, method: MethodInfo, layout: Layout) -> None:
+    """Raise a ValueError if a run cannot use attackers."""
+    attackers_of(recipe)
+    if Role.ATTACK not in method.duties or not recipe.delay:
+        raise ValueError(
+            "attackers generate twins ahead, which only conadv with a delay of 1 or more has: drop --attackers"
+        )
+    if len(layout.roles) > 1:
+        raise ValueError(
+            f"attackers and the roles of layout {str(layout)!r} exclude each other: drop --layout or --attackers"
+        )
+    if recipe.compile:
+        raise ValueError("attackers do not compile, and would round differently: drop --compile or --attackers")
 
 
 def with_chunk_size(recipe: Recipe, world_size: int) -> Recipe:
@@ -139,16 +358,36 @@ def with_chunk_size(recipe: Recipe, world_size: int) -> Recipe:
     raise ValueError(f"no chunk size fits; with 1 image per chunk: {problem}")
 
 
-def method_of(recipe: Recipe) -> MethodInfo:
-    """Return the method with the cost that its duties have in this run: with adv_weight 1 there is no clean pass."""
-    method = METHODS[recipe.method]
-    if Role.ATTACK not in method.passes:
-        return method
-    passes = {**method.passes, Role.ATTACK: recipe.attack.steps * method.passes[Role.ATTACK]}
-    if recipe.adv_weight < 1:
-        return replace(method, passes=passes)
-    layouts = tuple(text for text in method.layouts if Role.CLEAN not in Layout.lane_of(text, method.duties).roles)
-    return replace(method, passes={**passes, Role.CLEAN: 0}, layouts=layouts)
+def attackers_of(recipe: Recipe) -> tuple[int | None, str | None]:
+    """How many attackers (None: as many as the cluster has room for), and the address (None: this machine)."""
+    text = recipe.attackers or "0"
+    if text.isdecimal():
+        return int(text), None
+    count, at, address = text.rpartition("@")
+    if (at and not count.isdecimal()) or not (":" in address or address == "auto"):
+        raise ValueError(
+            f"attackers {text!r}: give a number, or a Ray cluster such as ray://head:10001 or, with a number, "
+            "8@ray://head:10001"
+        )
+    return int(count) if at else None, address
+
+
+def _build_pool(recipe: Recipe, model: nn.Module, world: World) -> Pool:
+    """Start attackers in the background, or on a cluster; every rank must call it."""
+    count, address = attackers_of(recipe)
+    kind = "GPU" if world.device.type == "cuda" else "CPU"
+    make_model = partial(deepcopy, deepcopy(model).cpu())
+    heard = signal.getsignal(signal.SIGTERM)
+    try:
+        pool = Pool(make_model, count or 0, {"num_gpus": 1} if kind == "GPU" else None, address)
+    except (ImportError, ConnectionError) as error:
+        raise ValueError(f"attackers {recipe.attackers}: {str(error).splitlines()[0]}") from None
+    finally:
+        signal.signal(signal.SIGTERM, heard)  # Ray has set its own, which ends the process at once
+    if count is None:
+        room = int(pool._ray.cluster_resources().get(kind, 1))
+        pool.add(room // world.size + (world.rank < room % world.size))
+    return pool
 
 
 def build_stream(recipe: Recipe, task: Task) -> Stream:
@@ -169,11 +408,9 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
     steps = stream.steps_per_epoch * recipe.epochs
     stop = max(start, min(steps, recipe.max_steps or steps))
     attack = attack_of(recipe)
-    signal = SignalToNoise(task.model.parameters(), recipe.optimizer.gsnr) if recipe.optimizer.gsnr else None
-    pool = None
-    if recipe.attackers is not None and start < stop:
-        pool = build_pool(recipe.attackers, task.model, task.device, world.rank, world.size)
-    method = _method(recipe, task, attack, signal, pool)
+    to_noise = SignalToNoise(task.model.parameters(), recipe.optimizer.gsnr) if recipe.optimizer.gsnr else None
+    pool = _build_pool(recipe, task.model, world) if recipe.attackers is not None and start < stop else None
+    method = _method(recipe, task, attack, to_noise, pool)
     method._step.t = start
     member = Member(
         world,
@@ -189,27 +426,20 @@ def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world:
         stream=stream,
         optimizer=build_optimizer(task.model, asdict(recipe.optimizer)),
         rate=_rate(recipe, steps),
-        protocol=Protocol(
-            adv_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
-            last=round(steps * recipe.adv_until),
-            scales_norms=recipe.scale_norms,
-            signal=signal,
-        ),
         stop=stop,
+        save_steps=recipe.checkpoint.every or stream.steps_per_epoch,
+        evaluate_steps=recipe.eval_every * stream.steps_per_epoch,
+        twin_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
+        twin_steps=round(steps * recipe.adv_until),
+        late=task.device.type != "cpu",
         clip_norm=recipe.clip_norm,
+        scales_norms=recipe.scale_norms,
+        signal=to_noise,
         pool=pool,
     )
 
 
-def build_policy(recipe: Recipe, stream: Stream, device: torch.device) -> Policy:
-    return Policy(
-        save_steps=recipe.checkpoint.every or stream.steps_per_epoch,
-        evaluate_steps=recipe.eval_every * stream.steps_per_epoch,
-        late=device.type != "cpu",
-    )
-
-
-def _method(recipe: Recipe, task: Task, attack: Attack, signal: SignalToNoise | None, pool: Pool | None) -> Method:
+def _method(recipe: Recipe, task: Task, attack: PGD, to_noise: SignalToNoise | None, pool: Pool | None) -> Method:
     options = {
         "attack": attack,
         "delay": recipe.delay,
@@ -226,13 +456,13 @@ def _method(recipe: Recipe, task: Task, attack: Attack, signal: SignalToNoise | 
         seed=recipe.seed,
         autocast=task.autocast,
         batch=lambda chunk: Batch(*chunk),
-        after_chunk=None if signal is None else signal.add,
+        after_chunk=None if to_noise is None else to_noise.add,
         **({} if pool is None else {"twins": pool}),
     )
     return method
 
 
-def _wire(recipe: Recipe, task: Task, attack: Attack) -> Wire:
+def _wire(recipe: Recipe, task: Task, attack: PGD) -> Wire:
     """Return the message format of twins: pixels as bytes where that is exact."""
     shape = (recipe.chunk_size, *task.augment.shape(task.data.train))
     as_bytes = attack.exact_as_bytes(from_images=METHODS[recipe.method].maker == Role.CLEAN)

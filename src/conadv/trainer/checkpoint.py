@@ -1,7 +1,10 @@
-"""Checkpoints: one safetensors file each, which is either complete or absent, written in a thread.
+"""Checkpoints: one safetensors file each, complete or absent, written in a thread; and the state of a run in them.
 
-checkpoints/step-00000120.safetensors   tensors:   weights, optimizer state, stale weights of the twins in flight
-                                        metadata:  progress, recipe and versions as JSON; a SHA-256 digest of all of it
+checkpoints/step-00000120.safetensors
+    model.NAME           weights and buffers
+    optimizer.NAME:KEY   optimizer state of a parameter
+    stale.0.NAME         weights that twins in flight were generated with
+    metadata             progress, recipe and versions as JSON; a SHA-256 digest of everything
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -18,11 +21,15 @@ from typing import Any, NamedTuple
 import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from conadv.atomic import replacing_path, writing
+from conadv.core.state import below
+from conadv.core.twins import StaleWeights
 
 _FORMAT = 2
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 class Checkpoint(NamedTuple):
@@ -41,10 +48,6 @@ class Checkpoint(NamedTuple):
         """Restore what `pack` returned."""
         end = 8 + int.from_bytes(data[:8])
         return cls(safetensors.torch.load(data[end:]), json.loads(data[8:end]))
-
-
-class BrokenCheckpointError(ValueError):
-    """A checkpoint whose file was damaged or changed."""
 
 
 def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> None:
@@ -67,29 +70,20 @@ def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> None:
                 raise OSError(re.sub(r" \(os error \d+\)|.*: ", "", str(error))) from None
 
 
-def read_checkpoint(path: Path, largest: int | None = None) -> Checkpoint:
-    """Read a checkpoint and verify its digest; a BrokenCheckpointError names a file that is damaged.
-
-    Args:
-        path: The file.
-        largest: Refuse a file of more bytes than this, without reading it.
-    """
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint and verify its digest; a ValueError says what is wrong with the file."""
     try:
-        if largest is not None and path.stat().st_size > largest:
-            raise BrokenCheckpointError(f"{path} has more than {largest} bytes, which is more than the model needs")
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
         about = json.loads(metadata["about"])
         is_whole = metadata["digest"] == _digest(tensors, metadata["about"])
-    except BrokenCheckpointError:
-        raise
     except (OSError, SafetensorError, ValueError, RuntimeError, LookupError, TypeError, MemoryError) as error:
-        raise BrokenCheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+        raise ValueError(f"is damaged: {' '.join(str(error).split())[:200]}") from None
     if not is_whole:
-        raise BrokenCheckpointError(f"{path} is damaged: its digest is not the one that was written")
+        raise ValueError("is damaged: its digest is not the one that was written")
     if not _is_sound(about) or f"step-{about['step']:08d}" != path.stem:
-        raise BrokenCheckpointError(f"{path} belongs to another checkpoint or version")
+        raise ValueError("belongs to another checkpoint or version")
     return Checkpoint(tensors, about)
 
 
@@ -106,19 +100,16 @@ def step_of(path: Path) -> int:
 
 
 def newest_whole(
-    folder: Path,
-    tell: Callable[[str], None],
-    check: Callable[[Checkpoint], None] = lambda checkpoint: None,
-    largest: int | None = None,
+    folder: Path, tell: Callable[[str], None], check: Callable[[Checkpoint], None] = lambda checkpoint: None
 ) -> Checkpoint:
     """Return the newest checkpoint that is intact and that `check` accepts; others are reported and skipped."""
     skipped = False
     for path in checkpoints(folder):
         try:
-            checkpoint = read_checkpoint(path, largest)
+            checkpoint = read_checkpoint(path)
             check(checkpoint)
         except ValueError as damage:
-            tell(str(damage) if isinstance(damage, BrokenCheckpointError) else f"{path} {damage}")
+            tell(f"{path} {damage}")
             skipped = True
         else:
             if skipped:
@@ -128,20 +119,14 @@ def newest_whole(
 
 
 def set_aside_newer(folder: Path, step: int) -> None:
-    """Rename checkpoints newer than `step`, which were skipped, so that `prune` does not count them."""
+    """Rename checkpoints newer than `step`, which were skipped, so that they are not counted among those to keep."""
     for path in checkpoints(folder):
         if step_of(path) > step:
             path.replace(path.with_name(path.name.replace("step-", "damaged-")))
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest checkpoints."""
-    for old in checkpoints(folder)[keep:]:
-        old.unlink()
-
-
 class CheckpointSaver:
-    """Writes checkpoints into the folder of a run, one after the other.
+    """Writes checkpoints into the folder of a run, one after the other, and removes all but the newest.
 
     Args:
         folder: The folder of the run.
@@ -156,17 +141,18 @@ class CheckpointSaver:
         self._before = before
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        prune(self._folder, keep)  # a killed run may have left one checkpoint more
+        self._prune()  # a killed run may have left one checkpoint more
 
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written, if there is one so far."""
         if self._writing is not None and self._writing.done():
             self._wait()
 
-    def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
-        """Copy the state after `step` steps, and start to write it."""
+    def save(self, step: int, tensors: dict[str, Tensor], position: dict[str, Any]) -> None:
+        """Start to write the state after `step` steps."""
         self._wait()
-        self._writing = self._thread.submit(self._write, step, Checkpoint(state(), {**self._about, **about}))
+        checkpoint = Checkpoint(tensors, {**self._about, "position": position})
+        self._writing = self._thread.submit(self._write, step, checkpoint)
 
     def close(self) -> None:
         """Wait until everything is on disk, and raise the error of a write that failed."""
@@ -178,7 +164,11 @@ class CheckpointSaver:
     def _write(self, step: int, checkpoint: Checkpoint) -> None:
         self._before()
         write_checkpoint(self._folder, step, checkpoint)
-        prune(self._folder, self._keep)
+        self._prune()
+
+    def _prune(self) -> None:
+        for old in checkpoints(self._folder)[self._keep :]:
+            old.unlink()
 
     def _wait(self) -> None:
         writing, self._writing = self._writing, None
@@ -186,17 +176,93 @@ class CheckpointSaver:
             writing.result()
 
 
-class NullSaver:
-    """The saver of ranks other than 0, which does nothing."""
+def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> dict[str, Tensor]:
+    """Copy the whole state to the host."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= _optimizer_state(model, optimizer)
+    for number, version in enumerate(stale.versions()):
+        tensors.update({f"stale.{number}.{name}": tensor for name, tensor in version.items()})
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
-    def check(self) -> None:
-        pass
 
-    def save(self, step: int, state: Callable[[], dict[str, Tensor]], **about: Any) -> None:
-        pass
+def restore(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
+    """Restore the state of a checkpoint that `check_tensors` accepted."""
+    model.load_state_dict(below("model.", tensors))
+    fill_state(optimizer)
+    for name, parameter in model.named_parameters():
+        state = optimizer.state.pop(parameter, {})
+        saved = {key: tensors[label] for key in state if (label := _label(name, key)) in tensors}
+        if saved:
+            optimizer.state[parameter] = {key: _like(state[key], saved.get(key)) for key in state}
+    if stale.versions():
+        stale.load(stale_versions(tensors))
 
 
-StateSaver = CheckpointSaver | NullSaver
+def stale_versions(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Return the stale weights in a checkpoint, oldest first."""
+    count = len({name.split(".")[1] for name in tensors if name.startswith("stale.")})
+    return [below(f"stale.{number}.", tensors) for number in range(count)]
+
+
+def check_tensors(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, delay: int) -> None:
+    """Raise a ValueError unless a checkpoint has the tensors of this run; fills the state of the optimizer.
+
+    A parameter that has had no gradient yet has no optimizer state.
+    """
+    fill_state(optimizer)
+    expected = _optimizer_state(model, optimizer)
+    for copy in ("model.", *(f"stale.{number}." for number in range(delay))):
+        expected |= {copy + name: tensor for name, tensor in model.state_dict().items()}
+    used = {name.rpartition(":")[0] for name in tensors if name.startswith("optimizer.")}
+    optional = {name for name in expected if name.startswith("optimizer.") and name.rpartition(":")[0] not in used}
+    for name in sorted((expected.keys() - optional) | tensors.keys()):
+        own, saved = expected.get(name), tensors.get(name)
+        if own is None or saved is None or (own.shape, own.dtype) != (saved.shape, saved.dtype):
+            wrong = "is missing, unexpected, or has the wrong shape or dtype"
+            raise ValueError(f"is of another model or optimizer: tensor {name} {wrong}")
+
+
+def fill_state(optimizer: Optimizer) -> None:
+    """Make the optimizer create its state, by a step with zero gradients; weights and gradients are restored.
+
+    Only the optimizer knows the names, shapes, dtypes, devices and memory formats of its state.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kept = [(parameter.detach().clone(), parameter.grad) for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    with torch.no_grad():
+        for parameter, (weight, gradient) in zip(parameters, kept, strict=True):
+            parameter.copy_(weight)
+            parameter.grad = gradient
+
+
+def _label(parameter: str, key: str) -> str:
+    return f"optimizer.{parameter}:{key}"
+
+
+def _optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the optimizer state of the parameters, by the names in a checkpoint; values that are None are left out."""
+    return {
+        _label(name, key): _as_tensor(value)
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def _as_tensor(value: Any) -> Tensor:
+    if not isinstance(value, Tensor | bool | int | float):
+        raise TypeError(f"a checkpoint holds tensors, numbers and None of an optimizer, not {type(value).__name__}")
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=_DTYPES[type(value)])
+
+
+def _like(own: Any, saved: Tensor | None) -> Any:
+    """Convert a saved value to the type, device and memory format of the optimizer's own, so that results are equal."""
+    if saved is None:
+        return own
+    return own.copy_(saved) if isinstance(own, Tensor) else type(own)(saved.item())
 
 
 def _digest(tensors: dict[str, Tensor], about: str) -> str:

@@ -1,31 +1,144 @@
-"""Evaluation shared by the ranks: each evaluates a part of the images, and an all_reduce combines the results."""
+"""Evaluation of a model on all ranks: accuracy as it is, on twins, and under attack; and the best weights of a run."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from conadv.atomic import replace_file, writing
+from conadv.core.attack import Attack, Loss
+from conadv.core.pgd import PGD, Norm
+from conadv.core.seeds import untouched_randomness
+from conadv.core.splitbn import plain_state_dict
 from conadv.ranks.world import World
 from conadv.task.data import Source
 from conadv.task.draws import permutation
-from conadv.task.evaluate import Evaluation, count_robust, count_twin_hits, evaluate
+from conadv.task.evaluate import Adversary, Evaluation, count_robust, count_twin_hits, evaluate
 from conadv.task.stream import evaluation_batches
 
-from .adversary import RobustTest, TwinTest
-from .build_task import Task
 from .kernels import not_compiled
 
+if TYPE_CHECKING:
+    from .build import Task
+
+BEST = "best.safetensors"
+# The first of these that an evaluation has decides which weights are the best ones.
+BEST_BY = ("held_out_robust_top1", "test_top1")
+_COLLAPSE = 0.5  # of the best robust accuracy
 _BATCH = 256
 # Seed of the sample of training images: the same in every run, so that runs can be compared.
 _SAMPLE_SEED = 14
 _TWINS = 1000  # training images, about, whose twins are evaluated
 
 
+@dataclass(frozen=True)
+class RobustTest:
+    """How to measure robust accuracy: the share of images that stay correctly classified under every attack."""
+
+    epsilon: float
+    norm: Norm = "linf"
+    steps: int = 20
+    """Steps of PGD."""
+    restarts: int = 2
+    """How often PGD starts, at another random point each time."""
+    images: int | None = None
+    """How many images to attack, a fixed sample; None: all."""
+    autoattack: bool = False
+    """AutoAttack, once, instead of PGD."""
+
+    def attack(self) -> Adversary:
+        if self.autoattack:
+            return AutoAttack(self.epsilon, self.norm)
+        return robust_attack(self.epsilon, self.steps, norm=self.norm)
+
+
+@dataclass(frozen=True)
+class AutoAttack:
+    """The standard ensemble of Croce and Hein (2020), by their own code: APGD-CE, APGD-T, FAB-T and Square."""
+
+    epsilon: float
+    norm: Norm = "linf"
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("pyautoattack") is None:
+            raise ValueError("AutoAttack is not installed: pip install 'conadv[robust]'")
+
+    def __call__(self, model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, seed: int = 0) -> Tensor:
+        """Change the images within epsilon; `loss` is not used, since each of its attacks has its own."""
+        import pyautoattack
+
+        classes = model(images[:1]).shape[1]
+        if classes < 4:
+            raise ValueError(f"AutoAttack needs at least 4 classes, and this model has {classes}: use PGD")
+        norm = {"linf": "Linf", "l2": "L2"}[self.norm]
+        with untouched_randomness(images.device, seed):
+            attack = pyautoattack.AutoAttack(
+                model, norm=norm, eps=self.epsilon, seed=seed % 2**31, device=images.device
+            )
+            attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, classes - 1)
+            changed: Tensor = attack.run_standard_evaluation(images, labels, batch_size=len(images))[0]
+        return changed
+
+
+def robust_attack(epsilon: float, steps: int, branch: str = "main", norm: Norm = "linf") -> PGD:
+    """Return PGD within `epsilon`, with a step size large enough to cross the ball and come back."""
+    size = epsilon if steps == 1 else 2.5 * epsilon / steps
+    return PGD(epsilon, size, steps, norm, random_start=1.0, branch=branch, statistics="running")
+
+
+@dataclass(frozen=True)
+class TwinTest:
+    """How a run generates twins, and groups and routes them when it learns from them."""
+
+    attack: Attack
+    branch: str
+    chunk_size: int
+    shuffled: int = 1
+    """The twins of this many chunks are shuffled before they are learnt."""
+
+
+def evaluate_task(task: Task, world: World, robust: RobustTest | None = None) -> dict[str, float]:
+    """Return the metrics of a model for its summary: accuracy in percent on test and training images, and the gap.
+
+    `adv_top1` is the accuracy on twins of training images, see `twin_top1`. Every rank must call it.
+
+    Args:
+        task: the model, its data and its settings.
+        world: the ranks.
+        robust: also compute the robust accuracy on test images.
+    """
+    with not_compiled(task.model):  # batches of other sizes would be compiled again
+        test = evaluate_source(task, world, task.data.test)
+        train = evaluate_source(task, world, task.data.train, sample=len(task.data.test))
+        metrics = {"test_top1": test.top1}
+        if len(task.data.test.classes) > 5:  # otherwise it is 100 %
+            metrics["test_top5"] = test.top5
+        metrics |= {"train_top1": train.top1, "gap": train.top1 - test.top1}
+        metrics |= {"test_loss": test.loss, "train_loss": train.loss}
+        if task.twins is not None:
+            metrics["adv_top1"] = twin_top1(task, world, task.twins)
+        if task.held_out is not None and task.watch is not None:
+            metrics["held_out_top1"] = evaluate_source(task, world, task.held_out).top1
+            metrics["held_out_robust_top1"] = robust_top1(task, world, task.held_out, task.watch)
+        if robust is not None:
+            metrics["robust_top1"] = robust_top1(task, world, task.data.test, robust)
+    return metrics
+
+
 def evaluate_source(task: Task, world: World, source: Source, sample: int | None = None) -> Evaluation:
-    """Compute accuracy and loss on the images of a source, without augmentation.
+    """Compute accuracy and loss on the images of a source, without augmentation; ranks share the images.
 
     Args:
         task: the model and its settings.
@@ -53,7 +166,7 @@ def robust_top1(task: Task, world: World, source: Source, test: RobustTest) -> f
 
     Ranks share whole batches, on which the random starts depend: the result is that of one rank.
     """
-    chosen, first = _part(world, _batches_of(sampled(len(source), test.images), _BATCH))
+    chosen, first = _part(world, sampled(len(source), test.images), _BATCH)
     restarts = 1 if test.autoattack else test.restarts
     batches = evaluation_batches(source, _BATCH, task.augment.fit, task.workers, chosen)
     return _percent(
@@ -71,7 +184,7 @@ def twin_top1(task: Task, world: World, twins: TwinTest) -> float:
     size = min(twins.chunk_size, images)
     group = size * twins.shuffled
     whole = sampled(images, max(min(_TWINS, images) // group, 1) * group)
-    chosen, first = _part(world, _batches_of(whole, group))
+    chosen, first = _part(world, whole, group)
     batches = evaluation_batches(task.data.train, size, task.augment.fit, task.workers, chosen)
     counts = count_twin_hits(
         task.model,
@@ -86,14 +199,11 @@ def twin_top1(task: Task, world: World, twins: TwinTest) -> float:
     return _percent(world, counts)
 
 
-def _batches_of(chosen: NDArray[np.int64], size: int) -> list[list[int]]:
-    return [chosen[start : start + size].tolist() for start in range(0, len(chosen), size)]
-
-
-def _part(world: World, batches: list[list[int]]) -> tuple[list[int], int]:
-    """The indices in those batches that this rank evaluates, and the number of its first batch."""
-    first, last = (len(batches) * rank // world.size for rank in (world.rank, world.rank + 1))
-    return [index for batch in batches[first:last] for index in batch], first
+def _part(world: World, chosen: NDArray[np.int64], size: int) -> tuple[list[int], int]:
+    """The indices in the batches of `size` that this rank evaluates, and the number of its first batch."""
+    count = math.ceil(len(chosen) / size)
+    first, last = (count * rank // world.size for rank in (world.rank, world.rank + 1))
+    return chosen[first * size : last * size].tolist(), first
 
 
 def _percent(world: World, counts: tuple[int, int]) -> float:
@@ -109,39 +219,53 @@ def sampled(length: int, count: int | None) -> NDArray[np.int64]:
     return np.sort(permutation(length, _SAMPLE_SEED)[:count])
 
 
-def evaluate_task(task: Task, world: World, robust: RobustTest | None = None) -> dict[str, float]:
-    """Return the metrics of a model for its summary: accuracy in percent on test and training images, and the gap.
+class BestWeights:
+    """A sink that keeps the weights of the best evaluation: robust accuracy on held-out images, or test accuracy.
 
-    `adv_top1` is the accuracy on twins of training images, see `twin_top1`. Every rank must call it.
+    Robust training with few steps may collapse within an epoch (catastrophic overfitting): the accuracy under a weak
+    attack still rises, and that under a strong one falls to zero.
 
     Args:
-        task: the model, its data and its settings.
-        world: the ranks.
-        robust: also compute the robust accuracy on test images.
+        folder: of the run; weights of an earlier part of the run are found there.
+        model: the network, split or not.
+        say: prints a line.
     """
-    with not_compiled(task.model):  # batches of other sizes would be compiled again
-        test = evaluate_source(task, world, task.data.test)
-        train = evaluate_source(task, world, task.data.train, sample=task.train_sample)
-        attacked = _under_attack(task, world, robust)
-    metrics = {"test_top1": test.top1}
-    if len(task.data.test.classes) > 5:  # otherwise it is 100 %
-        metrics["test_top5"] = test.top5
-    metrics |= {
-        "train_top1": train.top1,
-        "gap": train.top1 - test.top1,
-        "test_loss": test.loss,
-        "train_loss": train.loss,
-    }
-    return metrics | attacked
+
+    def __init__(self, folder: Path, model: nn.Module, say: Callable[[str], None]) -> None:
+        self._path = folder / BEST
+        self._model, self._say = model, say
+        self._best = read_best(self._path)[0] if self._path.exists() else None
+        self._warned = False
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take note of an evaluation; a step without one is nothing to look at."""
+        metric = next((name for name in BEST_BY if name in metrics), None)
+        if metric is None:
+            return
+        accuracy = float(metrics[metric])
+        if self._best is None or accuracy > self._best[metric]:
+            self._best = {"step": step, metric: accuracy}
+            tensors = {name: tensor.contiguous() for name, tensor in plain_state_dict(self._model).items()}
+            with writing(self._path):
+                replace_file(self._path, safetensors.torch.save(tensors, {"about": json.dumps(self._best)}))
+        elif metric == BEST_BY[0] and accuracy < _COLLAPSE * self._best[metric] and not self._warned:
+            self._warned = True
+            self._say(
+                f"robust accuracy on the held-out images fell from {self._best[metric]:.1f} % (step "
+                f"{self._best['step']}) to {accuracy:.1f} %, which is catastrophic overfitting: those weights "
+                f"are in {self._path}; try more --attack.steps or a smaller --attack.step-size"
+            )
+
+    def close(self) -> None:
+        pass
 
 
-def _under_attack(task: Task, world: World, robust: RobustTest | None) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    if task.twins is not None:
-        metrics["adv_top1"] = twin_top1(task, world, task.twins)
-    if task.held_out is not None:
-        metrics["held_out_top1"] = evaluate_source(task, world, task.held_out.source).top1
-        metrics["held_out_robust_top1"] = robust_top1(task, world, task.held_out.source, task.held_out.test)
-    if robust is not None:
-        metrics["robust_top1"] = robust_top1(task, world, task.data.test, robust)
-    return metrics
+def read_best(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the step and the accuracy of the weights in a file, and the weights by the names of the plain model."""
+    if not path.exists():
+        raise ValueError(f"{path}: no such file; a run with --eval-every writes it")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return json.loads(file.metadata()["about"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError):
+        raise ValueError(f"{path} is damaged: remove it") from None

@@ -1,20 +1,27 @@
-"""Digests of the data and the software of a rank, which must be the same on all ranks."""
+"""What all ranks must have in common besides flags: data, and software."""
 
 from __future__ import annotations
 
-from functools import cache
+import platform
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
+from conadv import __version__
 from conadv.task.data import DataSet, Source
 
 # How many images and file names are compared. All would take minutes, and another decoder changes every image.
 _SAMPLES = 4
 _NAMES = 1000
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    return {"conadv": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def data_facts(data: DataSet, path: str | None) -> dict[str, Any]:
@@ -34,10 +41,11 @@ def data_facts(data: DataSet, path: str | None) -> dict[str, Any]:
     return facts
 
 
-def software_facts(versions: dict[str, str], model: nn.Module) -> dict[str, Any]:
+def software_facts(model: nn.Module) -> dict[str, Any]:
     """Return versions, a digest of our source code, and one of the names, shapes and dtypes of the model's tensors."""
     tensors = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in model.state_dict().items()]
-    return {**versions, "source": _source(), "model": _digest("\n".join(tensors).encode())}
+    source = _digest(*(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py"))))
+    return {**versions(), "source": source, "model": _digest("\n".join(tensors).encode())}
 
 
 def _pixels(source: Source, index: int) -> bytes:
@@ -50,12 +58,6 @@ def _pixels(source: Source, index: int) -> bytes:
 def _spread(length: int, count: int) -> list[int]:
     """Return at most `count` evenly spaced indices below `length`."""
     return sorted({length * number // count for number in range(count)} if length > count else set(range(length)))
-
-
-@cache
-def _source() -> str:
-    package = Path(__file__).parents[1]
-    return _digest(*(path.read_bytes() for path in sorted(package.rglob("*.py"))))
 
 
 def _digest(*parts: bytes) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shlex
 import shutil
 import socket
@@ -12,10 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
 
-from conadv import __version__
 from conadv.atomic import read_text, write_atomically, writing
 from conadv.catalog import is_callable, names_dataset
 from conadv.ranks.launch import launcher_command
@@ -25,11 +22,6 @@ from .checkpoint import checkpoints, set_aside_newer
 
 _LOCK = "run.lock"
 _PARTIAL_CONFIG = ".config.toml.*partial"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    return {"conadv": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def default_folder(parent: Path, name: str, config: str, restarted: bool) -> Path:

@@ -1,40 +1,17 @@
-"""Metrics of a run, passed to sinks on rank 0; metrics.jsonl is the sink that every run has: one line per step."""
+"""metrics.jsonl, the sink that every run has: one line per step; and a sink that calls Python functions."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from conadv.atomic import replace_file, writing
-from conadv.sinks import Sink
 
 OnMetrics = Callable[[dict[str, Any]], None]
-
-
-class Sinks:
-    """A sink that passes everything on to several others.
-
-    Args:
-        sinks: In the order in which they are called. Empty on ranks other than 0.
-    """
-
-    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
-        self._sinks = list(sinks)
-
-    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        for sink in self._sinks:
-            sink.log(step, metrics)
-
-    def close(self) -> None:
-        """Close every sink, even if one of them fails."""
-        with ExitStack() as stack:
-            for sink in self._sinks:
-                stack.callback(sink.close)
 
 
 class Metrics:
@@ -60,7 +37,10 @@ class Metrics:
         self._file = path.open("ab", buffering=0)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        data = json.dumps({key: _or_null(value) for key, value in {"step": step, **metrics}.items()}).encode() + b"\n"
+        # JSON has neither NaN nor infinity.
+        odd = {name for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)}
+        line = {"step": step, **metrics, **dict.fromkeys(odd)}
+        data = json.dumps(line).encode() + b"\n"
         before = self._file.tell()
         with writing(self._path):
             try:
@@ -79,31 +59,28 @@ class Metrics:
         self._file.close()
 
 
-class Callbacks:
-    """A sink that calls Python functions with a dictionary of the step and its metrics.
+class Callback:
+    """A sink that calls a function with a dictionary of the step and its metrics.
 
     Args:
-        on_step: Called after each step.
-        on_evaluation: Called after each evaluation, with the metrics of the evaluation only.
+        function: Called after each step, or after each evaluation.
+        evaluated: Whether it gets the metrics of evaluations rather than those of training steps.
     """
 
-    def __init__(self, on_step: OnMetrics | None, on_evaluation: OnMetrics | None) -> None:
-        self._on_step = on_step
-        self._on_evaluation = on_evaluation
+    def __init__(self, function: OnMetrics, evaluated: bool) -> None:
+        self._function, self._evaluated = function, evaluated
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        for callback, evaluated in ((self._on_step, False), (self._on_evaluation, True)):
-            chosen = {name: value for name, value in metrics.items() if is_of_evaluation(name) == evaluated}
-            if callback and chosen:
-                callback({"step": step, **chosen})
+        chosen = {name: value for name, value in metrics.items() if _is_of_evaluation(name) == self._evaluated}
+        if chosen:
+            self._function({"step": step, **chosen})
 
     def close(self) -> None:
         pass
 
 
-def is_of_evaluation(name: str) -> bool:
-    """Whether a metric comes from an evaluation rather than from a training step."""
-    return name in ("gap", "adv_top1", "held_out_top1") or any(part in name for part in ("test_", "train_", "robust_"))
+def _is_of_evaluation(name: str) -> bool:
+    return name in ("gap", "test_loss", "train_loss") or name.endswith(("_top1", "_top5"))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -134,8 +111,3 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) and type(line.get("step")) is int else None
-
-
-def _or_null(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not have, by None."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

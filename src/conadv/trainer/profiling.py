@@ -5,79 +5,65 @@ from __future__ import annotations
 import gc
 import json
 import time
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from conadv.atomic import replacing, replacing_path
+from conadv.atomic import replace_file, replacing_path
 from conadv.core.step import PREFIX, STEP, recording, span
 from conadv.ranks.pool import Pool
 
 # The first steps, which also allocate memory and choose kernels, are not recorded.
 _WARMUP = 3
+Item = TypeVar("Item")
 
 
-class Profile:
-    """Records some steps after the first ones.
+@dataclass(frozen=True)
+class Recording:
+    """What to record, and where to."""
 
-    Args:
-        steps: how many steps to record; 0: do nothing.
-        folder: where to write the traces.
-        rank: the rank of this process.
-        pool: its attackers, whose work goes into a file of its own.
-    """
+    steps: int
+    """How many steps, after the first ones."""
+    file: Path
+    pool: Pool | None = None
+    """The attackers of this rank, whose work goes into a file of its own."""
 
-    def __init__(self, steps: int, folder: Path, rank: int, pool: Pool | None = None) -> None:
-        self._pool, self._since = pool, 0.0
-        self._left = _WARMUP + steps if steps else 0
-        self._steps = steps
-        self._file = folder / f"rank-{rank}.json"
-        self._recorder: profile | None = None
-        self._open = ExitStack()
-        self._step = ExitStack()
 
-    def begin_step(self) -> None:
-        """Call before each step."""
-        if not self._left:
-            return
-        self._left -= 1
-        if self._recorder is None and self._left < self._steps:
-            self._start()
-        if self._recorder is not None:
-            self._step.enter_context(span(STEP))
+def profiled(feed: Generator[Item], what: Recording | None) -> Generator[Item]:
+    """Yield what a feed yields, and record the steps that the caller takes between two items."""
+    with closing(feed):
+        if what is not None:
+            for _, item in zip(range(_WARMUP), feed, strict=False):
+                yield item
+            yield from _recorded(feed, what)
+        yield from feed
 
-    def end_step(self) -> None:
-        """Call after each step."""
-        self._step.close()
-        if self._recorder is not None and not self._left:
-            self.close()
 
-    def close(self) -> None:
-        """Write the trace, if steps were recorded."""
-        self._step.close()
-        if self._recorder is None:
-            return
-        recorder, self._recorder, self._left = self._recorder, None, 0
-        self._open.close()
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_path(self._file) as temporary:
+def _recorded(feed: Generator[Item], what: Recording) -> Generator[Item]:
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    since, recorder = time.time(), profile(activities=activities)
+    try:
+        with recorder, recording():
+            for _, item in zip(range(what.steps), feed, strict=False):
+                with span(STEP):
+                    yield item
+    finally:
+        what.file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_path(what.file) as temporary:
             recorder.export_chrome_trace(str(temporary))
-        if self._pool is not None:
+        if what.pool is not None:
             events = [
                 {"cat": "user_annotation", "ph": "X", "name": f"{PREFIX}attack", "pid": attacker, "tid": 0}
                 | {"ts": began * 1e6, "dur": (ended - began) * 1e6}
-                for attacker, began, ended in self._pool.worked
-                if ended > self._since
+                for attacker, began, ended in what.pool.worked
+                if ended > since
             ]
-            with replacing(self._file.with_stem(f"{self._file.stem}-attackers")) as file:
-                file.write(json.dumps({"traceEvents": events}).encode())
+            path = what.file.with_stem(f"{what.file.stem}-attackers")
+            replace_file(path, json.dumps({"traceEvents": events}).encode())
         del recorder
         gc.collect()  # PyTorch crashes if a recorded process group is freed only when the interpreter ends
-
-    def _start(self) -> None:
-        self._since = time.time()
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-        self._recorder = self._open.enter_context(profile(activities=activities))
-        self._open.enter_context(recording())

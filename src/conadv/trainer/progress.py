@@ -1,99 +1,107 @@
-"""The progress bar of a run or a sweep on a terminal or in a notebook; plain lines elsewhere."""
+"""What a run prints: lines about itself before its first step, then a progress bar; without a terminal, plain lines."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any, TextIO
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from conadv.core.roles import Role
+from conadv.core.splitbn import plain_state_dict
 from conadv.ranks.launch import own_rank
-from conadv.readable import duration
+from conadv.readable import duration, readable
+
+from .build import Job
+
+_PAUSE = 5.0  # seconds, at least, between two lines without a terminal
+
+
+def tell(text: str) -> None:
+    """Print a line on standard error, from rank 0 only."""
+    if own_rank() == 0:
+        with suppress(OSError):  # the launcher, which reads it, may be gone
+            print(text, file=sys.stderr, flush=True)
+
+
+def counted(number: int, what: str) -> str:
+    """Such as 1 rank, 1,200 steps."""
+    return f"{number:,} {what}" + "s" * (number != 1)
+
+
+def preview(values: Mapping[str, Any], job: Job, start: int) -> Iterator[str]:
+    """Yield lines about the model, the data, the method and the ranks.
+
+    Args:
+        values: the fields of the recipe by dotted name, with "auto" resolved.
+        job: the run.
+        start: the step that it starts at.
+    """
+    task, stream, member = job.task, job.stream, job.member
+    channels, height, width = task.augment.shape(task.data.train)
+    plain = plain_state_dict(task.model)
+    parameters = sum(parameter.numel() for name, parameter in task.model.named_parameters() if name in plain)
+    twins = f", epsilon {readable('epsilon', values['attack.epsilon'])}" if Role.ADV in member.layout.duties else ""
+    delay = f", delay {values['delay']}" if values["delay"] else ""
+    steps = f"steps {start + 1:,} to {job.stop:,}" if start else counted(job.stop, "step")
+    device = f"{task.device.type} with {counted(torch.get_num_threads(), 'thread')}"
+    if task.device.type == "cuda":
+        device = torch.cuda.get_device_name(task.device)
+    yield f"model   {values['model']}, {parameters:,} parameters"
+    yield (
+        f"data    {len(task.data.train):,} images of {height} × {width} × {channels}, "
+        f"{len(task.data.train.classes):,} classes; {len(task.data.test):,} to test"
+    )
+    yield f"method  {values['method']}{twins}{delay}; {values['optimizer.name']}, peak rate {values['optimizer.lr']:g}"
+    yield (
+        f"run     {steps} of {counted(stream.batch_size, 'image')} on {counted(member.world.size, 'rank')} "
+        f"({member.layout}), {device}, chunks of {stream.chunk_size}"
+    )
 
 
 class ProgressBar:
-    """A progress bar with a text next to it, and a metric sink.
+    """A metric sink that shows how far a run has come.
 
     Args:
-        start: How much is done already.
-        stop: The total.
+        start: The step that the run starts at.
+        stop: The step that it ends at.
         quiet: Print nothing.
         stream: Where to print; None: standard error.
-        seconds: Without a terminal, the shortest time between two lines.
-        estimates: Show the estimated remaining time, and refresh the bar in a thread. A process that forks must not
-            have such a thread.
     """
 
-    def __init__(
-        self,
-        start: int,
-        stop: int,
-        quiet: bool,
-        stream: TextIO | None = None,
-        seconds: float = 5.0,
-        estimates: bool = True,
-    ) -> None:
+    def __init__(self, start: int, stop: int, quiet: bool, stream: TextIO | None = None) -> None:
         self._stop = stop
         self._stream = stream = stream or sys.stderr
-        self._bar: Progress | None = None
         self._quiet = quiet
-        self._seconds = seconds
-        self._estimates = estimates
         self._last_line = time.monotonic()
         self._first: tuple[int, float] | None = None  # the first step of this process, and its time
+        self._bar: Progress | None = None
         console = Console(file=stream)
-        if not quiet and _can_redraw(console, stream):
-            columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()]
-            self._bar = Progress(
-                *columns, *[TimeRemainingColumn()] * estimates, console=console, auto_refresh=estimates
-            )
+        in_notebook = console.is_jupyter and stream is sys.stderr and find_spec("ipywidgets") is not None
+        if not quiet and (stream.isatty() or in_notebook):
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=console)
             self._task = self._bar.add_task("", total=stop, completed=start)
-
-    def __enter__(self) -> ProgressBar:
-        if self._bar:
             self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show a training step, which counts from 0, and print the accuracy if the step was evaluated."""
         done = step + 1
         attackers = f"  attackers {metrics['attackers']:.0f}" if "attackers" in metrics else ""
-        text = f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.4g}{attackers}{self._time_left(done)}"
-        self.show(done, text, f"step {done}/{self._stop}", last=done == self._stop)
+        text = f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.4g}{attackers}"
+        if self._bar:
+            self._bar.update(self._task, completed=done, description=text)
+        elif done == self._stop or time.monotonic() - self._last_line > _PAUSE:
+            self.say(f"step {done}/{self._stop}  {text}{self._time_left(done)}")
+        self._first = self._first or (done, time.monotonic())
         if accuracies := [f"{name} {value:.2f} %" for name, value in metrics.items() if name.endswith("_top1")]:
             self.say(f"step {done}/{self._stop}  {', '.join(accuracies)}")
-
-    def close(self) -> None:
-        """Stop the bar, as at the end of a `with` block."""
-        if self._bar:
-            self._bar.stop()
-
-    def _time_left(self, done: int) -> str:
-        """Estimate the remaining time from the pace after the first step; a bar has its own column for it."""
-        if self._first is None:
-            self._first = (done, time.monotonic())
-        first, began = self._first
-        if self._bar or done <= first or done >= self._stop:
-            return ""
-        return f"  {duration((self._stop - done) * (time.monotonic() - began) / (done - first))} left"
-
-    def show(self, done: int, text: str, count: str, last: bool = False) -> None:
-        """Update the bar; without a terminal, print `count` and `text` if the last line is old or `last` is set."""
-        if self._bar:
-            self._bar.update(self._task, completed=done, description=text, refresh=not self._estimates)
-        elif last or time.monotonic() - self._last_line > self._seconds:
-            self.say(f"{count}  {text}")
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
@@ -103,15 +111,14 @@ class ProgressBar:
         elif not self._quiet:
             print(text, file=self._stream, flush=True)
 
+    def close(self) -> None:
+        """Stop the bar."""
+        if self._bar:
+            self._bar.stop()
 
-def _can_redraw(console: Console, stream: TextIO) -> bool:
-    """Whether a bar can be drawn: on a terminal, or as a widget in a Jupyter notebook."""
-    in_notebook = console.is_jupyter and stream is sys.stderr and find_spec("ipywidgets") is not None
-    return stream.isatty() or in_notebook
-
-
-def tell(text: str) -> None:
-    """Print a line on standard error, from rank 0 only."""
-    if own_rank() == 0:
-        with suppress(OSError):  # the launcher, which reads it, may be gone
-            print(text, file=sys.stderr, flush=True)
+    def _time_left(self, done: int) -> str:
+        """Estimate the remaining time from the pace after the first step."""
+        if self._first is None or done >= self._stop:
+            return ""
+        first, began = self._first
+        return f"  {duration((self._stop - done) * (time.monotonic() - began) / (done - first))} left"

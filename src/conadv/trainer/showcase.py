@@ -19,9 +19,8 @@ from conadv.task.evaluate import evaluate
 from conadv.task.models import in_mode
 from conadv.task.stream import evaluation_batches
 
-from .adversary import TwinTest
-from .build_task import Task
-from .evaluation import sampled
+from .build import Task
+from .evaluation import TwinTest, sampled
 from .kernels import not_compiled
 
 _PAIRS = 8

@@ -1,37 +1,52 @@
-"""Evaluate and export a trained run, and predict with it."""
+"""What is done with a trained run or an export: evaluate it, export its weights or network, predict with it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conadv import bf16
 from conadv.atomic import replace_file
-from conadv.catalog import METHODS
+from conadv.catalog import METHODS, is_callable
 from conadv.config import RESUMABLE, Recipe, check_run_folder, flatten
+from conadv.core.batch import to_pixels
+from conadv.core.state import below
 from conadv.optim import build_optimizer
 from conadv.ranks.world import World, own_device
+from conadv.task.data.decode import EXTENSIONS, open_picture
+from conadv.task.data.files import read_file
+from conadv.task.data.fit import Fit
+from conadv.task.data.source import Planes, naming
+from conadv.task.libraries import first_line
+from conadv.task.models import build_model, in_mode
 
-from .adversary import RobustTest
-from .best import FILE as BEST
-from .best import read_best
-from .build_task import Task, build_task, resolved
-from .checkpoint import Checkpoint, newest_whole
-from .evaluation import evaluate_task
+from .build import Task, build_task, resolved
+from .checkpoint import Checkpoint, check_tensors, checkpoints, newest_whole
+from .evaluation import BEST, RobustTest, evaluate_task, read_best
 from .folder import resume_command
 from .kernels import kernels
-from .predict import NETWORK, Predictions, as_program, predict_files, read_export, rebuild
 from .progress import tell
-from .resume import Expected, find_checkpoint
-from .state import expected_tensors, fill_state, load_model
 
+NETWORK = "network"
+"""The key of the facts about the network, as JSON, in the metadata of an export."""
+Predictions = dict[str, list[dict[str, Any]]]
+"""For each image, by its path, a list of {"class": name, "probability": from 0 to 1}."""
+_BATCH = 64  # images
 # Progress of a run in a checkpoint, in the order of a summary.
 _POSITION = ("layout", "world_size", "steps", "seconds", "images_per_second")
 
@@ -45,7 +60,15 @@ def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool
         robust: How to measure robust accuracy; None: not at all.
         best: Evaluate the weights of the best evaluation during the run, not the newest checkpoint.
     """
-    task, checkpoint = _trained(recipe, folder)
+    device = own_device()
+    if recipe.precision == "bfloat16" and device.type == "cpu" and (note := bf16.prepare()):
+        tell(note)
+    task = build_task(recipe, device)
+    checkpoint = find_checkpoint(folder, recipe, task)
+    if checkpoint is None:
+        command = resume_command(folder, recipe.model, recipe.data.path)
+        raise ValueError(f"{folder} has no checkpoint yet: train it further with {command}")
+    task.model.load_state_dict(below("model.", checkpoint.tensors))
     about = {key: checkpoint.about["position"][key] for key in _POSITION if key in checkpoint.about["position"]}
     if best:
         of_best, weights = read_best(folder / BEST)
@@ -99,13 +122,21 @@ def predict(source: Path, images: Sequence[Path], top: int, model: str | None = 
     return predict_files(rebuild(source, facts, tensors, model, own_device()), images, top)
 
 
-def expected(recipe: Recipe, task: Task) -> Expected:
-    """Return what a checkpoint of a run must match."""
-    decisive = {key: value for key, value in flatten(recipe).items() if key not in RESUMABLE}
+def find_checkpoint(folder: Path, recipe: Recipe, task: Task) -> Checkpoint | None:
+    """Return the newest intact checkpoint of a run; None if there is none yet."""
+    if not checkpoints(folder / "checkpoints"):
+        return None
     optimizer = build_optimizer(task.model, asdict(recipe.optimizer))
-    fill_state(optimizer)
-    tensors = expected_tensors(task.model, optimizer, recipe.delay)
-    return Expected(tensors, decisive, flatten(Recipe()))
+
+    def check(checkpoint: Checkpoint) -> None:
+        # Fields that were added after it was written stand for their defaults.
+        theirs = {**flatten(Recipe()), **checkpoint.about["recipe"]}
+        other = [key for key, value in flatten(recipe).items() if key not in RESUMABLE and theirs.get(key) != value]
+        if other:
+            raise ValueError(f"is of another run: its recipe differs in {', '.join(other)}")
+        check_tensors(checkpoint.tensors, task.model, optimizer, recipe.delay)
+
+    return newest_whole(folder / "checkpoints", tell, check)
 
 
 def facts(recipe: Recipe) -> dict[str, Any]:
@@ -113,20 +144,6 @@ def facts(recipe: Recipe) -> dict[str, Any]:
     names = ("method", "delay", "model", "batch_size", "chunk_size", "epochs", "seed")
     attacks = METHODS[recipe.method].maker is not None
     return {**{name: getattr(recipe, name) for name in names}, "epsilon": recipe.attack.epsilon if attacks else None}
-
-
-def _trained(recipe: Recipe, folder: Path) -> tuple[Task, Checkpoint]:
-    """Load the newest checkpoint: the task with its weights."""
-    device = own_device()
-    if recipe.precision == "bfloat16" and device.type == "cpu" and (note := bf16.prepare()):
-        tell(note)
-    task = build_task(recipe, device)
-    checkpoint = find_checkpoint(folder, expected(recipe, task), tell)
-    if checkpoint is None:
-        command = resume_command(folder, recipe.model, recipe.data.path)
-        raise ValueError(f"{folder} has no checkpoint yet: train it further with {command}")
-    load_model(task.model, checkpoint.tensors)
-    return task, checkpoint
 
 
 def _plain_weights(folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
@@ -140,3 +157,151 @@ def _check_plain(checkpoint: Checkpoint) -> None:
     missing = [name for name in checkpoint.about["plain"] if f"model.{name}" not in checkpoint.tensors]
     if missing:
         raise ValueError(f"lacks the tensor model.{missing[0]}")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained network, and what it takes and returns."""
+
+    model: nn.Module
+    classes: Sequence[str]
+    shape: tuple[int, int, int]
+    """Channels, height and width of its input."""
+    zoom: float
+    """How much larger than the input an image is resized before its centre is cropped."""
+
+    def read(self, path: Path) -> Planes:
+        """Read an image file as evaluation does, as (C, H, W) bytes."""
+        channels, height, width = self.shape
+        with naming(path):
+            picture = open_picture(read_file(path), channels, str(path))
+            planes = Fit(height if height == width else None, self.zoom)(picture)
+        if planes.shape != self.shape:
+            raise ValueError(
+                f"{path} has {picture.width} × {picture.height} pixels, and the network takes {width} × {height}: "
+                "resize the image"
+            )
+        return planes
+
+    def probabilities(self, images: Planes) -> Tensor:
+        """Compute the probability of each class, (N, classes), for images of shape (N, C, H, W)."""
+        like = next(self.model.parameters())
+        with in_mode(self.model, training=False), torch.no_grad():
+            pixels = to_pixels(torch.from_numpy(images), like.device, like.dtype)
+            logits: Tensor = self.model(pixels)
+            return logits.softmax(dim=1).cpu()
+
+    def likeliest(self, probabilities: Tensor, top: int) -> list[dict[str, Any]]:
+        """Return the `top` classes with the largest probabilities."""
+        values, numbers = probabilities.topk(min(top, len(self.classes)))
+        pairs = zip(numbers.tolist(), values.tolist(), strict=True)
+        return [{"class": self.classes[number], "probability": value} for number, value in pairs]
+
+
+def read_export(path: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Read the facts about the network (None: there are none) and the weights from an export."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            facts = json.loads((file.metadata() or {}).get(NETWORK, "null"))
+        return facts, safetensors.torch.load_file(path)
+    except (OSError, ValueError, RecursionError, safetensors.SafetensorError):
+        raise ValueError(
+            f"{path} is neither a run folder nor an export: pass one that conadv train or conadv export wrote"
+        ) from None
+
+
+def rebuild(source: Path, facts: Any, tensors: dict[str, Tensor], model: str | None, device: torch.device) -> Network:
+    """Build the network that a run or an export describes, with its weights.
+
+    Args:
+        source: Where the facts and the weights come from, for error messages.
+        facts: What `network_facts` of the run returned.
+        tensors: The weights of the plain model.
+        model: The model, if it is a callable: only the caller may name code to import.
+        device: Where to put the network.
+    """
+    match facts:
+        case {
+            "model": str(name),
+            "width": None | int() as width,
+            "classes": [str(), *_] as classes,
+            "input": [1 | 3 as channels, int(height), int(side)],
+            "zoom": int() | float() as zoom,
+        }:
+            pass
+        case {"input": [int(channels), *_]} if channels not in (1, 3):
+            raise ValueError(f"{source} takes images of {channels} channels, and image files have 1 or 3")
+        case _:
+            raise ValueError(f"{source} does not say how its network was built: it was written by another version")
+    if is_callable(name) and model is None:
+        raise ValueError(f"{source} names code to import, which a file may not: if you trust it, pass --model {name!r}")
+    built = build_model(model or name, len(classes), channels, width, facts.get("mean"), facts.get("std"))
+    # A run with float64 has such weights, and loading them into float32 would round them.
+    built.to(device, next((one.dtype for one in tensors.values() if one.is_floating_point()), torch.float32))
+    try:
+        built.load_state_dict(tensors)
+    except RuntimeError as error:
+        problem = " ".join(str(error).split())[:200]
+        raise ValueError(f"the weights of {source} do not fit the model {model or name}: {problem}") from None
+    return Network(built, classes, (channels, height, side), float(zoom))
+
+
+def predict_files(network: Network, paths: Sequence[Path], top: int) -> Predictions:
+    """Return the `top` most likely classes of image files, and of those in folders and their subfolders."""
+    found = [image for path in paths for image in (_images_below(path) if path.is_dir() else [path])]
+    if not found:
+        where = ", ".join(map(str, paths))
+        raise ValueError(f"no images in {where}: name image files, or folders of them" if where else "no images given")
+    predictions: Predictions = {}
+    for start in range(0, len(found), _BATCH):
+        part = found[start : start + _BATCH]
+        rows = network.probabilities(np.stack([network.read(path) for path in part]))
+        predictions |= {str(path): network.likeliest(row, top) for path, row in zip(part, rows, strict=True)}
+    return predictions
+
+
+def _images_below(folder: Path) -> list[Path]:
+    files = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
+    return sorted(file for file in files if file.suffix[1:].lower() in EXTENSIONS and not file.name.startswith("."))
+
+
+def as_program(network: Network, facts: Any, onnx: bool) -> bytes:
+    """Trace the network with torch.export, for any number of images, and return the bytes of a .pt2 or .onnx file.
+
+    Args:
+        network: The network; its images are in [0, 1].
+        facts: What `network_facts` of the run returned; a .pt2 file has it as `network.json`, ONNX in its metadata.
+        onnx: Write ONNX, in float32: runtimes have few kernels for float64.
+    """
+    if onnx and not (find_spec("onnx") and find_spec("onnxscript")):
+        raise ValueError("--format onnx needs the packages onnx and onnxscript: pip install 'conadv[onnx]'")
+    model = network.model.float() if onnx else network.model
+    like = next(model.parameters())
+    images = torch.zeros(2, *network.shape, dtype=like.dtype, device=like.device)
+    try:
+        with in_mode(model, training=False), torch.no_grad(), _quietly():
+            program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("images")},))
+            if onnx:
+                made = torch.onnx.export(program, dynamo=True, input_names=["images"], output_names=["logits"])
+    except Exception as error:  # the model may be the user's, and the tracer fails in many ways
+        raise ValueError(f"torch.export cannot trace the model: {first_line(error)}") from error
+    if onnx:
+        assert made is not None
+        made.model.metadata_props[NETWORK] = json.dumps(facts)
+        data: bytes = made.model_proto.SerializeToString()
+        return data
+    file = BytesIO()
+    torch.export.save(program, file, extra_files={f"{NETWORK}.json": json.dumps(facts)})
+    return file.getvalue()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Hide the notes and warnings of PyTorch's exporters, which are about their own code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)

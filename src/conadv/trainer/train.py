@@ -1,0 +1,311 @@
+"""Train a recipe, or resume a run from its folder: `conadv train`, and `conadv.train` in Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from conadv import bf16
+from conadv.config import Recipe, dump_recipe, flatten, load_recipe, override, recipe_of_run, sealed
+from conadv.core.algorithm import ConAdv
+from conadv.core.splitbn import plain_state_dict
+from conadv.core.twins import TwinShare
+from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
+from conadv.ranks.choose import slow_attack
+from conadv.ranks.faults import guarded
+from conadv.ranks.launch import local_rank, world_size
+from conadv.ranks.layout import Layout
+from conadv.ranks.member import StepError
+from conadv.ranks.world import World, joined
+from conadv.sinks import SINKS, Sink, check_sinks
+from conadv.task.stream import Stream
+
+from .build import (
+    Job,
+    Task,
+    build_job,
+    build_stream,
+    build_task,
+    check_fit,
+    method_of,
+    network_facts,
+    open_task_data,
+    resolved,
+    with_chunk_size,
+)
+from .checkpoint import Checkpoint, CheckpointSaver, restore, stale_versions
+from .evaluation import BestWeights, RobustTest
+from .fingerprint import data_facts, software_facts, versions
+from .folder import RunFolder, default_folder, holds, resume_command, write_summary
+from .kernels import compiler_errors, kernels
+from .loop import Progress, evaluate, position, run
+from .metrics import Callback, Metrics, OnMetrics
+from .profiling import Recording
+from .progress import ProgressBar, preview, tell
+from .showcase import Showcase
+from .stop import Interrupted, listening, stopped_early
+from .trained import facts, find_checkpoint
+
+# Flags that may differ between machines. The content of the data is compared separately.
+_MACHINE_FLAGS = ("threads", "data.path", "data.workers")
+# Errors that all ranks raise together.
+_AGREED = (AgreedError, Interrupted, StepError)
+
+
+def train(
+    recipe: Recipe | str | PathLike[str] | None = None,
+    folder: str | PathLike[str] | None = None,
+    resume: str | PathLike[str] | None = None,
+    quiet: bool = True,
+    on_step: OnMetrics | None = None,
+    on_evaluation: OnMetrics | None = None,
+) -> dict[str, Any]:
+    """Train a recipe, and return the summary that `conadv train --json` prints.
+
+    It writes the same folder as the command, and works under torchrun. An interrupt (Ctrl-C, or the stop button of a
+    notebook) finishes the step, saves a checkpoint and raises KeyboardInterrupt; `resume=` then continues the run.
+    Outside the main thread, where Python allows no signal handlers, signals are not handled.
+
+    Args:
+        recipe: A `Recipe`, the name of a built-in recipe or the path of a TOML file. None with `resume`.
+        folder: The folder to write. None: a new one, runs/DATA-METHOD-001 and so on.
+        resume: The folder of a run to resume, in place of `recipe` and `folder`.
+        quiet: Print no progress. False: show a progress bar on a terminal or in a notebook with ipywidgets, and print
+            a line every few seconds elsewhere.
+        on_step: Called on rank 0 after each step with a dictionary of its metrics: step (from 0), epoch, lr, loss,
+            clean_loss, adv_loss and seconds (since the start).
+        on_evaluation: Called on rank 0 after each evaluation with a dictionary of its metrics: step, test_top1,
+            test_top5 (with more than 5 classes), train_top1 and gap in percent, test_loss and train_loss. For the
+            evaluation at the end, step is the number of steps taken.
+
+    Returns:
+        The settings, speed and final accuracy of the run, and its folder as `run`. Empty on ranks other than 0.
+
+    Raises:
+        ValueError: The recipe, the data or a folder cannot be used; the message says what to do.
+        KeyboardInterrupt: The run was interrupted, and its state is saved.
+    """
+    if resume is not None:
+        if recipe is not None or folder is not None:
+            raise ValueError("resume= takes the recipe and the folder from the run: drop recipe and folder")
+        recipe = recipe_of_run(fspath(resume))
+    elif recipe is None:
+        raise ValueError("there is nothing to train: pass a recipe, such as load_recipe('digits'), or resume=")
+    # A recipe that was built by hand is checked like any other.
+    recipe = override(recipe, {}) if isinstance(recipe, Recipe) else load_recipe(fspath(recipe))
+    callbacks = [Callback(call, call is on_evaluation) for call in (on_step, on_evaluation) if call is not None]
+    new, old = (None if path is None else Path(path) for path in (folder, resume))
+    try:
+        return train_recipe(recipe, new, old, quiet, callbacks, owns_process=False)
+    except Interrupted as stop:
+        if stop.exit_status == 128 + signal.SIGINT:
+            raise KeyboardInterrupt(str(stop)) from None
+        raise SystemExit(stop.exit_status) from None
+
+
+def train_recipe(
+    recipe: Recipe,
+    folder: Path | None,
+    resume: Path | None,
+    quiet: bool,
+    callbacks: list[Callback] | None = None,
+    owns_process: bool = True,
+) -> dict[str, Any]:
+    """Train to the end of a recipe, and return the summary; empty on ranks other than 0.
+
+    Args:
+        recipe: What to train, and how.
+        folder: The folder to write; None: a new one under runs.
+        resume: The folder of a run to resume, in place of `folder`.
+        quiet: Print no progress.
+        callbacks: Functions to call with the metrics.
+        owns_process: Whether signals may end the process; False in a notebook.
+    """
+    check_sinks(recipe.log)
+    recipe = with_chunk_size(recipe, world_size())
+    layout = check_fit(recipe, world_size())
+    with (
+        listening(owns_process) as request,
+        joined(recipe.timeout, main=layout.learners()[0]) as world,
+        _run_folder(recipe, folder, resume, world) as place,
+        guarded(world, layout, _AGREED, place.close, lambda: request.signal is not None) as end_all,
+        compiler_errors(),
+    ):
+        to_resume = f"to resume: {resume_command(place.path, recipe.model, recipe.data.path)}"
+        if owns_process:
+            advice = [to_resume] if resume else []
+            request.obey_by(lambda number: end_all(128 + number, stopped_early(number, *advice)))
+        task, stream = _build(recipe, world, sets_limits=owns_process)
+        with kernels(task.device, recipe.deterministic), ExitStack() as stack:
+            check_agreement(
+                world,
+                {"data": data_facts(task.data, recipe.data.path), "software": software_facts(task.model)},
+            )
+            job, progress = _start(recipe, layout, world, place, task, stream)
+            stack.callback(job.close)
+            request.obey_by(None)
+            from_main(world, lambda: place.open(progress.step))
+            if progress.step >= job.stop and not quiet:
+                tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
+            traces = Path(os.fsdecode(from_main(world, lambda: os.fsencode(place.path / "traces"))))
+            recording = Recording(recipe.profile, traces / f"rank-{world.rank}.json", job.pool)
+            sinks = [*_sinks(recipe, job, place.path, progress.step), *(callbacks or [])] if world.is_main else []
+            for sink in sinks:
+                stack.callback(sink.close)
+            with _recorder(recipe, job, place.path, progress.step, quiet) as (own_sinks, saver):
+                signal_number = run(
+                    job, progress, request, [*own_sinks, *sinks], saver, recording if recipe.profile else None
+                )
+            if progress.step < job.stop:
+                tell(f"stopped after step {progress.step}; {to_resume}")
+                world.barrier()  # torchrun ends all ranks when one exits, and rank 0 may still be writing
+                raise Interrupted(signal_number)
+            robust = RobustTest(recipe.attack.epsilon, recipe.attack.norm, images=recipe.eval_robust)
+            evaluation = evaluate(job, robust if recipe.eval_robust else None)
+            for sink in sinks:
+                sink.log(progress.step, evaluation)
+        summary = {**facts(resolved(recipe, task.data)), **position(job, progress), **evaluation}
+        if world.is_main:
+            write_summary(place.path, summary)
+    return {**summary, "run": str(place.path)} if world.is_main else {}
+
+
+def _build(recipe: Recipe, world: World, sets_limits: bool) -> tuple[Task, Stream]:
+    """Build the network and the data; rank 0 lists the files, and an error of any rank is raised on all of them."""
+    flags = {key: value for key, value in flatten(recipe).items() if key not in _MACHINE_FLAGS}
+    check_agreement(world, {"flags": flags})  # first, since everything else depends on the flags
+    if recipe.precision == "bfloat16" and world.device.type == "cpu":
+        note = bf16.prepare(world.all_reduce_max, tries=local_rank() == 0, sets=sets_limits)
+        if note:
+            tell(note)
+    share = None if world.size == 1 else partial(from_main_patiently, world)
+
+    def build() -> tuple[Task, Stream]:
+        task = build_task(recipe, world.device, trains=True, data=open_task_data(recipe, share))
+        return task, build_stream(recipe, task)
+
+    return on_all(world, build)
+
+
+@contextmanager
+def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world: World) -> Iterator[RunFolder]:
+    """The folder of the run, unlocked at the end; only rank 0 opens it."""
+    header = "\n".join(f"{what} {version}" for what, version in versions().items())
+    config = sealed(dump_recipe(recipe, f"The recipe of this run, whole. Written with:\n{header}"))
+    data = recipe.data.name or Path(str(recipe.data.path)).name.replace(":", "-")
+    restarted = world.attempt > 0
+    path = resume or folder or default_folder(Path("runs"), f"{data}-{recipe.method}", config, restarted)
+    place = RunFolder(path, config, is_new=resume is None and not (restarted and holds(path, config)))
+    try:
+        yield place
+    except ValueError:
+        place.close(status=2)
+        raise
+    finally:
+        place.close()
+
+
+def _start(
+    recipe: Recipe, layout: Layout, world: World, place: RunFolder, task: Task, stream: Stream
+) -> tuple[Job, Progress]:
+    """Build the job of a new run, or restore it from the newest checkpoint."""
+
+    def find() -> bytes:
+        place.prepare()
+        found = None if place.is_new else find_checkpoint(place.path, recipe, task)
+        if found is None and not place.is_new:
+            tell(f"{place.path} has no checkpoint yet: starting from its first step")
+        return b"" if found is None else found.pack()
+
+    # Only rank 0 reads the folder, so that all ranks resume from the same checkpoint.
+    packed = from_main(world, find)
+    # All ranks use the same seed, but machines may differ in the last digits.
+    world.broadcast_tensors([*task.model.parameters(), *task.model.buffers()])
+    if not packed:
+        return build_job(recipe, task, stream, layout, world, start=0), Progress()
+    checkpoint = Checkpoint.unpack(packed)
+    before = checkpoint.about["versions"]
+    if before != versions():
+        then, now = (", ".join(f"{what} {number}" for what, number in sorted(v.items())) for v in (before, versions()))
+        tell(f"written with {then}; now {now}: numbers may differ in their last digits")
+    job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"])
+    return job, _restore(job, checkpoint)
+
+
+def _restore(job: Job, checkpoint: Checkpoint) -> Progress:
+    """Restore a job from a checkpoint; every rank must call it."""
+    step, versions = checkpoint.about["step"], stale_versions(checkpoint.tensors)
+    if job.method.delay and not isinstance(job.method, ConAdv):
+        _prime(job, versions, step)
+    restore(checkpoint.tensors, job.task.model, job.optimizer, job.member.stale)
+    job.member.resume(step, versions)
+    return Progress(step, checkpoint.about["position"]["seconds"])
+
+
+def _prime(job: Job, versions: list[dict[str, Tensor]], step: int) -> None:
+    """Evaluate again what the steps before left behind, each with its weights and its batch."""
+    for number, version in zip(range(step - len(versions), step), versions, strict=True):
+        if number >= 0:
+            job.task.model.load_state_dict(version)
+            with closing(job.batches(number, number + 1)) as batches:
+                job.member.prime(next(batches), number)
+
+
+def _sinks(recipe: Recipe, job: Job, folder: Path, start: int) -> Iterator[Sink]:
+    """Make the sinks of --log and the best weights, which also get the final evaluation."""
+    values = flatten(recipe)
+    boards = [SINKS[name](folder, start, values) for name in dict.fromkeys(recipe.log)]
+    yield from boards
+    if boards and job.task.twins is not None:
+        yield Showcase(job.task, job.task.twins, boards)
+    if recipe.eval_every:
+        yield BestWeights(folder, job.task.model, tell)
+
+
+@contextmanager
+def _recorder(
+    recipe: Recipe, job: Job, folder: Path, start: int, quiet: bool
+) -> Iterator[tuple[list[Sink], CheckpointSaver | None]]:
+    """Print what the run will do, and open the sinks of its steps and the checkpoint saver; ranks but 0 have none."""
+    if not job.member.world.is_main:
+        yield [], None
+        return
+    about = {
+        "recipe": flatten(recipe),
+        "versions": versions(),
+        "plain": list(plain_state_dict(job.task.model)),
+        "network": network_facts(resolved(recipe, job.task.data), job.task),
+    }
+    with (
+        closing(ProgressBar(start, job.stop, quiet)) as bar,
+        closing(Metrics(folder / "metrics.jsonl", start)) as metrics,
+        closing(CheckpointSaver(folder, recipe.checkpoint.keep, about, before=metrics.flush)) as saver,
+    ):
+        if not quiet and start < job.stop:
+            for line in preview(flatten(resolved(recipe, job.task.data)), job, start):
+                bar.say(line)
+        for note in _notes(recipe, job):
+            bar.say(note)
+        if metrics.missing:
+            tell(f"metrics.jsonl was damaged: {metrics.missing} of the steps before {start} have no line")
+        yield [metrics, bar], saver
+
+
+def _notes(recipe: Recipe, job: Job) -> Iterator[str]:
+    """Yield notes about the data and the layout to print before training starts."""
+    share = TwinShare.from_number(recipe.twin_share)
+    slow = slow_attack(job.member.layout, method_of(recipe), recipe.delay, job.stream.chunks_per_step, share.of)
+    if slow is not None:
+        yield slow
+    yield from (f"left out: {problem}" for problem in job.task.data.skipped)
+    yield from job.task.data.notes
+    if job.stream.remainder:
+        yield f"each epoch leaves out {job.stream.remainder} images, different ones each time"
