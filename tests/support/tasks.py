@@ -180,7 +180,7 @@ def count_looks(path: str) -> tuple[int, list[str], str]:
     with joined(30) as world:
         sys.addaudithook(notice)  # for as long as the process lives, so that the list tells it to stop
         try:
-            task, _ = training._build(recipe, world, sets_limits=False)
+            task, _ = training._build(recipe, world, None, sets_limits=False)
             facts = {"data": data_facts(task.data, path)}
         finally:
             counting.clear()

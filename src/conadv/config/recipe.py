@@ -192,8 +192,8 @@ class Recipe:
     scale_norms: Annotated[bool, switch("scale-norms")] = False
     """Divide the gradients of BatchNorm's weight and bias by the share of their branch in the loss, so that they learn
     as fast as in vanilla. With sgd or lars."""
-    batch_size: Count = 256
-    """Images per step, over all ranks."""
+    batch_size: Whole = 0
+    """Images per step, over all ranks. 0: 256, or in one process a tenth of fewer than 2,560 training images."""
     chunk_size: Whole = 0
     """Images that share BatchNorm statistics and are processed together; must divide the batch size. Paper: 64. 0: the
     largest divisor, up to 64, of a lane's part of the batch that its ranks can share."""

@@ -52,6 +52,7 @@ _IMAGENET: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std":
 _SMALL = 64
 _KEPT = 1024  # MiB of decoded images that a rank keeps in memory
 _WATCH_STEPS = 10  # of PGD on held-out images: it runs during training
+_BATCH = 256  # images, unless a recipe says otherwise
 _LARGEST_CHUNK = 64  # images, as in the paper; a recipe may have more
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
@@ -341,6 +342,20 @@ def _check_attackers(recipe: Recipe, method: MethodInfo, layout: Layout) -> None
         )
     if recipe.compile:
         raise ValueError("attackers do not compile, and would round differently: drop --compile or --attackers")
+
+
+def with_batch_size(recipe: Recipe, images: int | None) -> Recipe:
+    """Choose the batch size if a recipe leaves it open: 256, or a tenth of the training images if that is less.
+
+    Args:
+        recipe: The recipe.
+        images: How many training images there are; None: enough.
+    """
+    if recipe.batch_size:
+        return recipe
+    unit = (recipe.chunk_size or 1) * recipe.data.copies
+    size = _BATCH if images is None else min(_BATCH, (images - recipe.data.held_out) * recipe.data.copies // 10)
+    return replace(recipe, batch_size=max(size // unit, 1) * unit)
 
 
 def with_chunk_size(recipe: Recipe, world_size: int) -> Recipe:

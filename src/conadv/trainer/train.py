@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
@@ -26,6 +27,7 @@ from conadv.ranks.layout import Layout
 from conadv.ranks.member import StepError
 from conadv.ranks.world import World, joined
 from conadv.sinks import SINKS, Sink, check_sinks
+from conadv.task.data import DataSet
 from conadv.task.stream import Stream
 
 from .build import (
@@ -39,6 +41,7 @@ from .build import (
     network_facts,
     open_task_data,
     resolved,
+    with_batch_size,
     with_chunk_size,
 )
 from .checkpoint import Checkpoint, CheckpointSaver, restore, stale_versions
@@ -49,13 +52,14 @@ from .kernels import compiler_errors, kernels
 from .loop import Progress, evaluate, position, run
 from .metrics import Callback, Metrics, OnMetrics
 from .profiling import Recording
-from .progress import ProgressBar, preview, tell
+from .progress import ProgressBar, counted, preview, tell
 from .showcase import Showcase
 from .stop import Interrupted, listening, stopped_early
 from .trained import facts, find_checkpoint
 
 # Flags that may differ between machines. The content of the data is compared separately.
 _MACHINE_FLAGS = ("threads", "data.path", "data.workers")
+_FEW = 100  # steps, in which a network learns little
 # Errors that all ranks raise together.
 _AGREED = (AgreedError, Interrupted, StepError)
 
@@ -130,6 +134,11 @@ def train_recipe(
         owns_process: Whether signals may end the process; False in a notebook.
     """
     check_sinks(recipe.log)
+    data = open_task_data(recipe) if not recipe.batch_size and world_size() == 1 else None
+    recipe = with_batch_size(recipe, None if data is None else len(data.train))
+    if data is not None:
+        note = f"{counted(recipe.batch_size, 'image')} per step, for {len(data.train):,}: --batch-size changes it"
+        data = replace(data, notes=(*data.notes, note))
     recipe = with_chunk_size(recipe, world_size())
     layout = check_fit(recipe, world_size())
     with (
@@ -143,7 +152,7 @@ def train_recipe(
         if owns_process:
             advice = [to_resume] if resume else []
             request.obey_by(lambda number: end_all(128 + number, stopped_early(number, *advice)))
-        task, stream = _build(recipe, world, sets_limits=owns_process)
+        task, stream = _build(recipe, world, data, sets_limits=owns_process)
         with kernels(task.device, recipe.deterministic), ExitStack() as stack:
             check_agreement(
                 world,
@@ -178,7 +187,7 @@ def train_recipe(
     return {**summary, "run": str(place.path)} if world.is_main else {}
 
 
-def _build(recipe: Recipe, world: World, sets_limits: bool) -> tuple[Task, Stream]:
+def _build(recipe: Recipe, world: World, data: DataSet | None, sets_limits: bool) -> tuple[Task, Stream]:
     """Build the network and the data; rank 0 lists the files, and an error of any rank is raised on all of them."""
     flags = {key: value for key, value in flatten(recipe).items() if key not in _MACHINE_FLAGS}
     check_agreement(world, {"flags": flags})  # first, since everything else depends on the flags
@@ -189,7 +198,7 @@ def _build(recipe: Recipe, world: World, sets_limits: bool) -> tuple[Task, Strea
     share = None if world.size == 1 else partial(from_main_patiently, world)
 
     def build() -> tuple[Task, Stream]:
-        task = build_task(recipe, world.device, trains=True, data=open_task_data(recipe, share))
+        task = build_task(recipe, world.device, trains=True, data=data or open_task_data(recipe, share))
         return task, build_stream(recipe, task)
 
     return on_all(world, build)
@@ -307,5 +316,8 @@ def _notes(recipe: Recipe, job: Job) -> Iterator[str]:
         yield slow
     yield from (f"left out: {problem}" for problem in job.task.data.skipped)
     yield from job.task.data.notes
+    if recipe.data.path and job.stop < _FEW and not recipe.pretrained:
+        few = f"{counted(job.stop, 'step')} of {counted(job.stream.batch_size, 'image')}: a network from random weights"
+        yield f"{few} needs some hundreds; raise --epochs, lower --batch-size, or try --model timm:NAME --pretrained"
     if job.stream.remainder:
         yield f"each epoch leaves out {job.stream.remainder} images, different ones each time"
