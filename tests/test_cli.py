@@ -52,7 +52,7 @@ class Commands:
 def commands(monkeypatch) -> Commands:
     stand_in = Commands()
     module = stand_in.module()
-    for name in ("train_recipe", "trained"):
+    for name in ("train", "trained"):
         monkeypatch.setitem(sys.modules, f"conadv.trainer.{name}", module)
         monkeypatch.setattr(conadv.trainer, name, module, raising=False)
     monkeypatch.delenv("RANK", raising=False)
@@ -458,7 +458,7 @@ PLAIN = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
     ],
 )
 def test_terminals_without_utf_8_get_plain_text(words, status, says, settings, tmp_path):
-    for part in ("train_recipe", "val"):
+    for part in ("train", "val"):
         (tmp_path / part / "ε日").mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(tmp_path / part / "ε日" / "one.png")
     command = [sys.executable, "-X", "utf8=0", "-m", "conadv", *words.format(folder=tmp_path).split()]

@@ -8,12 +8,7 @@ import pytest
 from conadv.config import find_recipe, flatten, load_recipe, override, recipe_names
 from conadv.study.results import read_results
 from conadv.study.study_file import NUMBERLESS, identity_of, read_study
-<<<<<<< HEAD
-from conadv.trainer.training import train
-=======
-from conadv.study_commands import resolve
 from conadv.trainer.train import train_recipe as train
->>>>>>> 74d7ef5 (Merge the trainer into fewer files: one for each part of a run)
 
 # Small enough for a test: the batch and the images shrink, everything else is the recipe's.
 SMALL = {"batch_size": 8, "chunk_size": 4, "max_steps": 2, "threads": 1, "eval_every": 0, "precision": "float32"}

@@ -52,16 +52,3 @@ def assert_follows(optimizer: Any, references: list[Any], lrs: list[float], rel:
         for parameter, reference in zip(parameters, references, strict=True):
             reference.step(flat(parameter.grad), lr)
             assert flat(parameter) == pytest.approx(reference.weights, rel=rel, abs=max(rel, 1e-13))
-
-
-def assert_follows(optimizer: Any, references: list[Any], lrs: list[float], rel: float = 1e-12) -> None:
-    """Each parameter of an optimizer moves as its reference on plain lists, step by step."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for step, lr in enumerate(lrs):
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        give_gradients(parameters, step)
-        optimizer.step()
-        for parameter, reference in zip(parameters, references, strict=True):
-            reference.step(flat(parameter.grad), lr)
-            assert flat(parameter) == pytest.approx(reference.weights, rel=rel, abs=max(rel, 1e-13))

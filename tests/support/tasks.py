@@ -57,8 +57,8 @@ def take_steps(changes: dict[str, Any], out: str) -> str:
             Path(out).write_bytes(safetensors.torch.save(state))
         if job.member.only_attacks:
             assert not job.optimizer.state, "it learns nothing"
-        if job.place.role in (Role.CLEAN, Role.ATTACK) and not world.is_main:
-            assert len(job.stale) == 0, "it needs no stale weights"
+        if job.member.place.role in (Role.CLEAN, Role.ATTACK) and not world.is_main:
+            assert len(job.member.stale) == 0, "it needs no stale weights"
     shared = {name: tensor for name, tensor in state.items() if not name.startswith("optimizer.")}
     return sha256(safetensors.torch.save(shared)).hexdigest()
 

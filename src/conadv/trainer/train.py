@@ -18,9 +18,7 @@ from conadv import bf16
 from conadv.config import Recipe, dump_recipe, flatten, load_recipe, override, recipe_of_run, sealed
 from conadv.core.algorithm import ConAdv
 from conadv.core.splitbn import plain_state_dict
-from conadv.core.twins import TwinShare
-from conadv.ranks.agreement import AgreedError, check_agreement, from_main, from_main_patiently, on_all
-from conadv.ranks.choose import slow_attack
+from conadv.ranks.agreement import AgreedError, check_agreement, from_main, on_all
 from conadv.ranks.faults import guarded
 from conadv.ranks.launch import local_rank, world_size
 from conadv.ranks.layout import Layout
@@ -37,7 +35,6 @@ from .build import (
     build_stream,
     build_task,
     check_fit,
-    method_of,
     network_facts,
     open_task_data,
     resolved,
@@ -195,7 +192,7 @@ def _build(recipe: Recipe, world: World, data: DataSet | None, sets_limits: bool
         note = bf16.prepare(world.all_reduce_max, tries=local_rank() == 0, sets=sets_limits)
         if note:
             tell(note)
-    share = None if world.size == 1 else partial(from_main_patiently, world)
+    share = None if world.size == 1 else partial(from_main, world)
 
     def build() -> tuple[Task, Stream]:
         task = build_task(recipe, world.device, trains=True, data=data or open_task_data(recipe, share))
@@ -309,11 +306,7 @@ def _recorder(
 
 
 def _notes(recipe: Recipe, job: Job) -> Iterator[str]:
-    """Yield notes about the data and the layout to print before training starts."""
-    share = TwinShare.from_number(recipe.twin_share)
-    slow = slow_attack(job.member.layout, method_of(recipe), recipe.delay, job.stream.chunks_per_step, share.of)
-    if slow is not None:
-        yield slow
+    """Yield notes about the data to print before training starts."""
     yield from (f"left out: {problem}" for problem in job.task.data.skipped)
     yield from job.task.data.notes
     if recipe.data.path and job.stop < _FEW and not recipe.pretrained:
