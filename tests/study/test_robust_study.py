@@ -41,3 +41,12 @@ def test_it_takes_the_finished_cells_of_the_final_grids_only(tmp_path: Path) -> 
     assert found == {"one step, fresh": {0: 30.0}, "three steps, fresh": {0: 31.0}}
     SCRIPT["draw"](found, tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").read_text().startswith("<?xml")
+
+
+def test_the_pages_have_the_table_of_the_results() -> None:
+    root = Path(__file__).parents[2]
+    results = root / "studies" / "robust" / "results.jsonl"
+    study = (root / "studies" / "robust" / "README.md").read_text(encoding="utf-8")
+    assert SCRIPT["table"](results) in study
+    assert SCRIPT["verdicts"](results) in study
+    assert SCRIPT["table"](results) in (root / "docs" / "results.md").read_text(encoding="utf-8")
