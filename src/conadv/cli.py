@@ -174,7 +174,7 @@ def export(
     out: Path,
     /,
     *,
-    format: Literal["safetensors", "torch-export", "onnx"] = "safetensors",
+    format: Literal["safetensors", "torch-export", "onnx"] | None = None,
     model: OptionalText = None,
     json: Json = False,
 ) -> None:
@@ -185,15 +185,19 @@ def export(
     Args:
         run: The folder of a run.
         out: The file to write: NAME.safetensors, NAME.pt2 (torch-export) or NAME.onnx.
-        format: Weights for the original model, or the network with its weights, by PyTorch's exporters.
+        format: Weights for the original model, or the network with its weights, by PyTorch's exporters. none: as the
+            name of the file says.
         model: With torch-export and onnx: the model, if it is your own package.module:callable.
     """
-    suffix = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}[format]
-    if out.suffix != suffix:
-        raise ValueError(f"--format {format} does not write {str(out)!r}: choose a name that ends in {suffix}")
+    formats: dict[str, Literal["safetensors", "torch-export", "onnx"]]
+    formats = {".safetensors": "safetensors", ".pt2": "torch-export", ".onnx": "onnx"}
+    if out.suffix not in formats:
+        raise ValueError(f"{str(out)!r} is no kind of export: choose a name that ends in {', '.join(formats)}")
+    if format not in (None, formats[out.suffix]):
+        raise ValueError(f"--format {format} does not write {out.suffix} files: drop it, or choose another name")
     from conadv.trainer import trained
 
-    report_result(lambda: trained.export(run, out, format, model), json)
+    report_result(lambda: trained.export(run, out, formats[out.suffix], model), json)
 
 
 def predict(

@@ -157,11 +157,12 @@ def test_onnx_without_its_packages_is_one_line_that_names_the_extra(run, tmp_pat
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("run model.pt2", "--format safetensors does not write 'model.pt2': choose a name that ends in .safetensors"),
-        ("run a.safetensors --format torch-export", "choose a name that ends in .pt2"),
+        ("run model.bin", "'model.bin' is no kind of export: choose a name that ends in .safetensors, .pt2, .onnx"),
+        ("run a.safetensors --format torch-export", "--format torch-export does not write .safetensors files: drop it"),
+        ("run a.pt2", "names code to import"),
         ("images a.safetensors", "is not a run folder"),
         ("run a.pt2 --format torch-export", "names code to import"),
-        ("run a.pt2 --format onnx", "choose a name that ends in .onnx"),
+        ("run a.pt2 --format onnx", "--format onnx does not write .pt2 files"),
         ("run a.pt2 --format tflite", "--format"),
         ("run nowhere/a.pt2 --format torch-export --model support.tiny:net", "cannot write nowhere/a.pt2"),
     ],

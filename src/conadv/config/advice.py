@@ -20,7 +20,7 @@ ADVICE = {
     "skip_limit": "drop it: a step that is not finite ends the run, and none is skipped",
     "diagnose": "drop it: studies/theory/staleness.py measures how far stale twins are from fresh ones",
     "together": "drop it: the passes of a chunk always run one after the other",
-    "ema": f"it is 0 (off): {_OWN_LOOP}, where torch.optim.swa_utils.AveragedModel averages weights",
+    "ema": f"averages of the weights left: {_OWN_LOOP}, where torch.optim.swa_utils.AveragedModel averages weights",
     "rho": f"it is 0.05, as the authors of SAM have it: {_OWN_LOOP}, conadv.Sam(rho=...)",
     "tf32": "drop it, or write deterministic = true, which keeps all digits of float32",
     "eval_train": "drop it: the training accuracy is that of a fixed sample, as large as the test set",
@@ -31,7 +31,7 @@ ADVICE = {
     "optimizer.eps": f"it is 1e-6 for lamb, and 1e-8 for the others: {_OWN_LOOP}",
     "checkpoint.minutes": "write checkpoint.every, in steps; a run that is stopped by SIGTERM saves one anyway",
     "data.classes": "drop it: synthetic data has 10 classes, and other data has its own",
-    **dict.fromkeys(("data.mixup", "data.cutmix"), f"it is 0 (off): {_OWN_LOOP}, whose loader may mix images"),
+    **dict.fromkeys(("data.mixup", "data.cutmix"), f"mixing left: {_OWN_LOOP}, whose loader may mix images"),
     "data.memory": "drop it: each rank keeps up to 1 GiB of decoded images in memory",
     # flags of other programs
     **dict.fromkeys(GPUS, "each GPU is a process of its own, which torchrun starts"),

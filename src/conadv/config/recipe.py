@@ -208,8 +208,8 @@ class Recipe:
     auto: the fastest layout that fits the number of ranks. none: everything on each rank."""
     attackers: OptionalText = None
     """Attackers on Ray, besides the ranks of the layout, that generate twins ahead: how many to start on this machine,
-    or the address of a cluster, such as ray://head:10001 (one for each of its CPUs or GPUs) or 8@ray://head:10001. They
-    may come and go without changing results. none: none."""
+    or the address of a cluster, such as HEAD:6379 (one for each of its CPUs or GPUs) or 8@HEAD:6379. They may come and
+    go without changing results. none: none."""
     model: Text = "auto"
     """A network by its name, timm:NAME or torchvision:NAME, or your own as package.module:callable
     (as a flag only, never in a file). auto: resnet20 for images up to 64 pixels, resnet50 for larger ones."""

@@ -99,9 +99,10 @@ def verdict(everyone: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     rest = f"{finished} of {len(everyone)} runs have finished" + (f", and {failed} failed." if failed else ".")
     if table.empty:
         return ["No run has finished with an accuracy.", "There is nothing to compare yet.", rest]
-    best = table[ACCURACY].idxmax()
+    best = table.index[np.isclose(table[ACCURACY], table[ACCURACY].max())]
     kind = figures.names(table)[ACCURACY].removesuffix(", %")
-    first = f"“{best}” has the highest {kind}, {_spread(table.loc[best], ACCURACY)} % (mean ± standard deviation)"
+    who = f"“{best[0]}” has" if len(best) == 1 else " and ".join(f"“{name}”" for name in best) + " share"
+    first = f"{who} the highest {kind}, {_spread(table.loc[best[0]], ACCURACY)} % (mean ± standard deviation)"
     if table[ROBUST].notna().any():
         strongest = table[ROBUST].idxmax()
         first += f"; “{strongest}” has the highest accuracy under attack, {_spread(table.loc[strongest], ROBUST)} %"

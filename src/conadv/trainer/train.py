@@ -313,4 +313,4 @@ def _notes(recipe: Recipe, job: Job) -> Iterator[str]:
         few = f"{counted(job.stop, 'step')} of {counted(job.stream.batch_size, 'image')}: a network from random weights"
         yield f"{few} needs some hundreds; raise --epochs, lower --batch-size, or try --model timm:NAME --pretrained"
     if job.stream.remainder:
-        yield f"each epoch leaves out {job.stream.remainder} images, different ones each time"
+        yield f"each epoch leaves out {counted(job.stream.remainder, 'image')}, different ones each time"

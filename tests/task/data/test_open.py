@@ -188,10 +188,19 @@ def test_what_is_not_recognized_is_told_what_would_be(tmp_path: Path) -> None:
         open_data("mnist")
 
 
-def test_class_folders_without_train_are_told_where_to_go(tmp_path: Path) -> None:
-    (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "1.JPG").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"none called train; move the class folders to train/CLASS"):
+def test_class_folders_need_no_train_above_them(tmp_path: Path) -> None:
+    write_folder(tmp_path / "split", jpeg_set(40), [])
+    above, below = open_data("path", tmp_path / "split"), open_data("path", tmp_path / "split" / "train")
+    assert below.notes == above.notes and below.train.classes == above.train.classes
+    assert below.train.labels.tolist() == above.train.labels.tolist()
+    assert below.test.labels.tolist() == above.test.labels.tolist()
+
+
+def test_images_to_test_on_need_a_folder_called_train(tmp_path: Path) -> None:
+    for name in ("val", "cat"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.JPG").write_bytes(b"")
+    with pytest.raises(ValueError, match="no folder called train; put the class folders in train/CLASS"):
         open_data("path", tmp_path)
 
 

@@ -84,12 +84,14 @@ def read_file(path: str | os.PathLike[str], offset: int = 0, size: int | None = 
 
 
 def find_folders(root: Path, channels: int) -> Found | None:
-    """The images in train/CLASS, and in val/CLASS or test/CLASS; None if there is no such folder."""
+    """The images in train/CLASS, and in val/CLASS or test/CLASS, or all in CLASS; None if there is no such folder."""
     parts = {part: root / name for name, part in reversed(_PARTS.items()) if (root / name).is_dir()}
     if "train" not in parts:
-        if any(_is_image(file.name) for file in root.glob("*/*")):
-            raise ValueError("folders of images, but none called train; move the class folders to train/CLASS")
-        return None
+        if not any(_is_image(file.name) for file in root.glob("*/*")):
+            return None
+        if parts:
+            raise ValueError("images to test on, but no folder called train; put the class folders in train/CLASS")
+        parts = {"train": root}
     train, test = parts["train"], parts.get("val", parts.get("test"))
     classes = _subfolders(train)
     if not classes:

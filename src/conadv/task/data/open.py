@@ -23,9 +23,9 @@ from conadv.task.data.source import DAMAGE_ADVICE, Arrays, DamagedError, DataSet
 from conadv.task.draws import stratified
 
 KNOWN = (
-    "an image folder (train/CLASS/*.jpg and val/CLASS/*.jpg), tar shards (*train*.tar and *val*.tar), CIFAR's "
-    "archives or their folders, NumPy arrays (train_images.npy and so on), hf:NAME_OR_PATH for a data set of the "
-    "Hugging Face hub or a folder of Parquet files, or package.module:callable for your own Dataset"
+    "an image folder (CLASS/*.jpg, or train/CLASS/*.jpg and val/CLASS/*.jpg), tar shards (*train*.tar and *val*.tar), "
+    "CIFAR's archives or their folders, NumPy arrays (train_images.npy and so on), hf:NAME_OR_PATH for a data set of "
+    "the Hugging Face hub or a folder of Parquet files, or package.module:callable for your own Dataset"
 )
 # What finds the data of a format at a path, in the order in which they are tried; it returns None for other data.
 FORMATS: dict[str, Callable[[Path, int], Found | None]] = {
