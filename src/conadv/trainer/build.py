@@ -381,8 +381,7 @@ def attackers_of(recipe: Recipe) -> tuple[int | None, str | None]:
     count, at, address = text.rpartition("@")
     if (at and not count.isdecimal()) or not (":" in address or address == "auto"):
         raise ValueError(
-            f"attackers {text!r}: give a number, or a Ray cluster such as HEAD:6379 or, with a number, "
-            "8@HEAD:6379"
+            f"attackers {text!r}: give a number, or a Ray cluster such as HEAD:6379 or, with a number, 8@HEAD:6379"
         )
     return int(count) if at else None, address
 
