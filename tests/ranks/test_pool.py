@@ -290,6 +290,8 @@ def test_what_cannot_use_a_pool_says_so():
         conadv.Sam(model, F.cross_entropy, delay=1, twins=some)
     with pytest.raises(TypeError, match="unknown argument 'chunksize'"):
         conadv.Vanilla(model, F.cross_entropy, chunksize=2)
+    with pytest.raises(TypeError, match=r"epsilon belongs to the attack: conadv.PGD\(epsilon=...\)"):
+        conadv.ConAdv(model, F.cross_entropy, attack, epsilon=8 / 255)
 
 
 def test_autocast_and_a_share_of_the_chunks():

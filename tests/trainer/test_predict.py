@@ -114,8 +114,8 @@ def test_an_export_says_what_its_network_takes(run, tmp_path):
         ("run images --model resnet8", "do not fit the model resnet8"),
         ("run images --model support.tiny:net --top 0", "Must be >= 1"),
         ("images images", "not a run folder"),
-        ("nowhere images", "neither a run folder nor an export"),
-        ("images/0.png images", "neither a run folder nor an export"),
+        ("nowhere images", "neither a run folder nor a safetensors export"),
+        ("images/0.png images", "neither a run folder nor a safetensors export"),
         ("bare.safetensors images", "does not say how its network was built"),
     ],
 )

@@ -66,6 +66,8 @@ def check_keywords(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     if "twins" in given:
         raise ValueError("twins= is for ConAdv: recycled and sam take theirs from the last step, and cannot use a pool")
     if unknown := given.keys() - known.keys():
+        if min(unknown) in {field.name for field in fields(PGD)}:
+            raise TypeError(f"{min(unknown)} belongs to the attack: conadv.PGD({min(unknown)}=...)")
         raise TypeError(f"unknown argument {min(unknown)!r}: a method also takes {', '.join(known)}")
 
 

@@ -152,6 +152,7 @@ def _run_missing(
     tell(f"{len(cells)} cells, {jobs} at a time, {len(cells) - len(waiting)} are already done")
     while waiting or running:
         if request.signal:
+            tell("stopping: the running cells save a checkpoint; the same command resumes them")
             for one in running:
                 one.process.send_signal(signal.SIGTERM)
             for one in running:

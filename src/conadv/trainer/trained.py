@@ -206,7 +206,7 @@ def read_export(path: Path) -> tuple[Any, dict[str, Tensor]]:
         return facts, safetensors.torch.load_file(path)
     except (OSError, ValueError, RecursionError, safetensors.SafetensorError):
         raise ValueError(
-            f"{path} is neither a run folder nor an export: pass one that conadv train or conadv export wrote"
+            f"{path} is neither a run folder nor a safetensors export: pass what conadv train or conadv export wrote"
         ) from None
 
 
