@@ -54,8 +54,8 @@ def resized(picture: Picture, box: Box, size: int) -> Planes:
     pixels = picture.pixels(shrink)
     if pixels.shape[0] < picture.height:
         left, top, right, bottom = left // shrink, top // shrink, -(-right // shrink), -(-bottom // shrink)
-    # PyTorch is three times as fast as Pillow here, and agrees with it to one grey level, rarely two. A contiguous copy is resized
-    # a third faster, copying included.
+    # PyTorch is three times as fast as Pillow here, and agrees with it to one grey level, rarely two. A contiguous copy
+    # is resized a third faster, copying included.
     part = torch.from_numpy(pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
     planes: Planes = F.interpolate(part[None], (size, size), mode="bilinear", antialias=True)[0].numpy()
     return planes
