@@ -132,6 +132,11 @@ def test_a_verdict_names_what_is_better_and_worse(tmp_path: Path) -> None:
     assert found[2] == "Each mean is over 5 seeds; 15 of 15 runs have finished."
 
 
+def test_a_verdict_does_not_prefer_one_of_equals(tmp_path: Path) -> None:
+    found = verdict_of(tmp_path, lambda v: 40.0 if v["method"] == "recycled" else 50.0)
+    assert found[0].startswith("“vanilla” and “conadv” share the highest test accuracy, 50.0 ± 0.0 %")
+
+
 @pytest.mark.parametrize(
     ("outcome", "says"),
     [

@@ -326,7 +326,9 @@ def test_checkpoints_go_unless_the_study_keeps_them(
     assert [(out / "runs" / result.cell / "checkpoints").exists() for result in read_results(out)] == kept
 
 
-def test_asked_to_stop_it_stops_its_cells_and_keeps_what_is_done(fake_train: Path, tmp_path: Path) -> None:
+def test_asked_to_stop_it_stops_its_cells_and_keeps_what_is_done(
+    fake_train: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     study, out = seeds(tmp_path, 1, 6), tmp_path / "out"
     child = os.fork()
     if not child:  # this process has the stand-in for conadv train, which a new one would not have
@@ -334,6 +336,7 @@ def test_asked_to_stop_it_stops_its_cells_and_keeps_what_is_done(fake_train: Pat
     until(lambda: [seed for seed, *_ in starts(fake_train)] == [1, 6])
     os.kill(child, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGTERM
+    assert "stopping: the running cells save a checkpoint; the same command resumes them" in capfd.readouterr().err
     done, stopped = read_results(out)
     assert (done.summary or {})["test_top1"] == 51.0
     assert (stopped.summary, stopped.error) == (None, None)
