@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import conadv
+from support.ranks import Pool as Ranks
 
 STEPS = 12
 
@@ -201,18 +202,18 @@ def test_random_kills_and_joins_change_nothing(cluster, attackers, delay, chunk_
     print(f"happened: {dict(happened)}")  # pytest -s: the counts of docs/log.md
 
 
-def ddp_learner(attackers: int | None, seed: int) -> tuple[dict[str, torch.Tensor], Counter[str]]:
+def ddp_learner(attackers: int | None, seed: int, steps: int) -> tuple[dict[str, torch.Tensor], Counter[str]]:
     """One of several DDP ranks, with its part of the attackers or without any."""
     torch.distributed.init_process_group("gloo")
     try:
-        return _learn_on_a_rank(attackers, seed)
+        return _learn_on_a_rank(attackers, seed, steps)
     finally:
         torch.distributed.destroy_process_group()
 
 
-def _learn_on_a_rank(attackers: int | None, seed: int) -> tuple[dict[str, torch.Tensor], Counter[str]]:
+def _learn_on_a_rank(attackers: int | None, seed: int, steps: int) -> tuple[dict[str, torch.Tensor], Counter[str]]:
     rank = torch.distributed.get_rank()
-    settings = {"rank": rank, "wrap": DistributedDataParallel, "chunk_size": 2, "delay": 1 + seed % 3}
+    settings = {"rank": rank, "wrap": DistributedDataParallel, "chunk_size": 2, "delay": 1 + seed % 3, "steps": steps}
     if attackers is None:
         return train(**settings)[0], Counter()
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
@@ -221,7 +222,8 @@ def _learn_on_a_rank(attackers: int | None, seed: int) -> tuple[dict[str, torch.
         warnings.filterwarnings("ignore", "an attacker was lost|no attacker is left|an attacker could not start")
         started(pool)
         torch.distributed.barrier()
-        weights, _, counts = train(pool, disturb(pool, random.Random(2 * seed + rank), happened), **settings)
+        disturbing = disturb(pool, random.Random(2 * seed + rank), happened)
+        weights, _, counts = train(pool, disturbing, **settings)
         torch.distributed.barrier()
     return weights, happened + counts
 
@@ -230,9 +232,15 @@ def _learn_on_a_rank(attackers: int | None, seed: int) -> tuple[dict[str, torch.
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_two_ddp_learners_with_a_pool_change_nothing(pool, seed):
-    alone = pool.run(2, ddp_learner, None, seed)
-    pooled = pool.run(2, ddp_learner, 3, seed)
-    for (mine, _), (theirs, happened) in zip(alone, pooled, strict=True):
+    for happened in learners_with_losses(pool, seed):
         assert happened["twins_pool"] > 0
-        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
         print(f"happened: {dict(happened)}")
+
+
+def learners_with_losses(pool: Ranks, seed: int, steps: int = STEPS) -> list[Counter[str]]:
+    """Train on two ranks whose attackers are killed and join, and compare; what happened on each rank."""
+    alone = pool.run(2, ddp_learner, None, seed, steps)
+    pooled = pool.run(2, ddp_learner, 3, seed, steps)
+    for (mine, _), (theirs, _) in zip(alone, pooled, strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    return [happened for _, happened in pooled]
