@@ -27,7 +27,7 @@ from conadv.memory import ADVICE, is_out_of_memory
 from conadv.printing import allow_any_encoding, say
 from conadv.printing import report as report_result
 from conadv.ranks.agreement import AgreedError
-from conadv.ranks.launch import adopt_slurm, local_rank, own_rank, world_size
+from conadv.ranks.launch import local_rank, own_rank, world_size
 from conadv.study_commands import Json, Switch
 from conadv.trainer.stop import Interrupted
 
@@ -44,7 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     allow_any_encoding()
     try:
         words = sys.argv[1:] if arguments is None else arguments
-        adopt_slurm()
         command, bound = parse(words)
         who = f"rank {own_rank()}" if world_size() > 1 else "conadv train"
         with witnessed(who) if arguments is None and words[:1] == ["train"] else nullcontext():

@@ -111,7 +111,7 @@ def test_a_lost_rank_that_only_attacks_and_may_lag_is_named(number, start):
 
 
 def by_hand() -> dict[str, str]:
-    """Started without torchrun, as by srun: rank 0 keeps the store."""
+    """Started without torchrun: rank 0 keeps the store."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(probe.getsockname()[1])}

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "squeue", "sinfo", "srun")
-# Their names are addresses: that of rank 0, which we take from SLURM's list of nodes, then needs no entry in a DNS.
+# Their names are addresses: that of rank 0, which the example takes from SLURM's list of nodes, needs no DNS then.
 NODES = ("127.0.0.1", "127.0.0.2")
 # Daemons are where packages put them, which is not in everyone's PATH.
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])

@@ -32,7 +32,7 @@ from conadv.wrappers import is_exchanged
 
 from .agreement import AgreedError, check_agreement
 from .faults import guarded
-from .launch import adopt_slurm, world_size
+from .launch import world_size
 from .layout import Layout
 from .mail import Wire
 from .member import Member, StepError, Unread
@@ -45,8 +45,8 @@ _COMPARED = 100  # steps between two comparisons of the weights of the ranks
 class Team:
     """The ranks of a layout, in your own training loop; a context manager.
 
-    It uses the default process group if there is one; otherwise it creates one from the environment of torchrun or
-    srun. Within the context, if a rank raises an error, crashes or hangs, all ranks end and one line names it.
+    It uses the default process group if there is one; otherwise it creates one from the environment of
+    torchrun. Within the context, if a rank raises an error, crashes or hangs, all ranks end and one line names it.
 
     Args:
         layout: the role of each rank of a lane, such as "clean | adv | attack" or "3 clean | 3 adv | 2 attack".
@@ -77,7 +77,6 @@ class Team:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        adopt_slurm()
         size = dist.get_world_size() if dist.is_initialized() else world_size()
         duties = Role.CLEAN | Role.ADV | Role.ATTACK if self._text is None else Layout.duties_in(self._text)
         self._layout = layout = Layout.fit(self._text, duties, size)

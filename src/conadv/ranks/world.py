@@ -208,7 +208,7 @@ def own_device() -> torch.device:
         return torch.device("cpu")
     count, own = torch.cuda.device_count(), local_rank(missing=-1 if world_size() > 1 else 0)
     if count > 1 and own < 0:
-        raise ValueError(f"which of the {count} GPUs is this rank's? set LOCAL_RANK, or start with torchrun or srun")
+        raise ValueError(f"which of the {count} GPUs is this rank's? set LOCAL_RANK, or start with torchrun")
     if 1 < count <= own:
         raise ValueError(
             f"process {own} of this machine has no GPU of its own among {count}: start {count} per machine"
