@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from conadv.catalog import METHODS
 from conadv.ranks.layout import Layout
-from conadv.ranks.member import Member, Unread
 from support.fake_ranks import Call, record, replay
 from support.promises import few
 
@@ -61,20 +58,6 @@ def test_a_run_completes_where_each_rank_does_one_operation_at_a_time(method, de
     )
     assert all(calls), "every rank takes part"
     assert replay(calls) == [None] * size
-
-
-@pytest.mark.parametrize(
-    ("method", "delay", "size", "layout", "chunks"),
-    few(((*case, n) for case in CASES if case[0] != "sam" for n in (1, 3)), usual),
-)
-def test_it_completes_where_the_caller_runs_one_backward_pass(method, delay, size, layout, chunks, monkeypatch):
-    def step(member: Member, now: Any, ahead: Any, stop: int = 0) -> Unread:
-        total, unread = member.loss(now, ahead)
-        total.backward()
-        return unread
-
-    monkeypatch.setattr(Member, "step", step)
-    test_a_run_completes_where_each_rank_does_one_operation_at_a_time(method, delay, size, layout, chunks)
 
 
 # Lanes with several ranks of a role: ranks, layout, and chunks per lane.

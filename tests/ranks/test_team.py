@@ -50,43 +50,6 @@ def test_a_team_takes_the_steps_of_one_process(name, options, size, layout, pool
     assert tiny.distance(alone(name, options), found) <= 1e-12
 
 
-# "Sam" has no loss, which a test of refusals shows.
-LOSSES = [
-    ("Vanilla", {}, 2, None, "loss"),
-    ("Vanilla", {}, 4, "2 clean", "both"),
-    ("ConAdv", {}, 2, None, "loss"),
-    ("ConAdv", {"delay": 0}, 2, "clean | adv+attack", "loss"),
-    ("ConAdv", {"delay": 0}, 3, "clean | adv | attack", "both"),
-    ("ConAdv", {}, 2, "clean+attack | adv", "both"),
-    ("ConAdv", {}, 3, "clean | adv | attack", "loss"),
-    ("ConAdv", {"delay": 2}, 3, "clean | adv | attack", "both"),
-    ("ConAdv", {"delay": 3, "twin_share": "1/2"}, 3, "2 clean+adv | attack", "loss"),
-    ("Recycled", {}, 2, None, "both"),
-    ("Recycled", {}, 2, "clean | adv", "loss"),
-    ("Recycled", {}, 2, "adv | clean", "both"),
-    ("Recycled", {"twin_share": "1/4"}, 3, "2 clean | adv", "loss"),
-    ("Recycled", {"twin_share": "1/2"}, 3, "clean | 2 adv", "both"),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "size", "layout", "step"), LOSSES)
-def test_a_scaled_loss_takes_the_same_steps(name, options, size, layout, step, pool, tmp_path):
-    """Of one process that calls the method; a GradScaler, whose factors are powers of 2, multiplies the loss."""
-    digests = pool.run(size, teams.train, layout, name, options, str(tmp_path / "out"), 0, "", False, 0, step)
-    assert len(set(digests) - {""}) == 1, "the ranks hold different weights"
-    found = safetensors.torch.load_file(tmp_path / "out")
-    assert tiny.distance(alone(name, options), found) <= 1e-12
-
-
-@pytest.mark.parametrize(("stop", "step"), [(3, "loss"), (4, "both")])
-def test_a_loss_that_was_scaled_resumes_bitwise(stop, step, pool, tmp_path):
-    saved, out = str(tmp_path / "saved"), str(tmp_path / "out")
-    setting = 2, teams.train, "clean | adv", "Recycled", {}
-    whole = pool.run(*setting, out, 0, "", False, 0, step)
-    pool.run(*setting, saved, stop, "", False, 0, step)
-    assert pool.run(*setting, out, 0, saved, False, 0, step) == whole
-
-
 def test_ranks_with_another_attack_end_before_the_first_step(pool):
     says = "rank 1 has epsilon 0.5, rank 0 has 0.25: pass the same arguments on all ranks"
     assert pool.run(2, teams.attack_differently) == [says] * 2
@@ -105,18 +68,6 @@ def test_a_state_with_twins_through_another_branch_is_refused():
                     method.load_state_dict(states["adv"])
 
 
-@pytest.mark.parametrize(("name", "layout"), [("ConAdv", "clean | adv | attack"), ("Recycled", "2 clean | adv")])
-def test_an_update_whose_scaled_gradients_overflow_is_left_out_on_all_ranks(name, layout, pool):
-    results = pool.run(3, teams.overflow, layout, name)
-    assert results[:-1] == [results[0]] * 2
-    assert results[-1] == (results[0] if name == "Recycled" else ([], 0))  # the last rank of ConAdv only attacks
-    values, updates = results[0]
-    assert 0 < updates < teams.STEPS
-    alone, same = pool.run(1, teams.overflow, None, name)[0]
-    assert updates == same
-    torch.testing.assert_close(values, alone, rtol=1e-4, atol=1e-5)
-
-
 def test_a_team_of_one_takes_the_same_steps(tmp_path):
     for name, options in (("ConAdv", {"delay": 2}), ("Recycled", {"twin_share": "1/4"})):
         teams.train(None, name, options, str(tmp_path / "out"))
@@ -131,6 +82,15 @@ def test_an_epoch_can_be_left_in_its_middle(name, options, size, layout, pool, t
     pool.run(size, teams.train, layout, name, options, str(tmp_path / "out"), 0, "", False, 2)
     found = safetensors.torch.load_file(tmp_path / "out")
     assert tiny.distance(teams.alone(name, options, leave=2), found) <= 1e-12
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+def test_a_loop_may_leave_an_update_out(delay, pool, tmp_path):
+    """The twins that others sent are then of other weights than one process would take."""
+    out, options = tmp_path / "out", {"delay": delay}
+    pool.run(3, teams.train, "clean | adv | attack", "ConAdv", options, str(out), 0, "", False, 0, 2)
+    found = safetensors.torch.load_file(out)
+    assert tiny.distance(teams.alone("ConAdv", options, skip=2), found) <= 1e-12
 
 
 # method, its options, and (ranks, layout) before and after a stop
@@ -240,6 +200,7 @@ def method_of(team: conadv.Team, **options: Any) -> Any:
         (lambda team: team.sampler(range(3)), "3 images do not fill a batch of 8"),
         (lambda team: list(method_of(team).feed(iter([]))), "a loader with a length"),
         (lambda team: list(method_of(team).feed([(torch.rand(2, 2, 6, 6), torch.zeros(2))])), "batches of 4 chunks"),
+        (lambda team: method_of(team).loss((torch.rand(8, 2, 6, 6), torch.zeros(8))), r"call method\(now, ahead\)"),
         (lambda team: method_of(team, twin_share="1/3"), "multiple of 3 chunks per lane"),
         (lambda team: team.method(conadv.Vanilla, FSDPModule(1, 1), F.mse_loss), "without DistributedDataParallel"),
     ],
@@ -257,12 +218,11 @@ def test_a_team_that_does_not_fit_is_refused_before_it_meets():
         conadv.Team("clean | adv | attack", batch_size=8, chunk_size=2).__enter__()
 
 
-@pytest.mark.parametrize(("layer", "way"), [(0, "__call__"), (7, "loss")])
-def test_numbers_that_are_not_finite_end_the_team(layer, way):
+def test_numbers_that_are_not_finite_end_the_team():
     with conadv.Team(batch_size=2, chunk_size=2) as team:
         model = conadv.split_batchnorm(small_cnn())
-        nn.init.constant_(model[layer].weight, float("nan"))
+        nn.init.constant_(model[0].weight, float("nan"))
         method = team.method(conadv.Vanilla, model, F.cross_entropy)
         ((now, ahead),) = method.feed([(torch.rand(2, 2, 6, 6).double(), torch.tensor([0, 1]))])
         with pytest.raises(FloatingPointError, match=r"step 0: .*loss on .* is not finite"):
-            getattr(method, way)(now, ahead)
+            method(now, ahead)

@@ -82,14 +82,13 @@ def count_messages(method: str, layout: str, delay: int) -> tuple[int, int]:
     with joined(30, main=plan.learners()[0]) as world:
         job = build_job(recipe, task, build_stream(recipe, task), plan, world, start=0)
         most = 0
-        assert job.member.post is not None
         for now, ahead in job.feed(0):
             job.member.step(now, ahead)
-            most = max(most, job.member.post.owned)
+            most = max(most, len(job.member.post.box))
             job.optimizer.step()
             job.optimizer.zero_grad()
         job.member.drain()
-        return most, job.member.post.owned
+        return most, len(job.member.post.box)
 
 
 def step_with_oddity(oddity: str) -> str:
@@ -215,16 +214,12 @@ class _StopAfter:
         """It asks only between steps, so that nothing ends the process before."""
 
 
-def train(
-    folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked: int = 0, any_rank: bool = False
-) -> int:
+def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked: int = 0) -> int:
     """`conadv train` in this process, whose rank may be asked to stop; the exit status.
 
-    `asked`: the number of the rank among those that learn, or among all of them with `any_rank`.
+    `asked`: the number of the rank among those that learn.
     """
-    ranks = list(range(world_size()))
-    if not any_rank:
-        ranks = _learners(changes.get("layout"), world_size())
+    ranks = _learners(changes.get("layout"), world_size())
     steps = stop_after if own_rank() == ranks[asked % len(ranks)] else 0
     fields = {key.replace("__", "."): str(value) for key, value in changes.items()}
     with pytest.MonkeyPatch.context() as patch:
@@ -258,15 +253,13 @@ def run_script(path: str, folder: str) -> str:
     return said.getvalue()
 
 
-def train_late(
-    folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked: int = 0, any_rank: bool = False
-) -> int:
+def train_late(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 0, asked: int = 0) -> int:
     """The same where the outcome of a step is read one step late, as on GPUs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             training, "build_job", lambda *arguments, **more: replace(build_job(*arguments, **more), late=True)
         )
-        return train(folder, resume, changes, stop_after, asked, any_rank)
+        return train(folder, resume, changes, stop_after, asked)
 
 
 def train_in_two_parts(folder: str, changes: dict[str, Any], stop_after: int) -> int:

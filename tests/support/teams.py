@@ -47,8 +47,8 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
     return {**model.state_dict(), **moments}
 
 
-def alone(name: str, options: dict[str, Any], leave: int = 0) -> dict[str, Tensor]:
-    """The loop in one process and without a team; its epoch is left after `leave` steps."""
+def alone(name: str, options: dict[str, Any], leave: int = 0, skip: int = 0) -> dict[str, Tensor]:
+    """The loop in one process and without a team; its epoch is left after `leave` steps, one update is left out."""
     model, optimizer = network()
     method = make(name, model, getattr(conadv, name), chunk_size=CHUNK, seed=SEED, **options)
     sampler = TeamSampler(data(), BATCH, slice(0, BATCH), SEED)
@@ -58,7 +58,8 @@ def alone(name: str, options: dict[str, Any], leave: int = 0) -> dict[str, Tenso
         for now, ahead in method.feed(loader):
             optimizer.zero_grad()
             method(now, ahead)
-            optimizer.step()
+            if method.step != skip:
+                optimizer.step()
             if method.step == leave:
                 break
     return tensors(model, optimizer)
@@ -73,17 +74,16 @@ def train(
     resume: str = "",
     existing: bool = False,
     leave: int = 0,
-    step: str = "call",
+    skip: int = 0,
 ) -> str:
     """The loop in a team, perhaps stopped after `stop` steps, or resumed; the digest of its weights.
 
-    An epoch is left after `leave` steps, for the next one. A step is a call of the method, or "loss", or "both" in
-    turn.
+    An epoch is left after `leave` steps, for the next one. The update of step `skip` is left out.
     """
     if existing:
         torch.distributed.init_process_group("gloo")
     with conadv.Team(layout, batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
-        digest = _loop(team, name, options, out, stop, resume, leave, step)
+        digest = _loop(team, name, options, out, stop, resume, leave, skip)
     if existing:
         assert torch.distributed.is_initialized()
         torch.distributed.destroy_process_group()
@@ -102,10 +102,9 @@ def train_without_feed() -> str:
 
 
 def _loop(
-    team: conadv.Team, name: str, options: dict[str, Any], out: str, stop: int, resume: str, leave: int, step: str
+    team: conadv.Team, name: str, options: dict[str, Any], out: str, stop: int, resume: str, leave: int, skip: int
 ) -> str:
     model, optimizer = network()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
     if not team.world.is_main:  # all get the weights of rank 0
         nn.init.zeros_(model[0].weight)
     method = make(name, model, lambda *words, **fields: team.method(getattr(conadv, name), *words, **fields), **options)
@@ -121,17 +120,9 @@ def _loop(
         sampler.set_epoch(epoch, start)
         start = 0
         for now, ahead in method.feed(loader):
-            if step == "loss" or (step == "both" and method.step % 2):
-                loss = method.loss(now, ahead)
-                optimizer.zero_grad(set_to_none=method.step % 3 > 0)
-                scaler.scale(loss).backward()
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(model.parameters(), 1e9)
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                optimizer.zero_grad()
-                method(now, ahead)
+            optimizer.zero_grad()
+            method(now, ahead)
+            if method.step != skip:
                 optimizer.step()
             if method.step in (stop, leave):
                 break
@@ -155,35 +146,6 @@ def attack_differently() -> str:
     except ValueError as error:
         return str(error)
     return ""
-
-
-def overflow(layout: str | None, name: str) -> tuple[list[float], int]:
-    """Steps in float32 with a scaled loss that overflows in the first ones; weights, and the updates that were made."""
-    with conadv.Team(layout, batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
-        model, _ = network()
-        model.float()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-        options = {"batch": lambda item: conadv.Batch(item[0].float(), item[1])}
-        method = make(
-            name, model, lambda *words, **fields: team.method(getattr(conadv, name), *words, **fields), **options
-        )
-        scaler, updates, before = (
-            torch.amp.GradScaler("cpu", init_scale=3e38, backoff_factor=2.0**-60),
-            0,
-            model[0].weight._version,
-        )
-        for now, ahead in method.feed(DataLoader(data(), batch_sampler=team.sampler(data()))):
-            optimizer.zero_grad()
-            scaler.scale(1e4 * method.loss(now, ahead)).backward()
-            assert 0.5 < float(method.losses.clean) < 5 or team.place.role == Role.ATTACK, "the mean loss, not scaled"
-            scaler.step(optimizer)
-            scaler.update()
-            now_at = model[0].weight._version
-            updates, before = updates + (now_at != before), now_at
-        if team.place.role == Role.ATTACK:
-            return [], 0
-        values = [float(number) for tensor in model.state_dict().values() for number in tensor.flatten()]
-        return values, updates
 
 
 def train_endlessly(folder: str) -> None:

@@ -96,11 +96,10 @@ def test_ranks_that_may_lag_end_with_the_same_bits(pool, tmp_path):
         assert len(list((folder / "checkpoints").glob("step-*"))) > 1
 
 
-@pytest.mark.parametrize("asked", [0, 2], ids=["the rank that lags", "another rank"])
-def test_ranks_that_may_lag_stop_and_resume(asked, pool, tmp_path):
+def test_ranks_that_may_lag_stop_and_resume(pool, tmp_path):
     whole, part = tmp_path / "whole", tmp_path / "part"
     assert pool.run(3, tasks.train, str(whole), False, LAGGING) == [0] * 3
-    assert pool.run(3, tasks.train_late, str(part), False, LAGGING, 1, asked, True) == [143] * 3
+    assert pool.run(3, tasks.train_late, str(part), False, LAGGING, 1, 1) == [143] * 3
     assert pool.run(3, tasks.train_late, str(part), True, {"layout": LAGGING["layout"]}) == [0] * 3
     assert tiny.equal(tiny.state(part), tiny.state(whole))
     assert lines(part) == lines(whole)

@@ -152,8 +152,8 @@ def test_a_run_saves_its_state_and_says_how_to_go_on(number, start, tmp_path):
     assert tiny.equal(tiny.state(run.folder), tiny.state(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize(("number", "asked"), [(TERM, [0]), (INT, [1]), (TERM, [2]), (INT, [0, 1, 2])], ids=str)
-def test_whichever_ranks_are_asked_all_stop_in_the_same_step(number, asked, start):
+@pytest.mark.parametrize(("number", "asked"), [(TERM, [0]), (INT, [1]), (INT, [0, 1, 2])], ids=str)
+def test_whichever_learning_ranks_are_asked_all_stop_in_the_same_step(number, asked, start):
     run = start(tiny.words(**ENDLESS, layout="clean | adv | attack"), 3)
     run.wait_for_step(3)
     for rank in asked:

@@ -204,7 +204,7 @@ class Step:
         """The loss of the whole batch, which the caller backpropagates."""
         # All attacks come before: while a graph lives, the weights must stay.
         work = [(k, each) for k, chunk in enumerate(self.chunks(batch)) for each in passes(k, chunk)]
-        return self._whole(work) if self.averaging is None else self.averaging(partial(self._whole, work))
+        return self._whole(work)
 
     def end(self) -> None:
         """Move the running statistics, unless they are summed over ranks first, and count the step."""

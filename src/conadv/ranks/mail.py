@@ -14,8 +14,8 @@ for each other, even if each does one operation at a time:
 5. twins that the clean backward passes left behind, by chunk
 
 Receives are posted in the step in which a twin is sent, not in the one that needs it: with a delay of 2 or more, the
-sender would wait for a rank that waits for others. Sent buffers are kept until they were received. Weights and twins
-have a process group each, so they never queue behind gradients or each other.
+sender would wait for a rank that waits for others. Weights and twins have a process group each, so they never queue
+behind gradients or each other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from conadv.core.algorithm import ConAdv, Recycled
 from conadv.core.batch import Batch, Chunked
 from conadv.core.roles import Role
 from conadv.core.state import State
-from conadv.core.step import span
+from conadv.core.step import Method, span
 from conadv.core.twins import LeftTwins, Local
 
 from .layout import Layout
@@ -42,7 +42,7 @@ from .world import World, flat, unflatten
 
 @dataclass(frozen=True)
 class Wire:
-    """The images of a chunk of twins as a message of bytes, with one more byte for a note."""
+    """The images of a chunk of twins as a message of bytes."""
 
     shape: tuple[int, ...]
     """Of the images of a chunk."""
@@ -63,15 +63,15 @@ class Wire:
     @property
     def size(self) -> int:
         """Bytes of a message."""
-        return torch.Size(self.shape).numel() * (1 if self.as_bytes else self.dtype.itemsize) + 1
+        return torch.Size(self.shape).numel() * (1 if self.as_bytes else self.dtype.itemsize)
 
-    def pack(self, images: Tensor, note: int = 0) -> Tensor:
+    def pack(self, images: Tensor) -> Tensor:
         images = images.detach()
         images = images.mul(255).round_().to(torch.uint8) if self.as_bytes else images.to(self.dtype)
-        return with_note(images.contiguous().flatten().view(torch.uint8), note)
+        return images.contiguous().flatten().view(torch.uint8)
 
     def unpack(self, message: Tensor) -> Tensor:
-        images = message[:-1].to(self.dtype).div_(255) if self.as_bytes else message[:-1].clone().view(self.dtype)
+        images = message.to(self.dtype).div_(255) if self.as_bytes else message.clone().view(self.dtype)
         return images.view(self.shape)
 
     def received(self, twin: Batch) -> Batch:
@@ -79,9 +79,51 @@ class Wire:
         return replace(twin, images=self.unpack(self.pack(twin.images)))
 
 
-def with_note(message: Tensor, note: int) -> Tensor:
-    """A message of bytes with a last one: the signal that asks the receiver to stop, or 0."""
-    return torch.cat([message, message.new_full((1,), note)])
+class Mailbox:
+    """Messages of bytes between ranks, kept until they were received. Every rank must make one.
+
+    Args:
+        world: the ranks.
+        exists: whether any rank sends a message; they have a process group of their own then.
+    """
+
+    def __init__(self, world: World, exists: bool) -> None:
+        self._group, self._device = world.new_group() if exists else None, world.device
+        self._sent: deque[tuple[int, Any, Tensor]] = deque()  # with the step
+        self._coming: dict[Any, tuple[Any, Tensor]] = {}
+
+    def __len__(self) -> int:
+        """The number of messages in memory."""
+        return len(self._sent) + len(self._coming)
+
+    def send(self, message: Tensor, target: int, step: int) -> None:
+        self._sent.append((step, dist.isend(message, target, group=self._group), message))
+
+    def expect(self, key: Any, size: int, source: int) -> None:
+        """Post the receive of a message of so many bytes."""
+        buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
+        self._coming[key] = dist.irecv(buffer, source, group=self._group), buffer
+
+    def take(self, key: Any) -> Tensor | None:
+        """Wait for a message that is expected; None if it is not."""
+        if key not in self._coming:
+            return None
+        with span("hand-off"):
+            work, message = self._coming.pop(key)
+            work.wait()
+            return message
+
+    def forget(self, before: int) -> None:
+        """Wait until the messages of steps before this one were received, and drop them."""
+        while self._sent and self._sent[0][0] < before:
+            self._sent.popleft()[1].wait()
+
+    def drain(self) -> None:
+        """Wait for every message in flight, and drop it; all ranks must have taken the same number of steps."""
+        for work in (*(work for _, work, _ in self._sent), *(work for work, _ in self._coming.values())):
+            work.wait()
+        self._sent.clear()
+        self._coming.clear()
 
 
 class Post:
@@ -95,67 +137,40 @@ class Post:
         wire: the message format; None: `wire` is set before the first twin.
     """
 
-    def __init__(self, layout: Layout, world: World, method: ConAdv | Recycled, chunks: int, wire: Wire | None) -> None:
+    def __init__(self, layout: Layout, world: World, method: Method, chunks: int, wire: Wire | None) -> None:
         self.wire = wire
         self.ahead = layout.ahead(method.delay)
         """Steps between generating a twin and learning from it."""
-        self.note = torch.zeros(1, dtype=torch.uint8, device=world.device)
-        """The largest note that came with the twins of this step."""
-        self.place = method._step.place
+        self.box = Mailbox(world, exists=layout.hands_over)
+        self._place = method._step.place
         self._layout, self._method, self._chunks = layout, method, chunks
-        self._group = world.new_group()
-        self._inbox: dict[tuple[int, int], tuple[Any, Tensor]] = {}  # by batch and chunk
-        self._sent: deque[tuple[int, Any, Tensor]] = deque()
-
-    @property
-    def learns(self) -> bool:
+        self.learns = Role.ADV in self._place.role
         """Whether twins are sent to this rank, and not by it."""
-        return Role.ADV in self.place.role
 
     @property
     def format(self) -> Wire:
         assert self.wire is not None
         return self.wire
 
-    @property
-    def owned(self) -> int:
-        """The number of messages that this rank keeps in memory."""
-        return len(self._inbox) + len(self._sent)
-
     def expect(self, batch: int) -> None:
         """Post the receives of the twins of a batch that this rank learns from; others generate them now."""
-        assert self.place.chunks is not None
-        for k in range(self.place.chunks):
+        assert self._place.chunks is not None
+        for k in range(self._place.chunks):
             if self._method._step.has_twin(batch, k):
-                buffer = torch.empty(self.format.size, dtype=torch.uint8, device=self.note.device)
-                source = self._layout.owner(self._layout.maker(), self.place.first_chunk + k, self._chunks)
-                self._inbox[batch, k] = dist.irecv(buffer, source, group=self._group), buffer
+                source = self._layout.owner(self._layout.maker(), self._place.first_chunk + k, self._chunks)
+                self.box.expect((batch, k), self.format.size, source)
 
     def take(self, batch: int, k: int) -> Tensor | None:
         """The twins of chunk k of this rank; None if they were not sent."""
-        if (batch, k) not in self._inbox:
-            return None
-        with span("hand-off"):
-            work, message = self._inbox.pop((batch, k))
-            work.wait()
-            self.note = torch.maximum(self.note, message[-1:])
-            return self.format.unpack(message)
+        message = self.box.take((batch, k))
+        return None if message is None else self.format.unpack(message)
 
-    def send(self, batch: int, k: int, images: Tensor, note: int = 0) -> None:
+    def send(self, batch: int, k: int, images: Tensor) -> None:
         """Send the twins of chunk k of this rank to the one that learns from them."""
         with span("hand-off"):
-            while self._sent and self._sent[0][0] < batch:  # a rank that took a step since then has received it
-                self._sent.popleft()[1].wait()
-            message = self.format.pack(images, note)
-            target = self._layout.owner(Role.ADV, self.place.first_chunk + k, self._chunks)
-            self._sent.append((batch, dist.isend(message, target, group=self._group), message))
-
-    def drain(self) -> None:
-        """Wait for every message in flight, and drop it; all ranks must have taken the same number of steps."""
-        for work in (*(work for _, work, _ in self._sent), *(work for work, _ in self._inbox.values())):
-            work.wait()
-        self._sent.clear()
-        self._inbox.clear()
+            self.box.forget(before=batch)  # a rank that took a step since then has received them
+            target = self._layout.owner(Role.ADV, self._place.first_chunk + k, self._chunks)
+            self.box.send(self.format.pack(images), target, batch)
 
 
 class Mail(Local):
@@ -169,7 +184,7 @@ class Mail(Local):
 
     def open(self, end: int) -> None:
         """Begin an epoch, or a run: all batches before `end` come, of which others attack all but the first."""
-        self._post.drain()
+        self._post.box.drain()
         self._end = end
 
     def begin(self, t: int, ahead: Any) -> None:
@@ -185,7 +200,7 @@ class Mail(Local):
             self._post.send(t, k, twin.images)
             return twin
         images = self._post.take(t, k)
-        # With an update left out since, as by a GradScaler, they are of other weights than one process takes.
+        # Where a loop leaves out an update, they are of other weights than one process takes.
         if images is None or self._updates[-1] - self._updates[0] != self._post.ahead:
             return self._post.format.received(super().take(t, k, chunk))
         return Batch(images, chunk.labels, extra=chunk.extra)
@@ -201,21 +216,15 @@ class Passed(LeftTwins):
     def __init__(self, model: nn.Module, method: Recycled, post: Post) -> None:
         super().__init__(model, method.twin)
         self._post = post
-        self._unsent: int | None = None  # the step whose twins were not exchanged yet
         self._posted: int | None = None  # the step whose twins are coming
         self._known: dict[tuple[int, int], Batch] = {}  # what else belongs to them, by step and chunk
 
     def begin(self, t: int, ahead: Any) -> None:
-        self.exchange()
         super().begin(t, ahead)
-        self._unsent = t
         self._known = {key: batch for key, batch in self._known.items() if key[0] == t - 1}
 
-    def exchange(self) -> None:
-        """Send the twins of the last step, or post their receives, unless that was done."""
-        t, self._unsent = self._unsent, None
-        if t is None:
-            return
+    def exchange(self, t: int) -> None:
+        """Send the twins that step t has left behind, or post their receives."""
         if self._post.learns:
             self._post.expect(t)
             self._posted = t
@@ -236,7 +245,6 @@ class Passed(LeftTwins):
 
     def items(self) -> list[Batch]:
         """The twins that wait for the next step, in order; waits for those that are still on their way."""
-        self.exchange()
         known, self._known, self._posted = self._known, {}, None
         for (t, k), batch in known.items():
             if (images := self._post.take(t, k)) is not None:
@@ -245,7 +253,7 @@ class Passed(LeftTwins):
 
     def reset(self) -> None:
         super().reset()
-        self._known, self._unsent, self._posted = {}, None, None
+        self._known, self._posted = {}, None
 
 
 class Weights:
@@ -256,36 +264,26 @@ class Weights:
 
     def __init__(self, layout: Layout, world: World, model: nn.Module, ahead: int) -> None:
         followers = layout.followers()
-        self._source = followers.get(world.rank)
+        self._source = followers.get(world.rank, 0)
         self._targets = [rank for rank, source in followers.items() if source == world.rank]
         self._model, self._ahead = model, ahead
-        self._group = world.new_group() if followers else None
-        self._sent: deque[tuple[list[Any], Tensor]] = deque()
+        self.box = Mailbox(world, exists=bool(followers))
 
-    def send(self, note: int = 0) -> None:
-        """Send the current weights; `note`: not 0 if the run stops and no step follows."""
+    def send(self, step: int, note: int = 0) -> None:
+        """Send the current weights; `note`: not 0 if the run stops, by this signal, and no step follows."""
         if self._targets:
-            self._wait_until_left(self._ahead)  # twins with older weights were learnt from
-            message = with_note(flat([*self._model.parameters(), *self._model.buffers()]), note)
-            works = [dist.isend(message, target, group=self._group) for target in self._targets]
-            self._sent.append((works, message))
+            self.box.forget(before=step - self._ahead)  # twins with older weights were learnt from
+            weights = flat([*self._model.parameters(), *self._model.buffers()])
+            message = torch.cat([weights, weights.new_full((1,), note)])
+            for target in self._targets:
+                self.box.send(message, target, step)
 
     def receive(self) -> int:
         """Wait for the weights of a step, and copy them into the model; returns the note."""
         tensors = [*self._model.parameters(), *self._model.buffers()]
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        message = torch.empty(size + 1, dtype=torch.uint8, device=tensors[0].device)
-        with span("hand-off"):
-            work: Any = dist.irecv(message, self._source, group=self._group)
-            work.wait()
+        self.box.expect("weights", size + 1, self._source)
+        message = self.box.take("weights")
+        assert message is not None
         unflatten(message[:-1], tensors)
         return int(message[-1])
-
-    def drain(self) -> None:
-        """Wait until everything that was sent has been received."""
-        self._wait_until_left(0)
-
-    def _wait_until_left(self, messages: int) -> None:
-        while len(self._sent) > messages:
-            for work in self._sent.popleft()[0]:
-                work.wait()

@@ -111,10 +111,7 @@ class Member:
         self._model = innermost(model)
         self._step = method._step
         self._step.join(self.place)
-        self.post: Post | None = None
-        if layout.hands_over:
-            assert isinstance(method, ConAdv | Recycled)
-            self.post = Post(layout, world, method, chunks, wire)
+        self.post = Post(layout, world, method, chunks, wire)
         ahead = layout.ahead(method.delay)
         self.weights = Weights(layout, world, self._model, ahead)
         self.reads_ahead = ahead if self.only_attacks else 0
@@ -140,8 +137,7 @@ class Member:
         """The arguments of `step`, for the batches of this rank from now on to the one before `end`."""
         twins = self.method.twins
         if self.only_attacks:
-            assert self.post is not None
-            self.post.drain()
+            self.post.box.drain()
             ahead = chain(islice(batches, self.reads_ahead, None), repeat(None))
             yield from ((None, batch) for batch in islice(ahead, end - self.method.step))
         elif isinstance(twins, Pool):  # reads the chunks of a batch before its step, too
@@ -157,27 +153,20 @@ class Member:
         Args:
             now: the batch to learn from, as `feed` yields it.
             ahead: the batch to attack, on a rank that only attacks.
-            stop: the number of the signal that asked this rank to stop; 0: none.
+            stop: the number of the signal that asked this rank to stop; 0: none. Learning ranks decide: a launcher
+                sends signals to all of them.
         """
         if self.only_attacks:
-            return self._attack(ahead, stop)
-        self.weights.send()
+            return self._attack(ahead)
+        step = self._step.t
+        self.weights.send(step)
         losses = self.method(now, ahead)
         with span("gradient sum"):
-            unread = self._agree(losses, stop, self._gradient_total())
+            unread = self._agree(losses, stop)
         if isinstance(self.method.twins, Passed):
-            self.method.twins.exchange()
+            self.method.twins.exchange(step)
         self._stale.keep()
         return unread
-
-    def loss(self, now: Any, ahead: Any) -> tuple[Tensor, Unread]:
-        """The loss of a step, which the caller backpropagates; DistributedDataParallel averages gradients there."""
-        if self.only_attacks:
-            return self._step._nothing(), self._attack(ahead, 0)
-        self.weights.send()
-        total = self.method.loss(now)
-        self._stale.keep()
-        return total, self._agree(self.method.losses, 0, None)
 
     def resume(self, step: int, versions: list[dict[str, Tensor]]) -> None:
         """Continue at `step`, with the weights of the last steps."""
@@ -264,10 +253,9 @@ class Member:
             signal_number: why the run stops before its last step; ranks that only attack are told. 0: it does not.
         """
         if signal_number:
-            self.weights.send(signal_number)
-        self.weights.drain()
-        if self.post is not None:
-            self.post.drain()
+            self.weights.send(self._step.t, signal_number)
+        self.weights.box.drain()
+        self.post.box.drain()
 
     @property
     def _local(self) -> Local | None:
@@ -298,25 +286,25 @@ class Member:
 
     def _route_twins(self) -> None:
         """Take twins from other ranks, or send them there; ranks without twins keep no stale weights for them."""
-        method, post, role = self.method, self.post, self.place.role
+        method, hands_over, role = self.method, self.layout.hands_over, self.place.role
         if isinstance(method, ConAdv) and role in (Role.CLEAN, Role.ATTACK):
             if not self.world.is_main:  # whose state has stale weights
                 method.twins = None  # type: ignore[assignment]
-        elif isinstance(method, ConAdv) and post is not None:
-            method.twins = Mail(self._model, method, post)
-        elif isinstance(method, Recycled) and post is not None:
-            method.twins = Passed(self._model, method, post)
+        elif isinstance(method, ConAdv) and hands_over:
+            method.twins = Mail(self._model, method, self.post)
+        elif isinstance(method, Recycled) and hands_over:
+            method.twins = Passed(self._model, method, self.post)
 
-    def _attack(self, ahead: Any, stop: int) -> Unread:
+    def _attack(self, ahead: Any) -> Unread:
         """The step of a rank that only attacks: weights come, and the twins of the batch ahead go."""
-        method, step, post = self.method, self._step, self.post
-        assert isinstance(method, ConAdv) and post is not None
+        method, step = self.method, self._step
+        assert isinstance(method, ConAdv)
         note = self.weights.receive()
         if not note:
-            t = step.t + post.ahead
+            t = step.t + self.post.ahead
             for k, chunk in enumerate([] if ahead is None else step.chunks(step.batch(ahead))):
                 if step.has_twin(t, k):
-                    post.send(t, k, method.twin(t, k, chunk).images, stop)
+                    self.post.send(t, k, method.twin(t, k, chunk).images)
             step.t += 1
         return Unread(None, lambda _: Outcome(signal=note))
 
@@ -330,7 +318,7 @@ class Member:
             twin = method.twin(t, number - maker.first_chunk, chunk)
         finally:
             step.place, step.count = self.place, count
-        return twin if self.post is None else self.post.format.received(twin)
+        return self.post.format.received(twin) if self.layout.hands_over else twin
 
     def _gradient_total(self) -> Tensor:
         """A number that is not finite if a gradient of this rank is not; averages of finite numbers are finite."""
@@ -338,15 +326,12 @@ class Member:
         gradients = [weight.grad for weight in self._model.parameters() if weight.grad is not None]
         return torch.stack(totals or list(torch._foreach_norm(gradients, 1))).sum()
 
-    def _agree(self, losses: Losses, stop: int, gradient: Tensor | None) -> Unread:
+    def _agree(self, losses: Losses, stop: int) -> Unread:
         """The short all_reduce of a step: requests to stop, losses, what is not finite, and statistics."""
         values = torch.stack([*losses]).to(self._statistics[0] if self._statistics else losses.clean)
-        checked = (values, values if gradient is None else gradient, torch.cat([*self._statistics, values[:0]]))
+        checked = (values, self._gradient_total(), torch.cat([*self._statistics, values[:0]]))
         flags = torch.stack([part.isfinite().all().logical_not() for part in checked]).to(values)
         stops = torch.cat([torch.full_like(values[:1], stop == number) for number in _SIGNALS])
-        if self.post is not None:
-            stops = stops + torch.cat([self.post.note == number for number in _SIGNALS])
-            self.post.note = torch.zeros_like(self.post.note)
         tail = torch.cat([stops, self.place.part * values, flags, *self._statistics])
         self.world.all_reduce(tail, self._learners)
         if self._statistics:

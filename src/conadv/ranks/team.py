@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from conadv import last_words
 from conadv.core.attack import Loss
@@ -135,7 +135,7 @@ class TeamMethod:
 
     def __init__(self, member: Member, model: nn.Module, chunk_size: int) -> None:
         self._member, self._model, self._chunk_size = member, model, chunk_size
-        self._method = member.method
+        self._method, self._hands_over = member.method, member.layout.hands_over
         self._begin = self._end = self._done = 0  # of the epoch: first step, end, and steps taken before a resume
         self._unread: Unread | None = None
         self._is_late = member.world.device.type != "cpu"  # read outcomes one step late, so that the host does not wait
@@ -159,7 +159,7 @@ class TeamMethod:
         check_agreement(self._member.world, {"data": {"batches": len(loader)}})
         self._begin, self._end, self._done = self.step - self._done, self.step + len(loader), 0
         batches, post = map(self._checked, loader), self._member.post
-        if post is not None and post.wire is None and (first := next(batches, None)) is not None:
+        if self._hands_over and post.wire is None and (first := next(batches, None)) is not None:
             post.wire = Wire.of(first, self._chunk_size, self._method)
             batches = chain([first], batches)  # type: ignore[assignment]
         yield from self._member.feed(batches, self._end)
@@ -177,16 +177,8 @@ class TeamMethod:
         self._check_begun()
         return self._settled(self._member.step(now, ahead))
 
-    def loss(self, now: Any, ahead: Any = None) -> Tensor:
-        """Return this rank's part of the loss of a step, for a loop that scales it or calls backward itself.
-
-        Backpropagate it once on every rank: gradients are those of all ranks then, scaled as the loss was. It keeps the
-        graph of all chunks in memory. On a rank that only attacks it is 0. The mean losses are in `losses`.
-        """
-        self._check_begun()
-        total, unread = self._member.loss(now, ahead)
-        self._settled(unread)
-        return total
+    def loss(self, now: Any, ahead: Any = None) -> NoReturn:
+        raise ValueError("a Team runs the backward pass itself: call method(now, ahead) and drop loss.backward()")
 
     def state_dict(self) -> State:
         """Return what the next step needs besides the weights, as tensors by name. Every rank must call it.
@@ -236,7 +228,7 @@ class TeamMethod:
 
     def _check_begun(self) -> None:
         """Raise a ValueError outside an epoch, where other ranks would neither send nor receive twins."""
-        if self._member.post is not None and not self._begin <= self.step < self._end:
+        if self._hands_over and not self._begin <= self.step < self._end:
             raise ValueError("no epoch has begun: take the batches from `method.feed(loader)`, in each epoch")
 
     def _checked(self, item: Any) -> Batch | Chunked:
