@@ -47,8 +47,8 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
     return {**model.state_dict(), **moments}
 
 
-def alone(name: str, options: dict[str, Any], leave: int = 0, skip: int = 0) -> dict[str, Tensor]:
-    """The loop in one process and without a team; its epoch is left after `leave` steps, one update is left out."""
+def alone(name: str, options: dict[str, Any], leave: int = 0, skip: int = -1) -> dict[str, Tensor]:
+    """The loop in one process and without a team; its epoch is left after `leave` steps, one update of each is."""
     model, optimizer = network()
     method = make(name, model, getattr(conadv, name), chunk_size=CHUNK, seed=SEED, **options)
     sampler = TeamSampler(data(), BATCH, slice(0, BATCH), SEED)
@@ -58,7 +58,7 @@ def alone(name: str, options: dict[str, Any], leave: int = 0, skip: int = 0) -> 
         for now, ahead in method.feed(loader):
             optimizer.zero_grad()
             method(now, ahead)
-            if method.step != skip:
+            if method.step % STEPS != skip:
                 optimizer.step()
             if method.step == leave:
                 break
@@ -74,11 +74,11 @@ def train(
     resume: str = "",
     existing: bool = False,
     leave: int = 0,
-    skip: int = 0,
+    skip: int = -1,
 ) -> str:
     """The loop in a team, perhaps stopped after `stop` steps, or resumed; the digest of its weights.
 
-    An epoch is left after `leave` steps, for the next one. The update of step `skip` is left out.
+    An epoch is left after `leave` steps, for the next one. The update of step `skip` of each epoch is left out.
     """
     if existing:
         torch.distributed.init_process_group("gloo")
@@ -122,7 +122,7 @@ def _loop(
         for now, ahead in method.feed(loader):
             optimizer.zero_grad()
             method(now, ahead)
-            if method.step != skip:
+            if method.step % STEPS != skip:
                 optimizer.step()
             if method.step in (stop, leave):
                 break
