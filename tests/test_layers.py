@@ -15,11 +15,12 @@ import conadv
 ROOT = Path(__file__).parents[1] / "src" / "conadv"
 # Which parts of the package a part may import, beside itself.
 MAY_IMPORT: dict[str, set[str]] = {
+    "trace": set(),
     "wrappers": set(),
     "peers": {"wrappers"},
     "catalog": {"core"},
     "memory": set(),
-    "core": {"wrappers", "peers"},
+    "core": {"trace", "wrappers", "peers"},
     "ray": {"ranks", "wrappers"},
     "optim": set(),
     "readable": set(),
@@ -31,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "printing": {"readable"},
     "config": {"catalog", "core", "optim", "sinks"},
     "task": {"catalog", "core", "memory", "atomic", "machine"},
-    "ranks": {"catalog", "core", "wrappers", "memory", "last_words"},
+    "ranks": {"catalog", "core", "trace", "wrappers", "memory", "last_words"},
     "trainer": {
         "bf16",
         "catalog",
@@ -46,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "atomic",
         "readable",
         "machine",
+        "trace",
     },
     "study": {
         "atomic",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from conadv import trace as spans
 from conadv.cli import main
-from conadv.core import step as spans
 from conadv.study import timeline
 from conadv.study.timeline import Span, draw_timeline, read_timeline
 from support import tasks, tiny

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conadv.core.step import PREFIX, STEP
+from conadv.trace import PREFIX, STEP
 from conadv.trainer.profiling import Recording, profiled
 
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 
+from conadv.trace import span
 from conadv.wrappers import (
     broadcast_early,
     data_parallel,
@@ -39,30 +39,6 @@ from .splitbn import pending_statistics, route, routed, update_running_stats
 from .state import State, pack, unpack
 from .twins import Shuffle, TwinShare
 from .validate import Checks, check_arguments, check_keywords, described, no_mixed_statistics
-
-# The parts of a step, in the order of the timeline.
-SPANS = ("load", "attack", "clean pass", "adversarial pass", "hand-off", "gradient sum", "update")
-STEP = "step"
-# The prefix of spans in a trace, which tells them from other events.
-PREFIX = "conadv: "
-
-_recording = False
-
-
-@contextmanager
-def recording() -> Iterator[None]:
-    """Record spans in the profiler, within this context."""
-    global _recording
-    _recording = True
-    try:
-        yield
-    finally:
-        _recording = False
-
-
-def span(name: str) -> AbstractContextManager[object]:
-    """A span of time with one of the names of SPANS, or STEP."""
-    return record_function(PREFIX + name) if _recording else nullcontext()
 
 
 class Common(TypedDict, total=False):

@@ -33,8 +33,9 @@ from conadv.core.algorithm import ConAdv, Recycled
 from conadv.core.batch import Batch, Chunked
 from conadv.core.roles import Role
 from conadv.core.state import State
-from conadv.core.step import Method, span
+from conadv.core.step import Method
 from conadv.core.twins import LeftTwins, Local
+from conadv.trace import span
 
 from .layout import Layout
 from .world import World, flat, unflatten

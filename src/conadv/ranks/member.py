@@ -22,8 +22,9 @@ from conadv.core.roles import Role
 from conadv.core.sam import Sam
 from conadv.core.splitbn import pending_statistics
 from conadv.core.state import State, below, pack, unpack
-from conadv.core.step import Losses, Method, span
+from conadv.core.step import Losses, Method
 from conadv.core.twins import Local, StaleWeights
+from conadv.trace import span
 from conadv.wrappers import innermost, touched
 
 from .layout import Layout

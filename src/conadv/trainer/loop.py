@@ -20,9 +20,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from conadv.core.branches import split_layers
 from conadv.core.splitbn import update_running_stats
-from conadv.core.step import span
 from conadv.ranks.member import Outcome, StepError, Unread
 from conadv.sinks import Sink
+from conadv.trace import span
 
 from .build import Job
 from .checkpoint import CheckpointSaver, gather

@@ -15,8 +15,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from conadv.atomic import replace_file, replacing_path
-from conadv.core.step import PREFIX, STEP, recording, span
 from conadv.ranks.pool import Pool
+from conadv.trace import PREFIX, STEP, span
 
 # The first steps, which also allocate memory and choose kernels, are not recorded.
 _WARMUP = 3
@@ -48,7 +48,7 @@ def _recorded(feed: Generator[Item], what: Recording) -> Generator[Item]:
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     since, recorder = time.time(), profile(activities=activities)
     try:
-        with recorder, recording():
+        with recorder:
             for _, item in zip(range(what.steps), feed, strict=False):
                 with span(STEP):
                     yield item
