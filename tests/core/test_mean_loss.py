@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
-from conadv.core import validate as mean_loss
+from conadv.core import validate
 from conadv.core.validate import close
 from support.settings import CLASSES, small_batches, small_cnn
 
@@ -117,37 +117,43 @@ def test_an_optimizer_without_the_branches_is_refused_however_gradients_are_clea
 
 def test_chunks_are_compared_in_the_first_16_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look waits for the device, and labels that a loss ignores may come late."""
-    looks: list[None] = []
-    same = mean_loss._same
-    monkeypatch.setattr(mean_loss, "_same", lambda *pair: (looks.append(None), same(*pair))[1])
-    method = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK, chunk_size=4)
+    looks: list[bool] = []
+    monkeypatch.setattr(validate, "check_mean", lambda *given: looks.append(given[-1]))
+    chunked = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK, chunk_size=4)
+    whole = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK)
     for batch in small_batches(20):
-        method(batch)
-    assert len(looks) == 16 * 3  # with the first pass of a step, each of the others
+        chunked(batch)
+        whole(batch)
+    assert (looks.count(True), looks.count(False)) == (16 * 4, 1)
 
 
-def test_only_what_has_a_row_per_image_is_joined() -> None:
-    """Values that are not per image, such as the weights of a loss, are the same for two chunks as for one."""
-    one = {"logits": torch.zeros(4, 2), "shared": torch.ones(3), "number": torch.tensor(5.0)}
-    other = {"logits": torch.ones(4, 2), "shared": torch.ones(3), "number": torch.tensor(6.0)}
-    both = mean_loss._joined(one, other, 4)
-    assert both["logits"].shape == (8, 2)
-    assert both["shared"].shape == (3,)
-    assert both["number"] == 5
+def test_only_what_has_a_row_per_image_is_picked() -> None:
+    """Values that are not per image, such as the weights of a loss, are the same for some images as for all."""
+    values = {"logits": torch.arange(8).view(4, 2), "shared": torch.ones(3), "number": torch.tensor(5.0)}
+    some = validate._picked(values, slice(2), 4)
+    assert some["logits"].tolist() == [[0, 1], [2, 3]]
+    assert some["shared"].shape == (3,)
+    assert some["number"] == 5
 
 
-@pytest.mark.parametrize("counts", [(1, 2), (2, 1)])
-def test_outputs_whose_number_differs_from_chunk_to_chunk_are_not_compared(counts: tuple[int, int]) -> None:
-    """Such as the boxes of a detector: those of two chunks have no loss together."""
+def test_what_has_no_loss_for_some_of_the_images_is_not_compared() -> None:
+    """Such as a loss of pairs of images, which a part of a batch may not have."""
 
-    def loss(outputs: list[Tensor], labels: Any) -> Tensor:
-        return torch.stack([output.mean() * (1 + place) for place, output in enumerate(outputs)]).sum()
+    def loss(outputs: Tensor, labels: Any) -> Tensor:
+        assert len(outputs) % 2 == 0
+        return (outputs[::2] * outputs[1::2]).mean()
 
-    check = mean_loss.MeanLoss(loss, chunked=True)
-    for number, count in enumerate(counts):
-        outputs = [torch.full((4,), 1.0 + number + place) for place in range(count)]
-        for labels in (torch.full((4,), number), [torch.zeros(4)] * count):
-            check.look(loss(outputs, labels), outputs, labels, 4)
+    outputs = torch.rand(6)
+    validate.check_mean(loss, loss(outputs, None), outputs, None, 6, True)
+    with pytest.raises(ValueError, match="is not the mean of their losses"):
+        validate.check_mean(
+            lambda outputs, _: outputs.max(), torch.tensor(0.3), torch.tensor([0.1, 0.3]), None, 2, True
+        )
+
+
+def test_halves_of_an_odd_chunk_count_by_their_images() -> None:
+    outputs = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
+    validate.check_mean(lambda outputs, _: outputs.mean(), outputs.mean(), outputs, None, 5, True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -368,7 +368,7 @@ class Step:
             # A model may work in place, which a leaf of the graph does not allow.
             outputs = self._call(some.batch)(model, images.clone() if images.requires_grad else images)
             loss = self.loss(outputs, some.batch.labels)
-            self.checks.look_at_loss(loss, outputs, some.batch.labels, images)
+            self.checks.look_at_loss(loss, outputs, some.batch.labels, images, self.count)
         self._watched |= watches
         if some.tracking == "step" or some.adversarial:  # otherwise only a direction is computed with it
             self._means[some.adversarial].append(loss.detach() / (self.count * some.per_chunk))

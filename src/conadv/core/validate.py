@@ -23,7 +23,7 @@ from torch.nn.modules.loss import _Loss, _WeightedLoss
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from conadv.peers import COMPARED, check_ranks
 from conadv.wrappers import data_parallel
@@ -106,7 +106,6 @@ class Checks:
         self.alone = True  # False: the ranks of a layout check their loop themselves
         self._calls = 0
         self._seen_images = self._seen_labels = self._seen_loss = False
-        self._mean = MeanLoss(loss, chunk_size is not None)
         self._updates: Updates | None = Updates(model, "adv" in branches)
         if branches:
             check_branches(model, branches)
@@ -131,7 +130,6 @@ class Checks:
         if self.alone and self._calls in COMPARED:
             self.alone = check_ranks(self._model, self._calls, settings, self._chunk_size)
         self._calls += 1
-        self._mean.first = None
 
     def look_at_images(self, attack: Attack, images: Tensor) -> None:
         """Check that the first images are in the range of the attack."""
@@ -152,20 +150,19 @@ class Checks:
                 "over another number of images; pass chunk_size=None, or drop these images"
             )
 
-    def look_at_loss(self, loss: Any, outputs: Any, labels: Any, images: Tensor) -> None:
-        """Check that the loss is a mean over the images, also over those of two chunks."""
+    def look_at_loss(self, loss: Any, outputs: Any, labels: Any, images: Tensor, chunks: int) -> None:
+        """Check that the loss is a mean over the images, also if the batch is cut into several chunks."""
         if not isinstance(loss, Tensor) or loss.dim() > 0:
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f'the loss returns {shape}, not one number: use reduction="mean"')
-        if not self._seen_loss:
-            if self.alone and not bool(loss.isfinite()) and not bool(images.isfinite().all()):
-                raise ValueError(
-                    f"the images have NaN or infinity, so the loss is {loss.item()}: look at how they are made (a "
-                    "division by 0 in the normalization?)"
-                )
-            self._seen_loss = True
-        if not self._mean.passed or (self._chunk_size is not None and self._calls <= _COMPARED_CALLS):
-            self._mean.look(loss, outputs, labels, len(images))
+        if not self._seen_loss and self.alone and not bool(loss.isfinite()) and not bool(images.isfinite().all()):
+            raise ValueError(
+                f"the images have NaN or infinity, so the loss is {loss.item()}: look at how they are made (a "
+                "division by 0 in the normalization?)"
+            )
+        if not self._seen_loss or (chunks > 1 and self._calls <= _COMPARED_CALLS):
+            check_mean(self._loss, loss, outputs, labels, len(images), chunks > 1)
+        self._seen_loss = True
 
 
 class Updates:
@@ -179,7 +176,6 @@ class Updates:
         self._updated: set[int] = set()  # ids of the parameters of all optimizers that took a step
         self._copies = 0  # steps of optimizers with parameters like those of the model, but others and no gradients
         self._uses_lbfgs = False
-        self._start = 0  # PyTorch's counters of changes to the weights, at the first call
         # A method that is dropped before its first update leaves a hook that does nothing: PyTorch may be iterating.
         self.hook = register_optimizer_step_pre_hook(partial(_note, ref(self)))
 
@@ -191,15 +187,12 @@ class Updates:
                 "use ConAdv(delay=0), or another optimizer"
             )
         own = [weight for weight in self._model.parameters() if weight.requires_grad]
-        changes = sum(weight._version for weight in own)
-        if calls == 0:
-            self._start = changes
         if self._updated.intersection(map(id, own)):
             missing = self._has_adv and self._lacks_adv()
             if missing and calls > 1:
                 raise ValueError("the adv branch is never updated: make the optimizer after split_batchnorm")
             return missing
-        if self._copies > 1 and changes == self._start:
+        if self._copies > 1:
             raise ValueError(
                 "the optimizer has the weights of a copy of the method's model, which never learns: make the method "
                 "and the optimizer with the same model (a deepcopy has other weights)"
@@ -231,73 +224,53 @@ def _note(updates: ref[Updates], optimizer: Optimizer, *_: Any) -> None:
         own.note(optimizer)
 
 
-class MeanLoss:
-    """Compare the loss of two chunks together with the mean of their losses, and that of images given twice.
+@torch.no_grad()
+def check_mean(loss_of: Loss, loss: Tensor, outputs: Any, labels: Any, count: int, chunked: bool) -> None:
+    """Compare the loss of `count` images with that of the images given twice and, with chunks, of their two halves.
 
-    Outputs and labels may be tensors, or structures and objects that hold tensors; what cannot be joined is not
-    checked.
+    Outputs and labels may be tensors, or structures and objects that hold tensors; those that the loss cannot be
+    computed with are not checked.
     """
 
-    def __init__(self, loss: Loss, chunked: bool) -> None:
-        self._loss, self._chunked = loss, chunked
-        self.first: tuple[Tensor, Any, Any] | None = None
-        """The loss, outputs and labels of the first chunk of a call."""
-        self.passed = False
-        """Whether the loss of images given twice was as once."""
-
-    @torch.no_grad()
-    def look(self, loss: Tensor, outputs: Any, labels: Any, count: int) -> None:
-        """Check the loss of `count` images."""
-        if self.first is None:
-            self.first = loss.detach(), tree_map_only(Tensor, Tensor.detach, outputs), labels
-            twice = None if self.passed else self._together(outputs, outputs, labels, labels, count)
-            if twice is not None and not close(twice, loss, outputs):
-                raise ValueError(
-                    f"the loss of images given twice is {float(twice):.4g}, not {float(loss):.4g} as once: "
-                    'a method needs the mean over the images, reduction="mean"'
-                )
-            self.passed = True
-            return
-        first, first_outputs, first_labels = self.first
-        if not self._chunked or _same(first_labels, labels):  # the twins of this chunk, which would hide class weights
-            return
-        both = self._together(first_outputs, outputs, first_labels, labels, count)
-        if both is not None and not close(both, (first + loss.detach()) / 2, outputs):
-            raise ValueError(
-                "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): "
-                "pass chunk_size=None"
-            )
-
-    def _together(self, one: Any, other: Any, labels: Any, other_labels: Any, count: int) -> Tensor | None:
-        """The loss of two chunks joined; None if they cannot be joined."""
+    def again(images: slice | list[int]) -> Tensor | None:
         try:
-            return self._loss(_joined(one, other, count), _joined(labels, other_labels, count))
+            return loss_of(_picked(outputs, images, count), _picked(labels, images, count))
         except Exception:  # anything that a user's loss may raise for inputs that it does not expect
             return None
 
+    twice = again([*range(count), *range(count)])
+    if twice is not None and not close(twice, loss, outputs):
+        raise ValueError(
+            f"the loss of images given twice is {float(twice):.4g}, not {float(loss):.4g} as once: "
+            'a method needs the mean over the images, reduction="mean"'
+        )
+    half = count // 2
+    if not chunked or half == 0:
+        return
+    first, second = again(slice(half)), again(slice(half, count))
+    if first is None or second is None:
+        return
+    if not close((first * half + second * (count - half)) / count, loss, outputs):
+        raise ValueError(
+            "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): "
+            "pass chunk_size=None"
+        )
 
-def _joined(one: Any, other: Any, count: int) -> Any:
-    """Join two structures with values for `count` images each; other values are those of the first."""
-    leaves, structure = tree_flatten(one)
-    pairs = zip(leaves, tree_leaves(other), strict=True)
-    return tree_unflatten([_joined_leaf(mine, theirs, count) for mine, theirs in pairs], structure)
 
+def _picked(values: Any, images: slice | list[int], count: int) -> Any:
+    """Some of the images in a structure with values for `count` images; other values are kept."""
 
-def _joined_leaf(one: Any, other: Any, count: int) -> Any:
-    if isinstance(one, Tensor):
-        return torch.cat([one, other]) if one.dim() > 0 and len(one) == count else one
-    held = {name: value for name, value in getattr(one, "__dict__", {}).items() if isinstance(value, Tensor)}
-    if not held:
-        return one
-    both = copy.copy(one)
-    vars(both).update({name: _joined_leaf(value, vars(other)[name], count) for name, value in held.items()})
-    return both
+    def pick(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[images] if value.dim() > 0 and len(value) == count else value
+        held = {name: own for name, own in getattr(value, "__dict__", {}).items() if isinstance(own, Tensor)}
+        if not held:
+            return value
+        other = copy.copy(value)
+        vars(other).update({name: pick(own) for name, own in held.items()})
+        return other
 
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two structures have equal tensors."""
-    pairs = zip(tree_leaves(one), tree_leaves(other), strict=False)
-    return all(torch.equal(mine, theirs) for mine, theirs in pairs if isinstance(mine, Tensor))
+    return tree_map(pick, values)
 
 
 def close(left: Tensor, right: Tensor, outputs: Any) -> bool:
