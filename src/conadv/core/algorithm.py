@@ -24,7 +24,7 @@ from .attack import Attack, Loss
 from .batch import Batch
 from .roles import Role
 from .step import Common, Method, Pass, Step, WithTwins
-from .twins import Elsewhere, LeftTwins, Local, Twins
+from .twins import LeftTwins, Local, Twins
 
 
 @final
@@ -97,7 +97,7 @@ class ConAdv(WithTwins):
         twin_share: float | str = 1,
         twin_branch: str = "adv",
         shuffle_twins: int = 1,
-        twins: Elsewhere | None = None,
+        twins: Twins | None = None,
         **common: Unpack[Common],
     ) -> None:
         if delay < 0:

@@ -37,7 +37,7 @@ from .roles import ALONE, Place, Role
 from .seeds import ATTACK, BRANCH_NUMBER, PASS, mix, untouched_randomness
 from .splitbn import pending_statistics, route, routed, update_running_stats
 from .state import State, pack, unpack
-from .twins import Shuffle, TwinShare
+from .twins import Shuffle, Twins, TwinShare
 from .validate import Checks, check_arguments, check_keywords, described, no_mixed_statistics
 
 
@@ -406,7 +406,7 @@ class Method(ABC):
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self.twins: Any = None  # where twins come from (see `Twins`), or what else is carried from step to step
+        self.twins: Any = Twins()  # where twins come from, and what else is carried from step to step
 
     @abstractmethod
     def passes(self, k: int, chunk: Batch) -> Iterable[Pass]:
@@ -452,7 +452,7 @@ class Method(ABC):
 
     def feed(self, loader: Iterable[Any]) -> Feed:
         """A loader of the pairs that the method is called with; see `Feed`."""
-        return Feed(loader, 0 if self.twins is None else self.twins.reads_ahead, self._begin_epoch)
+        return Feed(loader, self.twins.reads_ahead, self._begin_epoch)
 
     def state_dict(self, all_ranks: bool = False) -> State:
         """The state besides the weights that the next step needs, as tensors for torch.save or safetensors.
@@ -463,35 +463,30 @@ class Method(ABC):
             all_ranks: what differs between ranks, such as the twins of `Recycled`, is gathered from all of them; every
                 rank calls it.
         """
-        about, tensors = ({}, {}) if self.twins is None else self.twins.state()
-        own = self.twins is not None and self.twins.per_rank
-        return pack({**self._identity(), "step": self.step, **about}, tensors, own, all_ranks)
+        about, tensors = self.twins.state()
+        return pack({**self._identity(), "step": self.step, **about}, tensors, self.twins.per_rank, all_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        own = self.twins is not None and self.twins.per_rank
-        about, tensors = unpack(state, self._identity(), own)
+        about, tensors = unpack(state, self._identity(), self.twins.per_rank)
         self._step.reset()
         self._step.t = about["step"]
-        if self.twins is not None:
-            self.twins.load(about, tensors)
+        self.twins.load(about, tensors)
 
     def _take(self, now: Any, ahead: Any, run: Callable[[Batch | Chunked, Any], Any]) -> Any:
-        step, carried = self._step, self.twins
+        step = self._step
         self._check()
         batch = step.batch(now)
         step.begin(batch, self._compared, self.delay > 0)
-        if carried is not None:
-            carried.begin(step.t, ahead)
+        self.twins.begin(step.t, ahead)
         result = run(batch, self.passes)
-        if carried is not None:
-            carried.end()
+        self.twins.end()
         step.end()
         return result
 
     def _begin_epoch(self) -> None:
         """A step that failed is forgotten: its batch does not come again."""
-        if self._step.reset() and self.twins is not None:
+        if self._step.reset():
             self.twins.reset()
 
     def _compared(self) -> dict[str, Any]:

@@ -11,13 +11,13 @@ LeftTwins  has the twins that the clean backward pass of the step before left be
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,19 +33,24 @@ Evaluate = Callable[[int, int, Batch], Batch]
 _Item = TypeVar("_Item")
 
 
-class Twins(Protocol):
-    """Where the twins of a method come from, with what that carries from one step to the next."""
+class Twins:
+    """Where the twins of a method come from, with what that carries from one step to the next; here: none, nothing."""
 
-    reads_ahead: int
+    reads_ahead: int = 0
     """How many steps before its own a batch is shown to `begin`; 0: never."""
-    per_rank: bool
+    per_rank: bool = False
     """Whether each rank has its own."""
+
+    def over(self, method: Any, local: Local) -> Twins:
+        """Generate the twins of a method ahead, as `conadv.ray.Pool` does; `local` evaluates those that do not come."""
+        return self
 
     def begin(self, t: int, ahead: Any) -> None:
         """Begin step t; `ahead` is the batch of step t + reads_ahead, or None."""
 
-    def take(self, t: int, k: int, chunk: Any) -> Batch:
+    def take(self, t: int, k: int, chunk: Batch) -> Batch:
         """The twin of chunk k of the batch of step t."""
+        raise NotImplementedError
 
     def end(self) -> None:
         """End a step, before its update of the weights."""
@@ -55,28 +60,19 @@ class Twins(Protocol):
 
     def state(self) -> tuple[dict[str, Any], State]:
         """What the next step needs: counters, and tensors by name."""
+        return {}, {}
 
     def load(self, about: Mapping[str, Any], tensors: State) -> None:
         """Restore what `state` returned."""
 
 
-class Elsewhere(Protocol):
-    """Others that generate twins ahead, such as `conadv.ray.Pool`."""
-
-    def over(self, method: Any, local: Local) -> Twins:
-        """A source of their twins for a method; `local` evaluates those that do not come."""
-
-
-class Local:
+class Local(Twins):
     """This process evaluates a twin when it is needed, with the weights of `delay` updates ago.
 
     Weights that were not changed since the last call belong to the same update: gradients are being accumulated. From
     then on one more version is kept, since the oldest is needed by every call of an update. Where accumulation begins
     in the middle of a run, the further calls of that first update take weights that are one update younger.
     """
-
-    reads_ahead = 0
-    per_rank = False
 
     def __init__(self, model: nn.Module, delay: int, evaluate: Evaluate) -> None:
         self.evaluate = evaluate
@@ -109,9 +105,6 @@ class Local:
             self.stale.keep()
         self._seen, self._updated = self.stale.changes(), None
 
-    def reset(self) -> None:
-        """Do nothing: a step that failed has changed no weights."""
-
     def state(self) -> tuple[dict[str, Any], State]:
         self._start()
         tensors: State = {}
@@ -138,13 +131,12 @@ class Local:
         return self._seen != self.stale.changes() or not self.stale.is_newest()
 
 
-class Left(ABC, Generic[_Item]):
+class Left(Twins, Generic[_Item]):
     """What a step leaves behind for the next one, in the order of the chunks: twins, or the directions of `Sam`.
 
     The first step finds nothing, and takes what belongs to its own batch.
     """
 
-    reads_ahead = 0
     per_rank = True
     name: str
     """Of the items, in a state."""
@@ -192,9 +184,6 @@ class Left(ABC, Generic[_Item]):
     def next(self) -> _Item | None:
         """The item of the next chunk; None in a step that found nothing."""
         return self._waiting.popleft() if self.found else None
-
-    def end(self) -> None:
-        """Do nothing: twins may still come, from a backward pass of the caller."""
 
     def reset(self) -> None:
         self._waiting.clear()
@@ -379,20 +368,18 @@ class StaleWeights:
         """Keep one more version, at first a copy of the oldest."""
         self._kept.appendleft({name: kept.clone() for name, kept in self._kept[0].items()})
 
+    @torch.no_grad()
     def changes(self) -> list[int]:
         """PyTorch's counters of changes to each trainable weight."""
-        found = []
-        for own in tensors_of(self._model).values():
-            if own.requires_grad:
-                found.append(own._version if type(own.data) is Tensor else local(own.detach())._version)
-        return found
+        return [local(own)._version for own in tensors_of(self._model).values() if own.requires_grad]
 
+    @torch.no_grad()
     def is_newest(self) -> bool:
         """Whether the trainable weights are equal to those of the newest version."""
         own, newest = tensors_of(self._model), self._kept[-1]
         _follow(newest, own)
         trained = [name for name, tensor in own.items() if tensor.requires_grad]
-        return all(torch.equal(local(own[name].detach()), local(newest[name])) for name in trained)
+        return all(torch.equal(local(own[name]), local(newest[name])) for name in trained)
 
     def load(self, versions: list[State]) -> None:
         """Restore what `versions` returned; tensors that are sharded here may be given whole."""
@@ -438,11 +425,7 @@ def tensors_of(model: nn.Module) -> State:
 @torch.no_grad()
 def _copy(source: Mapping[str, Tensor], target: State) -> None:
     _follow(target, source)
-    pairs: tuple[list[Tensor], list[Tensor]] = [], []  # this rank's part of each tensor
-    for name in target:
-        for found, tensor in zip(pairs, (target[name], source[name]), strict=True):
-            found.append(tensor.detach() if type(tensor.data) is Tensor else local(tensor.detach()))
-    torch._foreach_copy_(*pairs)
+    torch._foreach_copy_([local(target[name]) for name in target], [local(source[name]) for name in target])
 
 
 def _follow(kept: State, own: Mapping[str, Tensor]) -> None:

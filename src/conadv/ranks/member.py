@@ -23,7 +23,7 @@ from conadv.core.sam import Sam
 from conadv.core.splitbn import pending_statistics
 from conadv.core.state import State, below, pack, unpack
 from conadv.core.step import Losses, Method
-from conadv.core.twins import Local, StaleWeights
+from conadv.core.twins import Local, StaleWeights, Twins
 from conadv.trace import span
 from conadv.wrappers import innermost, touched
 
@@ -290,7 +290,7 @@ class Member:
         method, hands_over, role = self.method, self.layout.hands_over, self.place.role
         if isinstance(method, ConAdv) and role in (Role.CLEAN, Role.ATTACK):
             if not self.world.is_main:  # whose state has stale weights
-                method.twins = None  # type: ignore[assignment]
+                method.twins = Twins()
         elif isinstance(method, ConAdv) and hands_over:
             method.twins = Mail(self._model, method, self.post)
         elif isinstance(method, Recycled) and hands_over:
