@@ -40,10 +40,9 @@ class Vanilla(Method):
     __slots__ = ()
 
     duties = Role.CLEAN
-    delay = 0
 
     def __init__(self, model: nn.Module, loss: Loss, **common: Unpack[Common]) -> None:
-        super().__init__(Step(model, loss, common))
+        super().__init__(Step(model, loss, common), delay=0)
 
     def passes(self, k: int, chunk: Batch) -> list[Pass]:
         return self._step.clean(chunk, 1.0)
@@ -51,8 +50,8 @@ class Vanilla(Method):
     def _check(self) -> None:
         """Nothing can be wrong: there are no settings."""
 
-    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {}, {}
+    def _settings(self) -> dict[str, Any]:
+        return {}
 
 
 @final
@@ -82,7 +81,7 @@ class ConAdv(WithTwins):
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
-    __slots__ = ("_delay",)
+    __slots__ = ()
 
     duties = Role.CLEAN | Role.ADV | Role.ATTACK
 
@@ -103,8 +102,7 @@ class ConAdv(WithTwins):
         if delay < 0:
             raise ValueError(f"delay {delay}: take 0 (DisAdv), 1 (ConAdv) or more")
         step = Step(model, loss, common, twin_branch, twin_share, shuffle_twins)
-        super().__init__(step, attack, adv_weight)
-        self._delay = delay
+        super().__init__(step, delay, attack, adv_weight)
         local = Local(model, delay, self.twin)
         self.twins: Twins = local if twins is None else twins.over(self, local)
 
@@ -121,10 +119,6 @@ class ConAdv(WithTwins):
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
         """The second loop ("obtain adv examples"). `twins` decides when: `Local` calls it with θ_{t-τ} in the model."""
         return self._step.attack(self.attack, t, k, chunk)
-
-    @property
-    def delay(self) -> int:
-        return self._delay
 
     def _check(self) -> None:
         if self._step.twin_branch == "main" and getattr(self.attack, "branch", "main") != "main":
@@ -157,7 +151,6 @@ class Recycled(WithTwins):
     __slots__ = ()
 
     duties = Role.CLEAN | Role.ADV
-    delay = 1
 
     def __init__(
         self,
@@ -172,7 +165,7 @@ class Recycled(WithTwins):
         **common: Unpack[Common],
     ) -> None:
         step = Step(model, loss, common, twin_branch, twin_share, shuffle_twins)
-        super().__init__(step, attack, adv_weight)
+        super().__init__(step, 1, attack, adv_weight)
         self.twins: LeftTwins = LeftTwins(model, self.twin)
 
     def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
@@ -195,7 +188,9 @@ class Recycled(WithTwins):
         """The twin of x_t[k] from a backward pass of its own, with the weights that the model has now."""
         self._step.checks.look_at_images(self.attack, chunk.images)
         images = self._step.clean(chunk, 1 - self.adv_weight)[0]
-        gradient = self._step.image_gradient(images, t, k)
+        leaf = chunk.images.detach().requires_grad_()
+        of_leaf = images._replace(batch=replace(images.batch, images=leaf), tracking="off")
+        (gradient,) = self._step.gradient([of_leaf], t, k, [leaf])
         return self._along(images.batch, self._step.scale(images), t, k, gradient)
 
     def _leaving_a_twin(self, images: Pass, t: int, k: int) -> Pass:

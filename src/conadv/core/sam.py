@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Unpack, final
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from conadv.wrappers import is_sharded, unwrap
 
-from .attack import Loss, copied_buffers, unsplit_modules, without_trace
+from .attack import Loss, copied_buffers, unsplit_modules
 from .batch import Batch
 from .roles import Role
 from .state import State
@@ -45,7 +44,7 @@ class Sam(Method):
         common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
-    __slots__ = ("_delay", "rho")
+    __slots__ = ("rho",)
 
     duties = Role.CLEAN
 
@@ -56,9 +55,8 @@ class Sam(Method):
             raise ValueError(f"delay {delay}: sam takes 0, or 1 for its stale form")
         if is_sharded(model):
             raise ValueError("sam moves whole weights: use DistributedDataParallel instead of FSDP2")
-        super().__init__(Step(model, loss, common))
+        super().__init__(Step(model, loss, common), delay)
         self.rho = rho
-        self._delay = delay
         self.twins: Directions = Directions(model)
         self._check()
 
@@ -68,7 +66,7 @@ class Sam(Method):
         images = self._step.clean(chunk, 1.0)
         own = self._uphill(images, self.step, k)
         direction = self.twins.next() or own
-        if self._delay:
+        if self.delay:
             self.twins.put(k, own)
         return [each._replace(tracking="off", adversarial=True, within=self._moved(direction)) for each in images]
 
@@ -77,28 +75,21 @@ class Sam(Method):
             "sam moves the weights during its backward pass, so it has no loss to return: call method(batch)"
         )
 
-    @property
-    def delay(self) -> int:
-        return self._delay
-
     def _check(self) -> None:
         if not 0 < self.rho < math.inf:
             raise ValueError(f"rho {self.rho}: a length above 0, such as 0.05")
 
-    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {"rho": self.rho}, {}
+    def _settings(self) -> dict[str, Any]:
+        return {"rho": self.rho}
 
     def direction(self, t: int, k: int, chunk: Batch) -> Direction:
         """The direction of chunk k of the batch of step t, with the weights that the model has now; leaves no trace."""
         images = [each._replace(tracking="off") for each in self._step.clean(chunk, 1.0)]
-        with without_trace(unwrap(self._step.model), "main", None, None):
-            return self._uphill(images, t, k)
+        return self._uphill(images, t, k)
 
     def _uphill(self, images: list[Pass], t: int, k: int) -> Direction:
         """The gradient of a chunk's loss at the current weights, scaled to length 1."""
-        # With copies of the images, on which a model may work in place.
-        copies = [each._replace(batch=replace(each.batch, images=each.batch.images.clone())) for each in images]
-        gradient = self._step.weight_gradient(copies, t, k, trained(self._step.model))
+        gradient = self._step.gradient(images, t, k, trained(self._step.model))
         length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradient)))
         return list(torch._foreach_div(gradient, length.clamp_min(torch.finfo(length.dtype).tiny)))
 

@@ -30,7 +30,7 @@ from conadv.wrappers import (
     unwrap,
 )
 
-from .attack import Attack, Call, Loss, call_plainly, input_gradient, without_trace
+from .attack import Attack, Call, Loss, call_plainly, without_trace
 from .batch import Batch, Chunked, Feed, as_batch, count_chunks, cut, to_device, to_pixels
 from .branches import split_layers
 from .roles import ALONE, Place, Role
@@ -110,6 +110,9 @@ class Step:
         self.share, self.shuffle = TwinShare.from_number(twin_share), Shuffle(shuffle_twins)
         if self.share.of > 1 and self.chunk_size is None:
             raise ValueError(f"twin_share {twin_share}: a part of the chunks of each batch, so pass chunk_size, too")
+        own = {"twin_share": float(self.share), "twin_branch": twin_branch, "shuffle_twins": shuffle_twins}
+        self.fixed: dict[str, Any] = {} if twin_branch is None else own
+        """Settings that cannot be changed."""
         self.t = 0
         """How many steps were taken."""
         self.count = 0
@@ -290,29 +293,22 @@ class Step:
         """The factor of the mean loss of a pass in the loss of the step."""
         return some.weight * self.place.part * self.place.averaged / self.count
 
-    def image_gradient(self, some: Pass, t: int, k: int) -> Tensor:
-        """The gradient by the images, to the bit, that a backward pass of `some` in step t would leave; no trace."""
-        model = unwrap(self.model)
+    def gradient(self, passes: Sequence[Pass], t: int, k: int, by: Sequence[Tensor]) -> list[Tensor]:
+        """The gradient of the loss of chunk k, by some tensors, to the bit that a backward pass in step t would leave.
 
-        def total(images: Tensor) -> Tensor:
-            batch = replace(some.batch, images=images)
-            return self._forward(some._replace(batch=batch, tracking="off"), t, k, model)
-
-        with without_trace(model, some.branch, None, None):
-            return input_gradient(total, some.batch.images)
-
-    def weight_gradient(self, passes: Sequence[Pass], t: int, k: int, weights: list[nn.Parameter]) -> list[Tensor]:
-        """The gradient by the weights of the loss of a chunk, which does not go into `.grad`.
-
-        Not through DistributedDataParallel, which expects one backward pass for each forward pass.
+        Nothing goes into `.grad`. Passes without tracking leave no other trace, either. Not through
+        DistributedDataParallel, which expects one backward pass for each forward pass.
         """
         model = unwrap(self.model)
         found: list[Tensor] = []
-        for each in passes:
-            with routed(self.model, each.branch, tracking=each.tracking):
-                total = self._forward(each, t, k, model)
-                own = torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
-            found = list(torch._foreach_add(found, own)) if found else list(own)
+        no_trace = passes[0].tracking == "off"
+        with without_trace(model, "main", None, None) if no_trace else nullcontext():
+            for each in passes:
+                batch = replace(each.batch, images=each.batch.images.clone())  # a model may work in place
+                with routed(self.model, each.branch, tracking=each.tracking):
+                    total = self._forward(each._replace(batch=batch), t, k, model)
+                    own = torch.autograd.grad(total, by, allow_unused=True, materialize_grads=True)
+                found = list(torch._foreach_add(found, own)) if found else list(own)
         return found
 
     def _learn(self, some: Pass, k: int, last: bool) -> None:
@@ -399,31 +395,26 @@ class Step:
 class Method(ABC):
     """What a training loop needs from a method. A new one says which passes a chunk takes; `Step` does the rest."""
 
-    __slots__ = ("_step", "twins")  # setting any other attribute is an error
+    __slots__ = ("_delay", "_step", "twins")  # setting any other attribute is an error
 
     duties: Role
     """All duties of the method, over the ranks of a lane."""
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
+    def __init__(self, step: Step, delay: int) -> None:
+        self._step, self._delay = step, delay
         self.twins: Any = Twins()  # where twins come from, and what else is carried from step to step
 
     @abstractmethod
     def passes(self, k: int, chunk: Batch) -> Iterable[Pass]:
         """What a step learns from in chunk k of the batch."""
 
-    @property
-    @abstractmethod
-    def delay(self) -> int:
-        """Steps between the weights that a twin is generated with and those that learn from it."""
-
     @abstractmethod
     def _check(self) -> None:
         """Refuse settings that the method cannot take; some may be changed between steps."""
 
     @abstractmethod
-    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Its own settings, the same on all ranks: those of which a loaded state must be, and others."""
+    def _settings(self) -> dict[str, Any]:
+        """Its settings that may be changed between steps, the same on all ranks."""
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
         """Add the gradients of one step to `.grad`.
@@ -439,6 +430,11 @@ class Method(ABC):
         """The loss of one step, which the caller backpropagates; it holds the graph of the whole batch."""
         total: Tensor = self._take(now, ahead, self._step.total)
         return total
+
+    @property
+    def delay(self) -> int:
+        """Steps between the weights that a twin is generated with and those that learn from it."""
+        return self._delay
 
     @property
     def step(self) -> int:
@@ -489,13 +485,16 @@ class Method(ABC):
         if self._step.reset():
             self.twins.reset()
 
+    def _fixed(self) -> dict[str, Any]:
+        return {"method": type(self).__name__, "delay": self.delay, **self._step.fixed}
+
     def _compared(self) -> dict[str, Any]:
-        kept, others = self._settings()
-        return {"method": type(self).__name__, "delay": self.delay, **kept, **others}
+        """What has to be the same on all ranks."""
+        return {**self._fixed(), **self._settings()}
 
     def _identity(self) -> dict[str, Any]:
-        own = {"method": type(self).__name__, "delay": self.delay, **self._settings()[0]}
-        return own | {"chunk_size": self._step.chunk_size, "seed": self._step.seed}
+        """What a loaded state has to be of."""
+        return {**self._fixed(), "chunk_size": self._step.chunk_size, "seed": self._step.seed}
 
 
 class WithTwins(Method):
@@ -503,17 +502,15 @@ class WithTwins(Method):
 
     __slots__ = ("adv_weight", "attack")
 
-    def __init__(self, step: Step, attack: Attack, adv_weight: float) -> None:
-        super().__init__(step)
+    def __init__(self, step: Step, delay: int, attack: Attack, adv_weight: float) -> None:
+        super().__init__(step, delay)
         self.attack, self.adv_weight = attack, adv_weight
         if isinstance(attack, type) or not isinstance(attack, Attack):
             raise ValueError(f"attack {attack!r}: pass an attack, such as conadv.PGD(4/255)")
         self._check()
 
-    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        step = self._step
-        kept = {"twin_share": float(step.share), "twin_branch": step.twin_branch, "shuffle_twins": step.shuffle.group}
-        return kept, {"adv_weight": self.adv_weight, **described(self.attack)}
+    def _settings(self) -> dict[str, Any]:
+        return {"adv_weight": self.adv_weight, **described(self.attack)}
 
 
 def _unscaled(receive: Callable[[Tensor], None], factor: list[Tensor], gradient: Tensor) -> None:
