@@ -135,6 +135,17 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def exchange(one: Tensor, other: Tensor) -> None:
+    """Exchange the contents of two tensors. A graph that was built with one is valid again once they are back."""
+    if type(one.data) is Tensor:
+        one.data, other.data = other.data, one.data
+    else:  # a shard (DTensor) reads from storage that FSDP holds on to, so its bytes have to move
+        here, there = local(one), local(other)
+        before = here.clone()
+        here.copy_(there)
+        there.copy_(before)
+
+
 def sharded_like(own: Tensor, tensor: Tensor) -> Tensor:
     """Shard a whole tensor, which every rank has, like `own`; unchanged if `own` is not sharded."""
     if type(own.data) is Tensor or hasattr(tensor, "to_local"):

@@ -45,7 +45,7 @@ def test_a_state_loads_under_another_wrapper() -> None:
 def test_stale_weights_of_another_model_are_refused_before_anything_is_loaded() -> None:
     stale, other = StaleWeights(nn.Linear(3, 3), 1), StaleWeights(nn.Sequential(nn.Linear(3, 3)), 1)
     with pytest.raises(ValueError, match="lack 'bias': load a state of the same model"):
-        stale.load(other.versions())
+        stale.load(other.versions)
 
 
 class Counting(nn.Linear):
@@ -60,7 +60,7 @@ class Counting(nn.Linear):
 
 def test_the_extra_state_of_a_module_is_no_weight() -> None:
     stale = StaleWeights(Counting(2, 2), 1)
-    assert list(stale.versions()[0]) == ["weight", "bias"]
+    assert list(stale.versions[0]) == ["weight", "bias"]
     stale.keep()
 
 

@@ -58,7 +58,7 @@ def take_steps(changes: dict[str, Any], out: str) -> str:
         if job.member.only_attacks:
             assert not job.optimizer.state, "it learns nothing"
         if job.member.place.role in (Role.CLEAN, Role.ATTACK) and not world.is_main:
-            assert len(job.member.stale) == 0, "it needs no stale weights"
+            assert not job.member.stale.versions, "it needs no stale weights"
     shared = {name: tensor for name, tensor in state.items() if not name.startswith("optimizer.")}
     return sha256(safetensors.torch.save(shared)).hexdigest()
 

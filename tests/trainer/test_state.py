@@ -172,11 +172,11 @@ def test_the_model_is_lent_stale_weights_and_gets_its_own_back(delay):
     for _ in range(4):
         before.append(copy.deepcopy(model.state_dict()))
         take_step(model, optimizer, stale)
-    now, kept = copy.deepcopy(model.state_dict()), copy.deepcopy(stale.versions())
+    now, kept = copy.deepcopy(model.state_dict()), copy.deepcopy(stale.versions)
     for _ in range(2):
         with stale.swapped_in():
             then = copy.deepcopy(model.state_dict())
-        pairs = [(then, before[-delay]), (model.state_dict(), now), *zip(stale.versions(), kept, strict=True)]
+        pairs = [(then, before[-delay]), (model.state_dict(), now), *zip(stale.versions, kept, strict=True)]
         for found, expected in pairs:
             assert all(torch.equal(found[name], expected[name]) for name in expected)
             assert all(found[name].stride() == expected[name].stride() for name in expected)

@@ -6,14 +6,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
-
-# Tensors as a data layer makes them: images and labels, and an augmented view if there is one.
-Chunk = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +91,6 @@ def to_pixels(images: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
 
 def to_device(values: Any, device: torch.device) -> Any:
     """Move all tensors of a structure to a device."""
-    if isinstance(values, Tensor):
-        return values.to(device, non_blocking=True)
     return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), values)
 
 
@@ -131,16 +127,13 @@ def cut(batch: Batch | Chunked, chunk_size: int | None) -> Iterator[Any]:
     if count > 1 and isinstance(batch.labels, Tensor) and batch.labels.dim() > 0 and len(batch.labels) != size:
         raise ValueError(f"{len(batch.labels)} labels for {size} images, which cannot be cut into chunks together")
 
-    def part(values: Any, number: int) -> Any:
-        def one(tensor: Tensor) -> Tensor:
-            shared = tensor.dim() == 0 or len(tensor) != size  # not a value per image
-            return tensor if shared else tensor.chunk(count)[number]
-
-        return one(values) if isinstance(values, Tensor) else tree_map_only(Tensor, one, values)
+    def part(number: int, values: Tensor) -> Tensor:
+        shared = values.dim() == 0 or len(values) != size  # not a value per image
+        return values if shared else values.chunk(count)[number]
 
     for number in range(count):
         fields = (batch.images, batch.labels, batch.augmented, dict(batch.extra))
-        yield batch if count == 1 else Batch(*(part(values, number) for values in fields))
+        yield batch if count == 1 else Batch(*tree_map_only(Tensor, partial(part, number), fields))
 
 
 class Feed:

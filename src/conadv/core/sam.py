@@ -57,7 +57,7 @@ class Sam(Method):
             raise ValueError("sam moves whole weights: use DistributedDataParallel instead of FSDP2")
         super().__init__(Step(model, loss, common), delay)
         self.rho = rho
-        self.twins: Directions = Directions(model)
+        self.twins: Left[Direction] = Left(model, "directions", _packed, _unpacked)
         self._check()
 
     def passes(self, k: int, chunk: Batch) -> list[Pass]:
@@ -110,18 +110,14 @@ class Sam(Method):
                 weight.data = own
 
 
-class Directions(Left[Direction]):
-    """The uphill directions of the chunks of the step before."""
-
-    name = "directions"
-
-    def _pack(self, item: Direction) -> State:
-        return {str(number): own for number, own in enumerate(item)}
-
-    def _unpack(self, tensors: State) -> Direction:
-        return [tensors[str(number)] for number in range(len(tensors))]
-
-
 def trained(model: nn.Module) -> list[nn.Parameter]:
     """The trainable weights of a model without its wrappers."""
     return [weight for weight in unwrap(model).parameters() if weight.requires_grad]
+
+
+def _packed(direction: Direction) -> State:
+    return {str(number): own for number, own in enumerate(direction)}
+
+
+def _unpacked(tensors: State) -> Direction:
+    return [tensors[str(number)] for number in range(len(tensors))]

@@ -161,7 +161,9 @@ class Step:
 
     def run(self, batch: Batch | Chunked, passes: Callable[[int, Batch], Iterable[Pass]]) -> None:
         """Run the passes of every chunk, and add their gradients to `.grad`, one pass at a time to save memory."""
-        if self._is_float16():
+        kind = self.device.type
+        autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if torch.float16 in (self._autocast, torch.get_autocast_dtype(kind) if autocasts else None):
             raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(batch)).backward()")
         if self._parallel is not None and self._parallel.static_graph:
             raise ValueError(
@@ -183,7 +185,22 @@ class Step:
         """The loss of the whole batch, which the caller backpropagates."""
         # All attacks come before: while a graph lives, the weights must stay.
         work = [(k, each) for k, chunk in enumerate(self.chunks(batch)) for each in passes(k, chunk)]
-        return self._whole(work)
+        factors: list[Tensor] = []  # what the caller's framework multiplies the loss by: scaling, accumulation
+
+        def unscaled(receive: Callable[[Tensor], None], gradient: Tensor) -> None:
+            # An overflow in 16 bits leaves no direction; the twin is the image itself there.
+            receive(torch.nan_to_num(gradient.detach() / factors[-1], nan=0.0))
+
+        losses: list[Tensor] = []
+        for k, each in work:
+            with route(self.model, each.branch, tracking=each.tracking):
+                losses.append(self._forward(each, self.t, k, self.model))
+            if each.receive is not None:
+                each.batch.images.register_hook(partial(unscaled, each.receive))
+        total = sum(losses[1:], losses[0]) if losses else self._nothing()
+        if any(each.receive is not None for _, each in work):
+            total.register_hook(lambda gradient: factors.append(gradient.detach()))
+        return total if self._parallel is None else touched(total, self._unreached({each.branch for _, each in work}))
 
     def end(self) -> None:
         """Move the running statistics, unless they are summed over ranks first, and count the step."""
@@ -284,11 +301,6 @@ class Step:
         """The seed of the attack on chunk k of the batch of step t."""
         return mix(self.root_seed, ATTACK, t, self.place.first_chunk + k)
 
-    def pass_seed(self, some: Pass, t: int, k: int) -> int | None:
-        """The seed of the model in a pass of chunk k in step t; None: PyTorch's generators as they are."""
-        number = self.place.first_chunk + (k if some.chunk is None else some.chunk)
-        return None if self.seed is None else mix(self.seed, PASS, t, number, BRANCH_NUMBER[some.branch])
-
     def scale(self, some: Pass) -> float:
         """The factor of the mean loss of a pass in the loss of the step."""
         return some.weight * self.place.part * self.place.averaged / self.count
@@ -326,20 +338,6 @@ class Step:
                 total = touched(total, self._unreached({some.branch}))
             total.backward()
 
-    def _whole(self, work: Sequence[tuple[int, Pass]]) -> Tensor:
-        """The loss of all passes of a step, by the number of their chunk."""
-        losses: list[Tensor] = []
-        factor: list[Tensor] = []  # what the caller's framework multiplies the loss by: scaling, accumulation
-        for k, each in work:
-            with route(self.model, each.branch, tracking=each.tracking):
-                losses.append(self._forward(each, self.t, k, self.model))
-            if each.receive is not None:
-                each.batch.images.register_hook(partial(_unscaled, each.receive, factor))
-        total = sum(losses[1:], losses[0]) if losses else self._nothing()
-        if any(each.receive is not None for _, each in work):
-            total.register_hook(lambda gradient: factor.append(gradient.detach()))
-        return total if self._parallel is None else touched(total, self._unreached({each.branch for _, each in work}))
-
     def _nothing(self) -> Tensor:
         """A loss of zero, whose backward pass reaches a weight."""
         return 0 * next(weight for weight in self.model.parameters() if weight.requires_grad).sum()
@@ -350,9 +348,10 @@ class Step:
         `t` and `k` decide its random numbers; `model` has its wrappers or not, and is routed by the caller.
         """
         images = some.batch.images
-        seed = self.pass_seed(some, t, k)
         with ExitStack() as stack:
-            if seed is not None:  # dropout does not depend on what ran before
+            if self.seed is not None:  # dropout does not depend on what ran before
+                number = self.place.first_chunk + (k if some.chunk is None else some.chunk)
+                seed = mix(self.seed, PASS, t, number, BRANCH_NUMBER[some.branch])
                 stack.enter_context(untouched_randomness(self.device, seed))
             if model is not self.model:  # a wrapper that is called has it
                 stack.enter_context(precision(self.model))
@@ -384,12 +383,6 @@ class Step:
     def _autocasting(self) -> AbstractContextManager[Any]:
         """A context with the precision that the method was given."""
         return nullcontext() if self._autocast is None else torch.autocast(self.device.type, self._autocast)
-
-    def _is_float16(self) -> bool:
-        """Whether forward passes run in float16: by `autocast`, or within the caller's torch.autocast."""
-        kind = next(self.model.parameters()).device.type
-        autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        return torch.float16 in (self._autocast, torch.get_autocast_dtype(kind) if autocasts else None)
 
 
 class Method(ABC):
@@ -511,9 +504,3 @@ class WithTwins(Method):
 
     def _settings(self) -> dict[str, Any]:
         return {"adv_weight": self.adv_weight, **described(self.attack)}
-
-
-def _unscaled(receive: Callable[[Tensor], None], factor: list[Tensor], gradient: Tensor) -> None:
-    """Pass on a gradient by the images, of a loss that the caller's framework has scaled."""
-    # An overflow in 16 bits leaves no direction; the twin is the image itself there.
-    receive(torch.nan_to_num(gradient.detach() / factor[-1], nan=0.0))

@@ -11,7 +11,6 @@ LeftTwins  has the twins that the clean backward pass of the step before left be
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from conadv.wrappers import innermost, local, sharded_like, whole
+from conadv.wrappers import exchange, innermost, local, sharded_like, whole
 
 from .batch import Batch, regrouped
 from .seeds import CHOICE_OF_TWINS, ORDER_OF_TWINS, mix, uniform
@@ -88,8 +87,8 @@ class Local(Twins):
             return
         self._start()
         self.same_update = self._seen is not None and not self._is_updated()
-        if self.same_update and len(self.stale) == self._delay:
-            self.stale.extend()
+        if self.same_update and len(self.stale.versions) == self._delay:
+            self.stale.versions.appendleft(_cloned(self.stale.versions[0]))  # at first the oldest twice
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
         """The twin with the weights of `delay` updates ago."""
@@ -108,9 +107,9 @@ class Local(Twins):
     def state(self) -> tuple[dict[str, Any], State]:
         self._start()
         tensors: State = {}
-        for number, version in enumerate(self.stale.versions()):
+        for number, version in enumerate(self.stale.versions):
             tensors |= {f"stale.{number}.{name}": whole(tensor) for name, tensor in version.items()}
-        return {"versions": len(self.stale), "updated": bool(self._delay) and self._is_updated()}, tensors
+        return {"versions": len(self.stale.versions), "updated": bool(self._delay) and self._is_updated()}, tensors
 
     def load(self, about: Mapping[str, Any], tensors: State) -> None:
         self.stale.load([below(f"stale.{number}.", tensors) for number in range(about["versions"])])
@@ -118,8 +117,8 @@ class Local(Twins):
 
     def _start(self) -> None:
         """Keep the weights at the start: the model may have been loaded since the method was made."""
-        if self._seen is None:
-            self.stale.reset()
+        for version in self.stale.versions if self._seen is None else ():
+            _copy(tensors_of(self.stale.model), version)
 
     def _is_updated(self) -> bool:
         """Whether the weights were changed since the last call.
@@ -135,26 +134,24 @@ class Left(Twins, Generic[_Item]):
     """What a step leaves behind for the next one, in the order of the chunks: twins, or the directions of `Sam`.
 
     The first step finds nothing, and takes what belongs to its own batch.
+
+    Args:
+        model: the network, to whose device loaded items are moved.
+        name: of the items, in a state.
+        pack: the tensors of an item by name.
+        unpack: an item from its tensors.
     """
 
     per_rank = True
-    name: str
-    """Of the items, in a state."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(
+        self, model: nn.Module, name: str, pack: Callable[[_Item], State], unpack: Callable[[State], _Item]
+    ) -> None:
+        self._model, self.name, self._pack, self._unpack = model, name, pack, unpack
         self._coming: dict[int, _Item | None] = {}  # of this step, by chunk; None: its backward pass has not run
         self._waiting: deque[_Item] = deque()  # of the step before
         self.found = 0
         """How many items this step found."""
-
-    @abstractmethod
-    def _pack(self, item: _Item) -> State:
-        """The tensors of an item by name."""
-
-    @abstractmethod
-    def _unpack(self, tensors: State) -> _Item:
-        """An item from its tensors."""
 
     def put(self, k: int, item: _Item | None) -> None:
         """Leave behind the item of chunk k; None: it comes with the backward pass."""
@@ -203,19 +200,16 @@ class Left(Twins, Generic[_Item]):
 
     def _arrived(self) -> list[_Item]:
         """What this step has left behind so far."""
-        coming = [self._coming[k] for k in sorted(self._coming)]
-        if any(item is None for item in coming):
+        if None in self._coming.values():
             raise ValueError("backpropagate the loss of each step: recycled takes the twins from there")
-        return cast(list[_Item], coming)
+        return cast(list[_Item], list(self._coming.values()))
 
 
 class LeftTwins(Left[Batch]):
     """Twins that the clean backward pass of a step leaves behind; the first step evaluates those of its own batch."""
 
-    name = "twins"
-
     def __init__(self, model: nn.Module, evaluate: Evaluate) -> None:
-        super().__init__(model)
+        super().__init__(model, "twins", _packed, lambda tensors: Batch(tensors["images"], tensors["labels"]))
         self._evaluate = evaluate
 
     def expect(self, k: int, along: Callable[[Tensor], Batch]) -> Callable[[Tensor], None]:
@@ -233,16 +227,14 @@ class LeftTwins(Left[Batch]):
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
         return self.next() or self._evaluate(t, k, chunk)
 
-    def _pack(self, item: Batch) -> State:
-        if not isinstance(item.labels, Tensor) or item.extra:
-            raise ValueError(
-                "Recycled can save twins only with tensor labels and no extra inputs: use ConAdv to checkpoint other "
-                "batches"
-            )
-        return {"images": item.images, "labels": item.labels}
 
-    def _unpack(self, tensors: State) -> Batch:
-        return Batch(tensors["images"], tensors["labels"])
+def _packed(twin: Batch) -> State:
+    if not isinstance(twin.labels, Tensor) or twin.extra:
+        raise ValueError(
+            "Recycled can save twins only with tensor labels and no extra inputs: use ConAdv to checkpoint other "
+            "batches"
+        )
+    return {"images": twin.images, "labels": twin.labels}
 
 
 @dataclass(frozen=True)
@@ -330,24 +322,22 @@ class StaleWeights:
     """
 
     def __init__(self, model: nn.Module, delay: int) -> None:
-        self._model = model
+        self.model = model
         own = tensors_of(model) if delay else {}
-        self._kept = deque({name: tensor.detach().clone() for name, tensor in own.items()} for _ in range(delay))
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        self.versions = deque(_cloned(own) for _ in range(delay))
+        """Oldest first."""
 
     def keep(self) -> None:
         """Copy the current weights, before an update, over the oldest version."""
-        if self._kept:
-            self._kept.rotate(-1)
-            _copy(tensors_of(self._model), self._kept[-1])
+        if self.versions:
+            self.versions.rotate(-1)
+            _copy(tensors_of(self.model), self.versions[-1])
 
     @contextmanager
     def swapped_in(self, number: int = 0) -> Iterator[None]:
         """Give the model one of the versions, within this context; by default the oldest."""
-        kept = self._kept[number]
-        if kept.keys() != tensors_of(self._model).keys():
+        kept = self.versions[number]
+        if kept.keys() != tensors_of(self.model).keys():
             raise ValueError("the model has other tensors than when the method was made: make the method again")
         self._swap(kept)
         try:
@@ -355,59 +345,36 @@ class StaleWeights:
         finally:
             self._swap(kept)
 
-    def reset(self) -> None:
-        """Set every version to the current weights."""
-        for kept in self._kept:
-            _copy(tensors_of(self._model), kept)
-
-    def versions(self) -> list[State]:
-        """The kept versions, oldest first."""
-        return list(self._kept)
-
-    def extend(self) -> None:
-        """Keep one more version, at first a copy of the oldest."""
-        self._kept.appendleft({name: kept.clone() for name, kept in self._kept[0].items()})
-
     @torch.no_grad()
     def changes(self) -> list[int]:
         """PyTorch's counters of changes to each trainable weight."""
-        return [local(own)._version for own in tensors_of(self._model).values() if own.requires_grad]
+        return [local(own)._version for own in tensors_of(self.model).values() if own.requires_grad]
 
     @torch.no_grad()
     def is_newest(self) -> bool:
         """Whether the trainable weights are equal to those of the newest version."""
-        own, newest = tensors_of(self._model), self._kept[-1]
+        own, newest = tensors_of(self.model), self.versions[-1]
         _follow(newest, own)
         trained = [name for name, tensor in own.items() if tensor.requires_grad]
         return all(torch.equal(local(own[name]), local(newest[name])) for name in trained)
 
     def load(self, versions: list[State]) -> None:
-        """Restore what `versions` returned; tensors that are sharded here may be given whole."""
-        own = tensors_of(self._model)
+        """Restore what `versions` were; tensors that are sharded here may be given whole."""
+        own = tensors_of(self.model)
         if missing := {name for version in versions for name in own if name not in version}:
             raise ValueError(f"the stale weights of the state lack {min(missing)!r}: load a state of the same model")
-        self._kept = deque({name: tensor.detach().clone() for name, tensor in own.items()} for _ in versions)
-        for kept, version in zip(self._kept, versions, strict=True):
+        self.versions = deque(_cloned(own) for _ in versions)
+        for kept, version in zip(self.versions, versions, strict=True):
             _copy({name: sharded_like(tensor, version[name]) for name, tensor in kept.items()}, kept)
 
     @torch.no_grad()
     def _swap(self, kept: State) -> None:
-        own = tensors_of(self._model)
+        own = tensors_of(self.model)
         torch.clear_autocast_cache()  # it holds the weights as they were, in 16 bits
         _follow(kept, own)
-        swapped: set[int] = set()  # a weight that the model uses under two names is swapped once
-        for name, mine in own.items():
-            if id(mine) in swapped:
-                continue
-            swapped.add(id(mine))
-            # A graph built with a weight is valid again once the contents are exchanged back.
-            if type(mine.data) is Tensor:
-                mine.data, kept[name].data = kept[name].data, mine.data
-            else:  # a shard (DTensor) reads from storage that FSDP holds on to, so its bytes have to move
-                here, there = local(mine), local(kept[name])
-                before = here.clone()
-                here.copy_(there)
-                there.copy_(before)
+        names = {id(mine): name for name, mine in own.items()}  # a weight with two names is swapped once
+        for name in names.values():
+            exchange(own[name], kept[name])
 
 
 def tensors_of(model: nn.Module) -> State:
@@ -420,6 +387,10 @@ def tensors_of(model: nn.Module) -> State:
         if not isinstance(state[name], Tensor):  # the extra state of a module
             del state[name]
     return state
+
+
+def _cloned(tensors: Mapping[str, Tensor]) -> State:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 @torch.no_grad()

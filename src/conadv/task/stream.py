@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conadv.core.batch import Chunk, Chunked
+from conadv.core.batch import Chunked
 from conadv.memory import is_out_of_memory
 from conadv.task.data.fit import Fit, fitted
 from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Planes, Source
@@ -29,7 +29,8 @@ from conadv.task.draws import Seeds, mix_all, permutation
 # Separate streams of random numbers.
 _ORDER, _AUGMENT = 11, 12
 
-
+Chunk = tuple[Tensor, ...]
+"""Images and labels, and an augmented view if there is one."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

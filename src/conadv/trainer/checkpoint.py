@@ -180,7 +180,7 @@ def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> dict[
     """Copy the whole state to the host."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= _optimizer_state(model, optimizer)
-    for number, version in enumerate(stale.versions()):
+    for number, version in enumerate(stale.versions):
         tensors.update({f"stale.{number}.{name}": tensor for name, tensor in version.items()})
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
@@ -194,7 +194,7 @@ def restore(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimize
         saved = {key: tensors[label] for key in state if (label := _label(name, key)) in tensors}
         if saved:
             optimizer.state[parameter] = {key: _like(state[key], saved.get(key)) for key in state}
-    if stale.versions():
+    if stale.versions:
         stale.load(stale_versions(tensors))
 
 
