@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .branches import SplitLayer
+from .branches import owners_of
 from .seeds import untouched_randomness
 from .splitbn import Statistics, routed
 
@@ -93,14 +93,8 @@ def without_trace(model: nn.Module, branch: str, statistics: Statistics | None, 
 
 def unsplit_modules(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that hold no BatchNorm branch."""
-    branches: set[nn.Module] = set()
-    found: list[nn.Module] = []
-    for module in model.modules():  # a layer comes before the modules of its branches
-        if isinstance(module, SplitLayer):
-            branches.update(map(module.owner, module.branches))
-        if module not in branches:
-            found.append(module)
-    return found
+    owners = owners_of(model)
+    return [module for module in model.modules() if module not in owners]
 
 
 @contextmanager

@@ -70,17 +70,14 @@ class SplitLayer(_BatchNorm):
         self.way, self.branches, self.left_main = Way(), ("main", *branches), False
         for name, branch in branches.items():
             self.add_module(name, branch)
-        for owner in self.owners().values():
+        for owner in (self, *branches.values()):
             if found := averages(owner):
                 size = sum(buffer.numel() for buffer in found)
                 owner.register_buffer("pending", found[0].new_zeros(size + 1), persistent=False)
         self.register_load_state_dict_pre_hook(_fill_branches)
 
-    def owners(self) -> dict[str, _BatchNorm]:
-        """The module that holds the weights and statistics of each branch."""
-        return {name: self.owner(name) for name in self.branches}
-
     def owner(self, branch: str) -> _BatchNorm:
+        """The module that holds the weights and statistics of a branch."""
         return self if branch == "main" else self._modules[branch]  # type: ignore[return-value]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -148,11 +145,12 @@ def averages(owner: _BatchNorm) -> list[Tensor]:
 
 
 def split_layers(model: nn.Module) -> list[SplitLayer]:
-    layers = []
-    for module in model.modules():
-        if isinstance(module, SplitLayer):
-            layers.append(module)
-    return layers
+    return [module for module in model.modules() if isinstance(module, SplitLayer)]
+
+
+def owners_of(model: nn.Module) -> dict[nn.Module, SplitLayer]:
+    """The modules that hold the weights and statistics of branches, each with its layer."""
+    return {layer.owner(name): layer for layer in split_layers(model) for name in layer.branches}
 
 
 def split_class(plain: type[_BatchNorm]) -> type[SplitLayer]:
@@ -187,7 +185,7 @@ def _fill_branches(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: 
 
 
 class Tally:
-    """The BatchNorm statistics of one forward pass, in one tensor per device and dtype."""
+    """The BatchNorm statistics of one forward pass through some branches, in one tensor."""
 
     def __init__(self) -> None:
         self.owners: list[_BatchNorm] = []
@@ -196,19 +194,20 @@ class Tally:
         self._used: list[tuple[Tensor, Tensor]] = []
 
     def room(self, owner: _BatchNorm) -> tuple[Tensor, Tensor] | None:
-        """Zeros for the mean and variance of a branch; None if it runs a second time."""
+        """Zeros for the mean and variance of a branch; None if it runs again, or is of another device or dtype."""
+        pending = owner.get_buffer("pending")
         if not self._free and not self._used:
-            groups: defaultdict[tuple[torch.device, torch.dtype], dict[_BatchNorm, int]] = defaultdict(dict)
+            sizes: dict[_BatchNorm, int] = {}
             for each in self.owners:
-                if (pending := each._buffers.get("pending")) is not None:
-                    groups[pending.device, pending.dtype][each] = len(pending) - 1
-            for (device, dtype), sizes in groups.items():
-                flat = torch.zeros(sum(sizes.values()), device=device, dtype=dtype)
-                self._free |= dict(zip(sizes, flat.split(list(sizes.values())), strict=True))
+                other = each._buffers.get("pending")
+                if other is not None and (other.device, other.dtype) == (pending.device, pending.dtype):
+                    sizes[each] = len(other) - 1
+            flat = pending.new_zeros(sum(sizes.values()))
+            self._free = dict(zip(sizes, flat.split(list(sizes.values())), strict=True))
         own = self._free.pop(owner, None)
         if own is None:
             return None
-        self._used.append((owner.get_buffer("pending"), own))
+        self._used.append((pending, own))
         mean, var = own.chunk(2)
         return mean, var
 
@@ -230,41 +229,36 @@ def _count(layer: SplitLayer, owner: _BatchNorm, statistics: list[Tensor], track
     pending = owner.get_buffer("pending")
     pending.add_(torch.cat([*statistics, pending.new_ones(1)]))
     if tracking == "now":
-        move([(layer, owner)])
+        move([(owner, layer)])
 
 
 @torch.no_grad()
-def move(branches: Iterable[tuple[SplitLayer, _BatchNorm]]) -> None:
-    """Update running statistics with the mean over the pending passes, without waiting for the device."""
+def move(branches: Iterable[tuple[nn.Module, SplitLayer]]) -> None:
+    """Update running statistics with the mean over the pending passes, without waiting for the device.
+
+    Branches of one kind are updated at once: those of torch's kernel with statistics, others with their own changes.
+    """
     groups: defaultdict[tuple[torch.device, torch.dtype, bool], list[_BatchNorm]] = defaultdict(list)
-    for layer, owner in branches:
-        pending = owner.get_buffer("pending")
-        groups[pending.device, pending.dtype, layer.kernel].append(owner)
+    for owner, layer in branches:
+        if "pending" in owner._buffers:
+            pending = owner.get_buffer("pending")
+            groups[pending.device, pending.dtype, layer.kernel].append(cast(_BatchNorm, owner))
     for (_, _, kernel), group in groups.items():
-        _move(group, kernel)
-
-
-def _move(group: list[_BatchNorm], kernel: bool) -> None:
-    """Update branches of one kind: those of torch's kernel with statistics, others with their own changes."""
-    pending = [owner.get_buffer("pending") for owner in group]
-    running = [buffer.view(-1) for owner in group for buffer in averages(owner)]
-    batches = []
-    for owner, own in zip(group, pending, strict=True):
-        counter = owner.num_batches_tracked
-        batches.append(own.new_zeros((), dtype=torch.int64) if counter is None else counter)
-    passes = torch.stack([own[-1] for own in pending])
-    seen = passes > 0
-    moved_batches = torch.stack(batches).add_(seen)
-    torch._foreach_copy_(batches, list(moved_batches.unbind()))
-    momentum = _momentum(group, moved_batches, passes) if kernel else torch.ones_like(passes)
-    columns = []
-    for column, own in zip(torch.stack([momentum * seen, passes.clamp(min=1)]).split(1, dim=1), pending, strict=True):
-        columns.append(column.expand(-1, len(own) - 1))
-    weight, divisor = torch.cat(columns, dim=1)
-    before, mean = torch.cat(running), torch.cat([own[:-1] for own in pending]) / divisor
-    moved = before.lerp_(mean, weight) if kernel else before.add_(mean)
-    torch._foreach_copy_(running, list(moved.split([len(buffer) for buffer in running])))
-    torch._foreach_zero_(pending)
+        pendings = [owner.get_buffer("pending") for owner in group]
+        running = [buffer.view(-1) for owner in group for buffer in averages(owner)]
+        batches = [owner.get_buffer("num_batches_tracked") for owner in group]
+        passes = torch.stack([own[-1] for own in pendings])
+        seen = passes > 0
+        moved_batches = torch.stack(batches).add_(seen)
+        torch._foreach_copy_(batches, list(moved_batches.unbind()))
+        momentum = _momentum(group, moved_batches, passes) if kernel else torch.ones_like(passes)
+        columns = torch.stack([momentum * seen, passes.clamp(min=1)]).split(1, dim=1)
+        wide = [column.expand(-1, len(own) - 1) for column, own in zip(columns, pendings, strict=True)]
+        weight, divisor = torch.cat(wide, dim=1)
+        before, mean = torch.cat(running), torch.cat([own[:-1] for own in pendings]) / divisor
+        moved = before.lerp_(mean, weight) if kernel else before.add_(mean)
+        torch._foreach_copy_(running, list(moved.split([len(buffer) for buffer in running])))
+        torch._foreach_zero_(pendings)
 
 
 def _momentum(group: list[_BatchNorm], batches: Tensor, like: Tensor) -> Tensor:

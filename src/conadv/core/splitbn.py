@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from conadv.wrappers import innermost, is_exchanged, whole
 
-from .branches import SplitLayer, Tally, Tracking, Way, averages, move, split_class, split_layers
+from .branches import SplitLayer, Tally, Tracking, Way, averages, move, owners_of, split_class, split_layers
 
 Statistics = Literal["batch", "running"]
 
@@ -153,18 +153,12 @@ def routed(
 
 def update_running_stats(model: nn.Module) -> None:
     """End a step: update running statistics once, with the mean over its forward passes with tracking "step"."""
-    found = []
-    for layer in split_layers(model):
-        for owner in map(layer.owner, layer.branches):
-            if "pending" in owner._buffers:
-                found.append((layer, owner))
-    move(found)
+    move(owners_of(model).items())
 
 
 def pending_statistics(model: nn.Module) -> list[Tensor]:
     """The sums over forward passes that `update_running_stats` will use; they can be added up over processes."""
-    owners = [owner for layer in split_layers(model) for owner in layer.owners().values()]
-    return [owner.get_buffer("pending") for owner in owners if "pending" in owner._buffers]
+    return [owner.get_buffer("pending") for owner in owners_of(model) if "pending" in owner._buffers]
 
 
 def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ from conadv.peers import COMPARED, check_ranks
 from conadv.wrappers import data_parallel
 
 from .attack import Attack, Loss
-from .branches import split_layers
+from .branches import owners_of, split_layers
 from .pgd import PGD
 from .splitbn import SHARED
 
@@ -75,7 +75,7 @@ def check_branches(model: nn.Module, branches: Sequence[str]) -> None:
     """Refuse a model that would silently mix the statistics of clean and adversarial images."""
     which = "" if tuple(branches) == ("main", "adv") else f", branches={branches}"
     call = f"conadv.split_batchnorm(model{which}) before making the optimizer and the method"
-    split = {owner for layer in split_layers(model) for owner in layer.owners().values()}
+    split = owners_of(model)
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module not in split:
             raise ValueError(f"layer {name} is a plain BatchNorm layer: call {call}")
@@ -289,7 +289,7 @@ def no_mixed_statistics(model: nn.Module) -> Iterator[None]:
     Constant buffers (masks, position tables, frozen statistics), counters and the vectors of spectral norm, which
     follow from the weights alone, are not statistics of images.
     """
-    owners = {owner for layer in split_layers(model) for owner in layer.owners().values()}
+    owners = owners_of(model)
     before = []
     for name, module in model.named_modules():
         for key, buffer in () if _is_exempt(module) else module._buffers.items():

@@ -191,9 +191,9 @@ def scale_norms(model: nn.Module, adv_weight: float) -> None:
     for layer in split_layers(model):
         clean = [name for name in layer.branches if name != "adv"]
         rest = 1 - adv_weight if "adv" in layer.branches else 1.0
-        for name, owner in layer.owners().items():
+        for name in layer.branches:
             share = adv_weight if name == "adv" else rest / len(clean)
-            for parameter in owner.parameters(recurse=False):
+            for parameter in layer.owner(name).parameters(recurse=False):
                 if parameter.grad is not None and share > 0:
                     parameter.grad.div_(share)
 
