@@ -63,6 +63,11 @@ def unwrap(model: nn.Module) -> nn.Module:
     return type(compiled)(inner, compiled.dynamo_ctx)
 
 
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The weights that are learnt."""
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
 def precision(model: nn.Module) -> AbstractContextManager[None]:
     """The autocast context of a Fabric wrapper, for calls of the model inside it."""
     while name := _HELD[type(model)]:

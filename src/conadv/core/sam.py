@@ -14,7 +14,7 @@ from typing import Any, Unpack, final
 import torch
 from torch import Tensor, nn
 
-from conadv.wrappers import is_sharded, unwrap
+from conadv.wrappers import is_sharded, trainable, unwrap
 
 from .attack import Loss, copied_buffers, unsplit_modules
 from .batch import Batch
@@ -89,14 +89,14 @@ class Sam(Method):
 
     def _uphill(self, images: list[Pass], t: int, k: int) -> Direction:
         """The gradient of a chunk's loss at the current weights, scaled to length 1."""
-        gradient = self._step.gradient(images, t, k, trained(self._step.model))
+        gradient = self._step.gradient(images, t, k, trainable(self._step.model))
         length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradient)))
         return list(torch._foreach_div(gradient, length.clamp_min(torch.finfo(length.dtype).tiny)))
 
     @contextmanager
     def _moved(self, direction: Direction) -> Iterator[None]:
         """Move the weights along a direction, within this context; a backward pass may recompute layers there."""
-        weights = trained(self._step.model)
+        weights = trainable(self._step.model)
         kept = [weight.data for weight in weights]
         try:
             for weight, moved in zip(weights, torch._foreach_add(kept, direction, alpha=self.rho), strict=True):
@@ -108,11 +108,6 @@ class Sam(Method):
             torch.clear_autocast_cache()
             for weight, own in zip(weights, kept, strict=True):
                 weight.data = own
-
-
-def trained(model: nn.Module) -> list[nn.Parameter]:
-    """The trainable weights of a model without its wrappers."""
-    return [weight for weight in unwrap(model).parameters() if weight.requires_grad]
 
 
 def _packed(direction: Direction) -> State:

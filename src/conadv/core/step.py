@@ -27,6 +27,7 @@ from conadv.wrappers import (
     precision,
     rank_and_size,
     touched,
+    trainable,
     unwrap,
 )
 
@@ -340,7 +341,7 @@ class Step:
 
     def _nothing(self) -> Tensor:
         """A loss of zero, whose backward pass reaches a weight."""
-        return 0 * next(weight for weight in self.model.parameters() if weight.requires_grad).sum()
+        return 0 * trainable(self.model)[0].sum()
 
     def _forward(self, some: Pass, t: int, k: int, model: nn.Module) -> Tensor:
         """The loss of a pass, scaled to its part in the loss of the step. Records the mean loss.

@@ -26,7 +26,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from conadv.peers import COMPARED, check_ranks
-from conadv.wrappers import data_parallel
+from conadv.wrappers import data_parallel, trainable
 
 from .attack import Attack, Loss
 from .branches import owners_of, split_layers
@@ -186,36 +186,31 @@ class Updates:
                 "LBFGS evaluates its closure several times per step, and each would count as a step of this method: "
                 "use ConAdv(delay=0), or another optimizer"
             )
-        own = [weight for weight in self._model.parameters() if weight.requires_grad]
-        if self._updated.intersection(map(id, own)):
-            missing = self._has_adv and self._lacks_adv()
-            if missing and calls > 1:
-                raise ValueError("the adv branch is never updated: make the optimizer after split_batchnorm")
-            return missing
-        if self._copies > 1:
-            raise ValueError(
-                "the optimizer has the weights of a copy of the method's model, which never learns: make the method "
-                "and the optimizer with the same model (a deepcopy has other weights)"
-            )
-        return calls < _WATCHED_CALLS
+        if self._updated.isdisjoint(map(id, trainable(self._model))):
+            if self._copies > 1:
+                raise ValueError(
+                    "the optimizer has the weights of a copy of the method's model, which never learns: make the "
+                    "method and the optimizer with the same model (a deepcopy has other weights)"
+                )
+            return calls < _WATCHED_CALLS
+        missing = False
+        for layer in split_layers(self._model) if self._has_adv else ():
+            main, adv = (next(layer.owner(name).parameters(recurse=False), None) for name in ("main", "adv"))
+            if main is not None and adv is not None and adv.requires_grad:
+                missing |= id(main) in self._updated and id(adv) not in self._updated
+        if missing and calls > 1:
+            raise ValueError("the adv branch is never updated: make the optimizer after split_batchnorm")
+        return missing
 
     def note(self, optimizer: Optimizer) -> None:
         """Note whose parameters an optimizer is about to update."""
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        own = [weight for weight in self._model.parameters() if weight.requires_grad]
+        own = trainable(self._model)
         self._updated |= {id(weight) for weight in weights}
         if not {id(weight) for weight in own}.isdisjoint(map(id, weights)):
             self._uses_lbfgs |= isinstance(optimizer, torch.optim.LBFGS)
         elif all(weight.grad is None for weight in weights):
             self._copies += Counter(weight.shape for weight in own) == Counter(weight.shape for weight in weights)
-
-    def _lacks_adv(self) -> bool:
-        """Whether a layer has its main weights in an optimizer, and those of the adv branch in none."""
-        for layer in split_layers(self._model):
-            main, adv = (next(layer.owner(name).parameters(recurse=False), None) for name in ("main", "adv"))
-            if main is not None and adv is not None and adv.requires_grad and id(main) in self._updated:
-                return id(adv) not in self._updated
-        return False
 
 
 def _note(updates: ref[Updates], optimizer: Optimizer, *_: Any) -> None:
