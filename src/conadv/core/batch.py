@@ -46,9 +46,7 @@ class Chunked:
 
 
 def as_batch(item: Any) -> Batch:
-    """Convert what a loader yields, (images, labels), to a `Batch`; a `Batch` is returned unchanged."""
-    if isinstance(item, Batch):
-        return item
+    """Convert what a loader yields, (images, labels), to a `Batch`."""
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Tensor):
         return Batch(*item)
     if isinstance(item, Tensor):

@@ -278,8 +278,6 @@ class Step:
 
     def has_twin(self, t: int, k: int) -> bool:
         """Whether chunk k of the batch of step t gets twins."""
-        if self.share.of == 1:
-            return True
         if k == 0:
             self.count_twins()  # raises an error if the share does not fit
         offset = self.place.chunk_offset

@@ -83,10 +83,8 @@ class Local(Twins):
         """Whether this call and the last one belong to the same update."""
 
     def begin(self, t: int, ahead: Any) -> None:
-        if not self._delay:
-            return
         self._start()
-        self.same_update = self._seen is not None and not self._is_updated()
+        self.same_update = self._delay > 0 and self._seen is not None and not self._is_updated()
         if self.same_update and len(self.stale.versions) == self._delay:
             self.stale.versions.appendleft(_cloned(self.stale.versions[0]))  # at first the oldest twice
 
@@ -98,8 +96,6 @@ class Local(Twins):
             return self.evaluate(t, k, chunk)
 
     def end(self) -> None:
-        if not self._delay:
-            return
         if not self.same_update:
             self.stale.keep()
         self._seen, self._updated = self.stale.changes(), None
