@@ -84,6 +84,25 @@ def data_parallel(model: nn.Module) -> DistributedDataParallel | None:
     return model if isinstance(model, DistributedDataParallel) else None
 
 
+def refuse_unused(model: nn.Module) -> None:
+    """Refuse a DistributedDataParallel that looks for weights which a pass does not reach."""
+    parallel = data_parallel(model)
+    if parallel is not None and parallel.find_unused_parameters:
+        raise ValueError(
+            "each pass leaves one branch unused, which find_unused_parameters=True cannot handle: set it to False "
+            "(Transformers: ddp_find_unused_parameters=False)"
+        )
+
+
+def refuse_static_graph(parallel: DistributedDataParallel | None) -> None:
+    """Refuse a DistributedDataParallel that expects every backward pass to be like the first."""
+    if parallel is not None and parallel.static_graph:
+        raise ValueError(
+            "DistributedDataParallel(static_graph=True) allows one backward pass per step, and a method takes "
+            "several: leave static_graph out"
+        )
+
+
 def is_exchanged(model: nn.Module) -> bool:
     """Whether a wrapper inside the model already knows its parameters, and would not exchange new ones."""
     names = {base.__name__ for module in model.modules() for base in type(module).__mro__}

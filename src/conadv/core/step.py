@@ -26,6 +26,7 @@ from conadv.wrappers import (
     innermost,
     precision,
     rank_and_size,
+    refuse_static_graph,
     touched,
     trainable,
     unwrap,
@@ -166,11 +167,7 @@ class Step:
         autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         if torch.float16 in (self._autocast, torch.get_autocast_dtype(kind) if autocasts else None):
             raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(batch)).backward()")
-        if self._parallel is not None and self._parallel.static_graph:
-            raise ValueError(
-                "DistributedDataParallel(static_graph=True) allows one backward pass per step, and a method takes "
-                "several: leave static_graph out"
-            )
+        refuse_static_graph(self._parallel)
         last = None
         for k, chunk in enumerate(self.chunks(batch)):
             some = list(passes(k, chunk))

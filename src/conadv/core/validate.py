@@ -26,7 +26,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from conadv.peers import COMPARED, check_ranks
-from conadv.wrappers import data_parallel, trainable
+from conadv.wrappers import refuse_unused, trainable
 
 from .attack import Attack, Loss
 from .branches import owners_of, split_layers
@@ -82,12 +82,8 @@ def check_branches(model: nn.Module, branches: Sequence[str]) -> None:
     for layer in split_layers(model):
         if not set(branches) <= set(layer.branches):
             raise ValueError(f"the model has only the branches {', '.join(layer.branches)}: call {call}")
-    parallel = data_parallel(model)
-    if "adv" in branches and parallel is not None and parallel.find_unused_parameters:
-        raise ValueError(
-            "each pass leaves one branch unused, which find_unused_parameters=True cannot handle: set it to False "
-            "(Transformers: ddp_find_unused_parameters=False)"
-        )
+    if "adv" in branches:
+        refuse_unused(model)
 
 
 def described(attack: Any) -> dict[str, Any]:
