@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import conadv
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
@@ -47,38 +46,6 @@ def test_a_loss_that_the_caller_backpropagates_takes_the_same_steps(
     one, other = run(setting, False, chunk_size=chunk_size), run(setting, True, factor, chunk_size)
     for name, value in one.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=1e-12)
-
-
-class Checkpointed(nn.Module):
-    """A model whose layers run again in the backward pass."""
-
-    def __init__(self, again: bool) -> None:
-        super().__init__()
-        self.inner = split_batchnorm(small_cnn())
-        self.again = again
-
-    def forward(self, images: Tensor) -> Tensor:
-        return checkpoint(self.inner, images, use_reentrant=False) if self.again else self.inner(images)
-
-
-def test_layers_that_run_again_without_a_branch_are_as_before() -> None:
-    models = [Checkpointed(again) for again in (False, True)]
-    for model in models:
-        method = Vanilla(model, F.cross_entropy, chunk_size=4)
-        for batch in small_batches(4):
-            method.loss(batch).backward()
-    for (name, one), other in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12, msg=name)
-    gradients = [model.inner[0].weight.grad for model in models]
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
-
-
-@adversarial_methods
-@pytest.mark.parametrize("branch", ["adv", "main"])
-def test_layers_that_run_again_in_a_branch_are_refused(setting: Setting, branch: str) -> None:
-    method = setting.make(Checkpointed(True), PGD(8 / 255, branch=branch), twin_branch=branch)
-    with pytest.raises(RuntimeError, match=r"call method\(batch\) in place of method.loss"):
-        method.loss(small_batches(1)[0]).backward()
 
 
 def test_sam_has_no_loss_to_return() -> None:
@@ -160,43 +127,6 @@ def test_what_is_not_images_and_labels_is_refused(setting: Setting, item) -> Non
     method = setting.make(split_batchnorm(small_cnn()))
     with pytest.raises(ValueError, match=r"not \(images, labels\) as tensors: say how to get them"):
         take_steps(method, [item(x, y) for x, y in small_batches(2)])
-
-
-# --- losses as people have them ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reduction", ["sum", "none"])
-def test_a_loss_that_is_no_mean_is_refused_when_the_method_is_made(reduction: str) -> None:
-    with pytest.raises(ValueError, match=f'reduction="{reduction}": a method needs the mean'):
-        Vanilla(split_batchnorm(small_cnn()), nn.CrossEntropyLoss(reduction=reduction))
-
-
-@every_method
-@pytest.mark.parametrize("chunk_size", [None, 4])
-def test_a_function_that_is_no_mean_is_refused_in_the_first_step(setting: Setting, chunk_size: int | None) -> None:
-    method = setting.make(split_batchnorm(small_cnn()), chunk_size=chunk_size)
-    method._step.checks._loss = method._step.loss = lambda x, y: F.cross_entropy(x, y, reduction="sum")
-    with pytest.raises(ValueError, match="the mean over the images"):
-        take_steps(method, small_batches(1))
-    method = setting.make(split_batchnorm(small_cnn()), chunk_size=chunk_size)
-    method._step.loss = lambda x, y: F.cross_entropy(x, y, reduction="none")
-    with pytest.raises((ValueError, RuntimeError), match=r"not one number|scalar outputs"):
-        take_steps(method, small_batches(1))
-
-
-def test_class_weights_and_ignored_labels_with_chunks_are_refused() -> None:
-    model = split_batchnorm(small_cnn())
-    weights = torch.linspace(0.1, 5, 5).double()
-    with pytest.raises(ValueError, match="class weights is not the mean of its chunks"):
-        Vanilla(model, nn.CrossEntropyLoss(weight=weights), chunk_size=4)
-    method = Vanilla(model, lambda x, y: F.cross_entropy(x, y, weight=weights), chunk_size=4)
-    with pytest.raises(ValueError, match="not the mean of their losses"):
-        method(small_batches(1)[0])
-    images, labels = small_batches(1)[0]
-    labels[0] = -100
-    with pytest.raises(ValueError, match="ignore_index"):
-        Vanilla(model, F.cross_entropy, chunk_size=4)((images, labels))
-    Vanilla(model, nn.CrossEntropyLoss(weight=weights))((images, labels))  # a whole batch is fine
 
 
 # --- checks ------------------------------------------------------------------------------------------------------

@@ -80,6 +80,22 @@ def test_a_mean_is_taken(method: str, output: str) -> None:
     step(method, output, {}, weight=WEIGHTS)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loss_that_is_not_one_number_is_refused(method: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=r"not one number|scalar outputs"):
+        step(method, "tensor", {}, reduction="none")
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_losses_of_torch_are_looked_at_when_the_method_is_made(reduction: str) -> None:
+    model = split_batchnorm(small_cnn())
+    with pytest.raises(ValueError, match=f'reduction="{reduction}": a method needs the mean'):
+        Vanilla(model, nn.CrossEntropyLoss(reduction=reduction))
+    with pytest.raises(ValueError, match="class weights is not the mean of its chunks"):
+        Vanilla(model, nn.CrossEntropyLoss(weight=WEIGHTS), chunk_size=4)
+    Vanilla(model, nn.CrossEntropyLoss(weight=WEIGHTS))  # a whole batch is fine
+
+
 def test_a_batch_that_is_its_only_chunk_may_have_class_weights() -> None:
     step("conadv", "tensor", {"chunk_size": 8}, weight=WEIGHTS)
 
@@ -91,6 +107,9 @@ def test_an_index_that_the_loss_ignores_is_looked_for_in_every_batch() -> None:
     method((images, torch.where(labels == 2, 1, labels)))
     with pytest.raises(ValueError, match="labels that the loss ignores"):
         method((images, torch.full_like(labels, 2)))
+    labels[0] = -100
+    with pytest.raises(ValueError, match="ignore_index"):
+        Vanilla(model, F.cross_entropy, chunk_size=4)((images, labels))
 
 
 def test_labels_that_cannot_be_cut_are_refused() -> None:

@@ -338,22 +338,6 @@ def test_bad_values_are_refused(make: Callable[[nn.Module], object], message: st
 
 
 @adversarial_methods
-@pytest.mark.parametrize("scale", [lambda x: x * 255, lambda x: (x - 0.45) / 0.225], ids=["0..255", "normalized"])
-def test_images_outside_of_the_pixel_range_are_refused(setting: Setting, scale: Callable[[Tensor], Tensor]) -> None:
-    model = make_model()
-    batches = [(scale(images), labels) for images, labels in small_batches(2)]
-    with pytest.raises(ValueError, match=r"images from .* to .*: .*mean and std"):
-        train(setting.make(model), model, batches)
-
-
-def test_a_third_view_without_a_branch_for_it_is_refused() -> None:
-    images, labels = small_batches(1)[0]
-    model = make_model()
-    with pytest.raises(ValueError, match="no branch 'aug'"):
-        train(ConAdv(model, F.cross_entropy, ATTACK), model, [conadv.Batch(images, labels, images)])
-
-
-@adversarial_methods
 def test_only_the_first_images_are_looked_at(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look would wait for the device."""
     looks: list[int] = []

@@ -14,13 +14,10 @@ from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
 
 from conadv import PGD, ConAdv, split_batchnorm
-from support.settings import SETTINGS, Setting, every_method, small_batches, small_cnn
+from support.settings import Setting, every_method, small_batches, small_cnn
 
 Batch = tuple[Tensor, Tensor]
 ATTACK = PGD(8 / 255, random_start=0)
-returns_a_loss = pytest.mark.parametrize(
-    "setting", [one for one in SETTINGS if one.method in ("vanilla", "conadv")], ids=lambda one: one.name
-)
 
 
 def prepared(setting: Setting | None = None) -> nn.Module:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from conadv import PGD, route, split_batchnorm
 from conadv.core.splitbn import update_running_stats
-from support.settings import Setting, image_methods, small_batches, small_cnn
+from support.settings import Setting, every_method, small_batches, small_cnn
 
 
 class WithActivation(nn.BatchNorm2d):
@@ -76,18 +76,9 @@ def assert_same_state(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(one.state_dict()[key], value), key
 
 
-@pytest.mark.parametrize("setting", [Setting("", "sam", 0), Setting("", "sam", 1)], ids=["fresh", "stale"])
-def test_sam_takes_the_same_steps(setting: Setting) -> None:
-    """Both gradients see layers that run again, the second one with the weights that were moved."""
-    models = [split_batchnorm(Checkpointed(nn.BatchNorm2d, way, False)) for way in (None, False)]
-    for model in models:
-        train(setting, model, 4)
-    assert_same_state(models[1], models[0])
-
-
 @every_way
 @every_norm
-@image_methods
+@every_method
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_a_method_takes_the_same_steps(
     setting: Setting, norm: Callable[[int], nn.Module], nested: bool, chunk_size: int | None
@@ -187,13 +178,14 @@ def test_a_compiled_layer_refuses_it_too(norm: Callable[[int], nn.Module], backe
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("branch", ["adv", "main"])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_loss_of_a_method_is_refused_too(compiled: bool) -> None:
+def test_the_loss_of_a_method_is_refused_too(compiled: bool, branch: str) -> None:
     torch._dynamo.reset()
     model = split_batchnorm(Checkpointed(nn.BatchNorm2d, False))
     if compiled:
         model.net[1].compile(backend="eager")
-    method = Setting("disadv", "conadv", delay=0).make(model)
+    method = Setting("disadv", "conadv", delay=0).make(model, PGD(8 / 255, branch=branch), twin_branch=branch)
     batch = small_batches(1)[0]
     with pytest.raises(RuntimeError, match=r"call method\(batch\) in place of method.loss"):
         method.loss(batch).backward()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from conadv import PGD, plain_state_dict, route, split_batchnorm
+from conadv import PGD, route, split_batchnorm
 from conadv.core.splitbn import update_running_stats
 from support.settings import Setting, every_method, small_batches, small_cnn
 
@@ -49,11 +49,6 @@ def test_every_branch_gives_the_same_numbers(backend: str) -> None:
     for branch in ("main", "adv"):
         with route(model.eval(), branch), route(compiled.eval(), branch):
             torch.testing.assert_close(compiled(images), model(images), rtol=0, atol=1e-12)
-
-
-def test_the_plain_state_of_a_compiled_model_has_plain_keys() -> None:
-    compiled = torch.compile(split_batchnorm(small_cnn(seed=1)), backend="eager")
-    small_cnn(seed=2).load_state_dict(plain_state_dict(compiled), strict=True)
 
 
 @every_method
