@@ -15,12 +15,11 @@ import conadv
 ROOT = Path(__file__).parents[1] / "src" / "conadv"
 # Which parts of the package a part may import, beside itself.
 MAY_IMPORT: dict[str, set[str]] = {
-    "trace": set(),
     "wrappers": set(),
     "peers": {"wrappers"},
     "catalog": {"core"},
     "memory": set(),
-    "core": {"trace", "wrappers", "peers"},
+    "core": {"wrappers", "peers"},
     "ray": {"ranks", "wrappers"},
     "optim": set(),
     "readable": set(),
@@ -32,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "printing": {"readable"},
     "config": {"catalog", "core", "optim", "sinks"},
     "task": {"catalog", "core", "memory", "atomic", "machine"},
-    "ranks": {"catalog", "core", "trace", "wrappers", "memory", "last_words"},
+    "ranks": {"catalog", "core", "wrappers", "memory", "last_words"},
     "trainer": {
         "bf16",
         "catalog",
@@ -47,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "atomic",
         "readable",
         "machine",
-        "trace",
+        "wrappers",
     },
     "study": {
         "atomic",

@@ -1,8 +1,9 @@
-"""What other libraries put around a model, and what a method must do for each of them. No-ops on a plain model.
+"""What other libraries put around a model or a step, and what a method must do for each. No-ops on a plain model.
 
 torch.compile, AveragedModel, Fabric   the model inside, which attacks and state dicts are about
 DistributedDataParallel                exchanges gradients once per step, and waits for every parameter
 FSDP2                                  each rank holds a part of each weight (a DTensor)
+torch.profiler                         the parts of a step are spans of its trace, which `conadv timeline` draws
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import profiler
 from torch.nn.parallel import DistributedDataParallel
+
+# The parts of a step, in the order of the timeline.
+SPANS = ("load", "attack", "clean pass", "adversarial pass", "hand-off", "gradient sum", "update")
+STEP = "step"
+# The prefix of spans in a trace, which tells them from other events.
+PREFIX = "conadv: "
 
 # Wrapper classes by their full names, since importing the compiler takes seconds and Fabric may be missing.
 _INNER = {
@@ -94,9 +102,9 @@ def refuse_unused(model: nn.Module) -> None:
         )
 
 
-def refuse_static_graph(parallel: DistributedDataParallel | None) -> None:
+def refuse_static_graph(parallel: DistributedDataParallel) -> None:
     """Refuse a DistributedDataParallel that expects every backward pass to be like the first."""
-    if parallel is not None and parallel.static_graph:
+    if parallel.static_graph:
         raise ValueError(
             "DistributedDataParallel(static_graph=True) allows one backward pass per step, and a method takes "
             "several: leave static_graph out"
@@ -178,6 +186,11 @@ def sharded_like(own: Tensor, tensor: Tensor) -> Tensor:
 
     assert isinstance(own, DTensor)
     return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+
+
+def span(name: str) -> AbstractContextManager[object]:
+    """A span of time with one of the names of SPANS, or STEP; costs nothing unless a profiler records."""
+    return profiler.record_function(PREFIX + name) if profiler._is_profiler_enabled else nullcontext()
 
 
 class _Touch(torch.autograd.Function):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conadv import trace as spans
+from conadv import wrappers as spans
 from conadv.cli import main
 from conadv.study import timeline
 from conadv.study.timeline import Span, draw_timeline, read_timeline

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conadv.trace import PREFIX, STEP
 from conadv.trainer.profiling import Recording, profiled
+from conadv.wrappers import PREFIX, STEP
 
 
 @pytest.mark.parametrize("steps", [1, 2])

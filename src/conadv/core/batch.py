@@ -89,6 +89,8 @@ def to_pixels(images: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
 
 def to_device(values: Any, device: torch.device) -> Any:
     """Move all tensors of a structure to a device."""
+    if isinstance(values, Tensor):
+        return values.to(device, non_blocking=True)
     return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), values)
 
 

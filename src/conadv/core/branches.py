@@ -145,7 +145,11 @@ def averages(owner: _BatchNorm) -> list[Tensor]:
 
 
 def split_layers(model: nn.Module) -> list[SplitLayer]:
-    return [module for module in model.modules() if isinstance(module, SplitLayer)]
+    layers = []
+    for module in model.modules():
+        if isinstance(module, SplitLayer):
+            layers.append(module)
+    return layers
 
 
 def owners_of(model: nn.Module) -> dict[nn.Module, SplitLayer]:

@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypedDict
 import torch
 from torch import Tensor, nn
 
-from conadv.trace import span
 from conadv.wrappers import (
     broadcast_early,
     data_parallel,
@@ -27,6 +26,7 @@ from conadv.wrappers import (
     precision,
     rank_and_size,
     refuse_static_graph,
+    span,
     touched,
     trainable,
     unwrap,
@@ -167,7 +167,8 @@ class Step:
         autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         if torch.float16 in (self._autocast, torch.get_autocast_dtype(kind) if autocasts else None):
             raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(batch)).backward()")
-        refuse_static_graph(self._parallel)
+        if self._parallel is not None:
+            refuse_static_graph(self._parallel)
         last = None
         for k, chunk in enumerate(self.chunks(batch)):
             some = list(passes(k, chunk))
@@ -275,6 +276,8 @@ class Step:
 
     def has_twin(self, t: int, k: int) -> bool:
         """Whether chunk k of the batch of step t gets twins."""
+        if self.share.of == 1:
+            return True
         if k == 0:
             self.count_twins()  # raises an error if the share does not fit
         offset = self.place.chunk_offset

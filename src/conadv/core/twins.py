@@ -265,8 +265,6 @@ class TwinShare:
 
     def has(self, seed: int, batch: int, first_chunk: int, number: int) -> bool:
         """Whether chunk `number`, counted from `first_chunk` of the global batch, has twins."""
-        if self.some == self.of:
-            return True
         place = number % self.of
         group = first_chunk + number - place
         order = sorted(range(self.of), key=lambda other: mix(seed, CHOICE_OF_TWINS, batch, group, other))
@@ -368,9 +366,11 @@ class StaleWeights:
         own = tensors_of(self.model)
         torch.clear_autocast_cache()  # it holds the weights as they were, in 16 bits
         _follow(kept, own)
-        names = {id(mine): name for name, mine in own.items()}  # a weight with two names is swapped once
-        for name in names.values():
-            exchange(own[name], kept[name])
+        swapped: set[Tensor] = set()  # a weight with two names is swapped once
+        for name, mine in own.items():
+            if mine not in swapped:
+                swapped.add(mine)
+                exchange(mine, kept[name])
 
 
 def tensors_of(model: nn.Module) -> State:

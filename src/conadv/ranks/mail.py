@@ -35,7 +35,7 @@ from conadv.core.roles import Role
 from conadv.core.state import State
 from conadv.core.step import Method
 from conadv.core.twins import LeftTwins, Local
-from conadv.trace import span
+from conadv.wrappers import span
 
 from .layout import Layout
 from .world import World, flat, unflatten

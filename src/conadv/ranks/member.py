@@ -24,8 +24,7 @@ from conadv.core.splitbn import pending_statistics
 from conadv.core.state import State, below, pack, unpack
 from conadv.core.step import Losses, Method
 from conadv.core.twins import Local, StaleWeights, Twins
-from conadv.trace import span
-from conadv.wrappers import innermost, touched
+from conadv.wrappers import innermost, span, touched
 
 from .layout import Layout
 from .mail import Mail, Passed, Post, Weights, Wire

@@ -22,7 +22,7 @@ from conadv.core.branches import split_layers
 from conadv.core.splitbn import update_running_stats
 from conadv.ranks.member import Outcome, StepError, Unread
 from conadv.sinks import Sink
-from conadv.trace import span
+from conadv.wrappers import span
 
 from .build import Job
 from .checkpoint import CheckpointSaver, gather

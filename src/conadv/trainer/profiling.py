@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from conadv.atomic import replace_file, replacing_path
 from conadv.ranks.pool import Pool
-from conadv.trace import PREFIX, STEP, span
+from conadv.wrappers import PREFIX, STEP, span
 
 # The first steps, which also allocate memory and choose kernels, are not recorded.
 _WARMUP = 3
