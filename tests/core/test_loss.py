@@ -155,9 +155,9 @@ def test_a_method_follows_its_model(setting: Setting) -> None:
     other = setting.make(late, PGD(8 / 255, random_start=0))
     for method, model in ((one, early), (other, late)):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for now, ahead in method.feed(small_batches(3)):
+        for batch in small_batches(3):
             optimizer.zero_grad()
-            method(now, ahead)
+            method(batch)
             optimizer.step()
     for name, value in early.state_dict().items():
         assert torch.equal(late.state_dict()[name], value), name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import warnings
 from typing import Any
 
 import pytest
@@ -111,18 +110,6 @@ def test_a_method_may_go_while_optimizers_step() -> None:
         train(ConAdv(model := prepared(), F.cross_entropy, ATTACK), sgd(model), steps=2)
     finally:
         handle.remove()
-
-
-@pytest.mark.parametrize("steps", [0, 1, 3])
-def test_a_method_and_its_model_can_be_copied(steps: int) -> None:
-    model = prepared()
-    method = ConAdv(model, F.cross_entropy, ATTACK)
-    optimizer = sgd(model)
-    train(method, optimizer, steps)
-    copied = copy.deepcopy(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(ConAdv(copied, F.cross_entropy, ATTACK), sgd(copied), 3)
 
 
 # --- Images with NaN --------------------------------------------------------------------------------------------

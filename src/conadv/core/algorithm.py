@@ -170,7 +170,7 @@ class Recycled(WithTwins):
 
     def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
         """L(θ_t; x_t) through main, L(θ_t; x̂_{t-1}) through adv; the first leaves the twin of x_t[k] behind."""
-        t, role = self.step, self._step.place.role
+        t, role = self._step.t, self._step.place.role
         if k == 0:
             self.twins.check(self._step.count_twins())
         if Role.CLEAN in role:

@@ -7,6 +7,9 @@ twin, `LeftTwins` only those of the first step (from its own batch), a pool thos
 
 Local      evaluates a twin when it is needed, with its own copies of the weights of the last τ updates
 LeftTwins  has the twins that the clean backward pass of the step before left behind (`recycled`)
+
+At a resume, `Local` gets the weights of the last τ updates back, and evaluates twins again; the state of `LeftTwins`
+holds the twins themselves.
 """
 
 from __future__ import annotations
