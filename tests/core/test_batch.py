@@ -51,9 +51,10 @@ def test_every_byte_becomes_its_fraction(dtype: torch.dtype) -> None:
     assert torch.equal((pixels * 255).round().to(torch.uint8), raw)
 
 
-def test_more_chunks_than_a_batch_says_it_has_are_refused() -> None:
-    batch = Chunked(1, [Batch(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2)])
-    with pytest.raises(ValueError, match="more than the 1 chunks"):
+@pytest.mark.parametrize("count", [1, 3])
+def test_more_or_fewer_chunks_than_a_batch_says_it_has_are_refused(count: int) -> None:
+    batch = Chunked(count, [Batch(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2)])
+    with pytest.raises(ValueError, match=f"2 instead of {count} chunks"):
         list(cut(batch, 2))
 
 

@@ -72,11 +72,6 @@ def wrapped(names: tuple[str, ...], model: nn.Module) -> nn.Module:
     return model
 
 
-def test_the_plain_state_is_that_of_a_model() -> None:
-    with pytest.raises(ValueError, match="OrderedDict is not a model: load the state into a split model"):
-        plain_state_dict(split_batchnorm(small_cnn()).state_dict())  # type: ignore[arg-type]
-
-
 @nested
 def test_the_plain_state_loads_strictly_in_the_plain_model(names: tuple[str, ...]) -> None:
     model = wrapped(names, split_batchnorm(small_cnn(seed=1)))

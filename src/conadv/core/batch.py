@@ -116,12 +116,11 @@ def cut(batch: Batch | Chunked, chunk_size: int | None) -> Iterator[Any]:
     count = count_chunks(batch, chunk_size)
     if isinstance(batch, Chunked):
         came = 0
-        for came, chunk in enumerate(batch.chunks, 1):
-            if came > count:
-                raise ValueError(f"more than the {count} chunks that the batch says it has: set count to all of them")
+        for chunk in batch.chunks:
+            came += 1
             yield chunk
-        if came < count:
-            raise ValueError(f"{came} of {count} chunks came: a chunked batch can be iterated only once")
+        if came != count:
+            raise ValueError(f"{came} instead of {count} chunks came: a chunked batch can be iterated only once")
         return
     size = len(batch.images)
     if count > 1 and isinstance(batch.labels, Tensor) and batch.labels.dim() > 0 and len(batch.labels) != size:

@@ -68,8 +68,6 @@ class PGD:
     statistics: Statistics = "batch"
 
     def __post_init__(self) -> None:
-        if isinstance(self.epsilon, str):
-            raise ValueError(f"epsilon {self.epsilon!r}: pass a number, without quotes: epsilon=4/255")
         if (self.low is None) != (self.high is None) or (
             self.low is not None and self.high is not None and not self.low < self.high
         ):
@@ -129,8 +127,6 @@ class PGD:
             outputs = call(model, twins)
             if towards is None:
                 return loss(outputs, labels) * len(images)
-            if not isinstance(outputs, Tensor):
-                raise ValueError("a targeted attack needs a model that returns logits, (N, classes)")
             classes = outputs.shape[1]
             wrong = (labels + 1 + (towards * (classes - 1)).long()) % classes  # `towards` picks one of the other labels
             return -loss(outputs, wrong) * len(images)

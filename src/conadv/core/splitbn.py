@@ -171,8 +171,6 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
     Returns:
         What the plain model's `state_dict()` would be, with its metadata; it loads strictly in the plain model.
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"a {type(model).__name__} is not a model: load the state into a split model, and pass that")
     model = innermost(model)
     branches = tuple(
         f"{name}.{branch}" if name else branch

@@ -394,6 +394,7 @@ class Method(ABC):
 
     def __init__(self, step: Step, delay: int) -> None:
         self._step, self._delay = step, delay
+        step.fixed = {"method": type(self).__name__, "delay": delay, **step.fixed}
         self.twins: Any = Twins()  # where twins come from, and what else is carried from step to step
 
     @abstractmethod
@@ -477,16 +478,13 @@ class Method(ABC):
         if self._step.reset():
             self.twins.reset()
 
-    def _fixed(self) -> dict[str, Any]:
-        return {"method": type(self).__name__, "delay": self.delay, **self._step.fixed}
-
     def _compared(self) -> dict[str, Any]:
         """What has to be the same on all ranks."""
-        return {**self._fixed(), **self._settings()}
+        return {**self._step.fixed, **self._settings()}
 
     def _identity(self) -> dict[str, Any]:
         """What a loaded state has to be of."""
-        return {**self._fixed(), "chunk_size": self._step.chunk_size, "seed": self._step.seed}
+        return {**self._step.fixed, "chunk_size": self._step.chunk_size, "seed": self._step.seed}
 
 
 class WithTwins(Method):
