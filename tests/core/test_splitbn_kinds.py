@@ -79,12 +79,6 @@ def gradients(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Ten
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert list(got) == list(expected)
-    for key, value in expected.items():
-        torch.testing.assert_close(got[key], value, rtol=1e-12, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")
-
-
 @every_kind
 @pytest.mark.parametrize("branches", [("main", "adv"), ("main", "aug", "adv")], ids=len)
 def test_each_branch_is_a_layer_of_its_own(kind: str, branches: tuple[str, ...]) -> None:
