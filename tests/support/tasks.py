@@ -9,7 +9,6 @@ import pickle
 import resource
 import runpy
 import signal
-import sys
 import time
 from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -36,7 +35,6 @@ from conadv.ranks.world import joined, own_device
 from conadv.trainer import train as training
 from conadv.trainer.build import build_job, build_stream, build_task, check_fit
 from conadv.trainer.checkpoint import gather
-from conadv.trainer.fingerprint import data_facts
 from conadv.trainer.loop import Progress, run
 from conadv.trainer.stop import Interrupted, StopRequest
 from support import tiny
@@ -164,28 +162,6 @@ def fail_on(rank: int) -> str:
             return on_all(world, work)
         except AgreedError as error:
             return str(error)
-
-
-def count_looks(path: str) -> tuple[int, list[str], str]:
-    """How often a rank lists folders, and which files it opens below a path, to build a run; a digest of labels."""
-    looks: dict[str, list[str]] = {"os.scandir": [], "os.listdir": [], "open": []}
-    counting = [True]
-
-    def notice(event: str, arguments: tuple[Any, ...]) -> None:
-        if counting and event in looks and str(arguments[0]).startswith(path):
-            looks[event].append(str(arguments[0]).removeprefix(path))
-
-    recipe = tiny.recipe(data__name="none", data__path=path, data__train_size="none")
-    with joined(30) as world:
-        sys.addaudithook(notice)  # for as long as the process lives, so that the list tells it to stop
-        try:
-            task, _ = training._build(recipe, world, None, sets_limits=False)
-            facts = {"data": data_facts(task.data, path)}
-        finally:
-            counting.clear()
-        check_agreement(world, facts)
-    labels = task.data.train.labels.tobytes() + task.data.test.labels.tobytes()
-    return len(looks["os.scandir"] + looks["os.listdir"]), looks["open"], sha256(labels).hexdigest()
 
 
 def collectives(data: bytes) -> tuple[bytes, int, float]:

@@ -3,21 +3,16 @@
 As in the usual libraries, levels 0 to 9 divide the published ranges evenly, from weak to strong, and operations with
 two directions take a random one. (The authors' code divides by 10, and differs in Posterize, Solarize and the
 enhancements, and between its two versions.)
-
-Operations that map each value to another are written in NumPy, with Pillow's results to the bit: Pillow builds its
-tables of 256 values in Python, which takes longer than the rest for small images.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from conadv.task.data.source import Pixels, Planes
+from conadv.task.data.source import Planes
 from conadv.task.draws import Seeds, uniforms
 
 Operation = tuple[str, float, int]
@@ -84,11 +79,11 @@ def operate(image: Image.Image, name: str, share: float, sign: int, fill: int) -
         return _ENHANCERS[name](image).enhance(1 + sign * 0.9 * share)
     match name:
         case "AutoContrast":
-            return _on_pixels(image, _stretch)
-        case "Equalize":  # by histogram steps of a 255th of the pixels: nothing to do if there are fewer
-            return ImageOps.equalize(image) if image.width * image.height > 255 else image
+            return ImageOps.autocontrast(image)
+        case "Equalize":
+            return ImageOps.equalize(image)
         case "Invert":
-            return _on_pixels(image, np.invert)
+            return ImageOps.invert(image)
         case "ShearX":
             return _affine(image, (1, sign * 0.3 * share, 0, 0, 1, 0), fill)
         case "ShearY":
@@ -100,24 +95,10 @@ def operate(image: Image.Image, name: str, share: float, sign: int, fill: int) -
         case "Rotate":
             return image.rotate(sign * 30 * share, fillcolor=_colour(image, fill))
         case "Posterize":
-            kept = np.uint8(256 - 2 ** round(4 * share))
-            return _on_pixels(image, lambda pixels: pixels & kept)
+            return ImageOps.posterize(image, 8 - round(4 * share))
         case "Solarize":
-            threshold = math.ceil(256 - 256 * share)
-            return _on_pixels(image, lambda pixels: np.where(pixels < threshold, pixels, 255 - pixels))
+            return ImageOps.solarize(image, 256 - 256 * share)  # type: ignore[arg-type]  # a fraction is fine
     raise AssertionError(name)
-
-
-def _on_pixels(image: Image.Image, change: Callable[[Pixels], Pixels]) -> Image.Image:
-    return Image.fromarray(change(np.asarray(image)))
-
-
-def _stretch(pixels: Pixels) -> Pixels:
-    """Stretch the values of each channel to 0 to 255, except for a channel with a single value."""
-    low, high = pixels.min((0, 1)), pixels.max((0, 1))
-    scale = 255.0 / np.maximum(high - low, 1)
-    stretched = pixels * scale - low * scale
-    return np.where(low == high, pixels, stretched.clip(0, 255)).astype(np.uint8)
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...], fill: int) -> Image.Image:

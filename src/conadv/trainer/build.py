@@ -37,7 +37,7 @@ from conadv.ranks.member import Member
 from conadv.ranks.world import World
 from conadv.ray import Pool
 from conadv.task.augment import Augmentation, augmentation
-from conadv.task.data import DataSet, Share, Source, keep, open_data
+from conadv.task.data import DataSet, Source, keep, open_data
 from conadv.task.draws import stratified
 from conadv.task.libraries import LIBRARY, build_pretrained
 from conadv.task.models import build_model, check_output, fastest_memory
@@ -140,8 +140,8 @@ class Job:
             self.pool.close()
 
 
-def open_task_data(recipe: Recipe, share: Share | None = None) -> DataSet:
-    """Open the data of a recipe; `share` lets rank 0 list the files for all ranks."""
+def open_task_data(recipe: Recipe) -> DataSet:
+    """Open the data of a recipe."""
     data = recipe.data
     return open_data(
         data.name or "path",
@@ -150,7 +150,6 @@ def open_task_data(recipe: Recipe, share: Share | None = None) -> DataSet:
         image_size=data.image_size,
         channels=data.channels,
         damaged=data.damaged,
-        share=share,
     )
 
 

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -185,17 +184,19 @@ def train_recipe(
 
 
 def _build(recipe: Recipe, world: World, data: DataSet | None, sets_limits: bool) -> tuple[Task, Stream]:
-    """Build the network and the data; rank 0 lists the files, and an error of any rank is raised on all of them."""
+    """Build the network and the data; an error of any rank is raised on all of them."""
     flags = {key: value for key, value in flatten(recipe).items() if key not in _MACHINE_FLAGS}
     check_agreement(world, {"flags": flags})  # first, since everything else depends on the flags
     if recipe.precision == "bfloat16" and world.device.type == "cpu":
         note = bf16.prepare(world.all_reduce_max, tries=local_rank() == 0, sets=sets_limits)
         if note:
             tell(note)
-    share = None if world.size == 1 else partial(from_main, world)
+    opened = [] if data is None else [data]
+    if world.size > 1:  # rank 0 first: the others find its index of shards and its search for damage in the cache
+        from_main(world, lambda: opened.append(open_task_data(recipe)))
 
     def build() -> tuple[Task, Stream]:
-        task = build_task(recipe, world.device, trains=True, data=data or open_task_data(recipe, share))
+        task = build_task(recipe, world.device, trains=True, data=opened[0] if opened else open_task_data(recipe))
         return task, build_stream(recipe, task)
 
     return on_all(world, build)

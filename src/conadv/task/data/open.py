@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,9 +34,6 @@ FORMATS: dict[str, Callable[[Path, int], Found | None]] = {
 }
 _BLOCK = 4096  # images that wait for a thread
 
-# Runs a function in one process, and returns its result in all of them.
-Share = Callable[[Callable[[], bytes]], bytes]
-
 
 def open_data(
     name: str,
@@ -47,7 +42,6 @@ def open_data(
     image_size: int | None = None,
     channels: int = 3,
     damaged: Literal["stop", "skip"] = "stop",
-    share: Share | None = None,
 ) -> DataSet:
     """Open a data set.
 
@@ -59,8 +53,6 @@ def open_data(
         channels: Channels of synthetic images, and what encoded images are converted to. Arrays keep theirs.
         damaged: "stop" raises an error that names a damaged image; "skip" leaves damaged images out
             (`DataSet.skipped`). To find them, every image is decoded once; the result is cached until the files change.
-        share: If several processes open the same data: runs a function in one of them, and returns its bytes in all.
-            That process lists the files of an image folder or of tar shards, and the others get the index.
     """
     if name == "digits":
         return digits() if train_size is None else digits(train_size)
@@ -68,19 +60,14 @@ def open_data(
         return synthetic((image_size or 32, image_size or 32, channels), train_size or 50_000)
     if name != "path" or path is None:
         raise ValueError(f"data {name!r}: choose digits, synthetic, or path with path=")
-
-    def listed() -> DataSet:
-        with naming(path):
-            data = find_data(path, channels)[1]
-            if damaged == "skip":
-                return without_damaged(data)[0]
-            if data.skipped:
-                first, *more = data.skipped
-                count = f" (and {len(more)} more)" if more else ""
-                raise DamagedError(first.name, f"{first.reason}{count}; {DAMAGE_ADVICE}")
-            return data
-
-    data = listed() if share is None else _shared(str(path), listed, share)
+    with naming(path):
+        data = find_data(path, channels)[1]
+        if damaged == "skip":
+            data = without_damaged(data)[0]
+        elif data.skipped:
+            first, *more = data.skipped
+            count = f" (and {len(more)} more)" if more else ""
+            raise DamagedError(first.name, f"{first.reason}{count}; {DAMAGE_ADVICE}")
     if train_size is None:
         return data
     if not 1 <= train_size <= len(data.train):
@@ -150,41 +137,3 @@ def _scan(source: Source) -> list[tuple[int, int] | str]:
         for first in range(0, len(source), _BLOCK):
             seen += pool.map(look, range(first, min(first + _BLOCK, len(source))))
     return seen
-
-
-def _shared(path: str, listed: Callable[[], DataSet], share: Share) -> DataSet:
-    """The data set, listed by one process for all if it consists of files."""
-    own: list[DataSet] = []
-
-    def index() -> bytes:
-        own.append(listed())
-        return _packed(own[0])
-
-    packed = share(index)
-    if own or not packed:
-        return own[0] if own else listed()
-    return _unpacked(packed, path)
-
-
-def _packed(data: DataSet) -> bytes:
-    """The index of a data set that consists of files; empty for all others, which every process opens by itself."""
-    parts = []
-    for source in (data.train, data.test):
-        files = source.pictures
-        if not isinstance(files, Files):
-            return b""
-        names = [files.names[row] for row in source.rows.tolist()]
-        places = None if files.places is None else files.places[source.rows].tolist()
-        parts.append([names, files.channels, files.shards, places, source.labels.tolist()])
-    skipped = [(problem.name, problem.reason) for problem in data.skipped]
-    return zlib.compress(json.dumps([parts, data.train.classes, data.name, skipped, data.notes]).encode())
-
-
-def _unpacked(packed: bytes, root: str) -> DataSet:
-    """The data set of an index, below the path at which this process finds it; no file is opened."""
-    parts, classes, name, skipped, notes = json.loads(zlib.decompress(packed))
-    sources = []
-    for names, channels, shards, places, labels in parts:
-        files = Files(root, names, channels, shards, None if places is None else np.array(places, np.int64))
-        sources.append(Source(files, np.array(labels, np.int64), tuple(classes)))
-    return DataSet(sources[0], sources[1], name, tuple(DamagedError(*problem) for problem in skipped), tuple(notes))
