@@ -38,9 +38,3 @@ def test_a_layout_trains_like_one_gpu(ranks, method, delay, layout, blocking, tm
     train(tmp_path / "one", 1, {}, **changes)
     train(tmp_path / "all", ranks, {"CUDA_LAUNCH_BLOCKING": blocking}, layout=layout, **changes)
     assert tiny.distance(tiny.state(tmp_path / "all"), tiny.state(tmp_path / "one")) < 1e-9
-
-
-@pytest.mark.gpus(2)
-def test_the_layouts_of_this_node_are_measured():
-    command = [sys.executable, "-m", "conadv", "bench", "layout", "--model", "resnet8", "--rounds", "2", "--json"]
-    subprocess.run(command, check=True, timeout=280)

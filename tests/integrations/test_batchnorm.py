@@ -183,35 +183,9 @@ def test_norm_and_activation_are_one_layer(kind: type[nn.Module]) -> None:
     plain.load_state_dict(plain_state_dict(split), strict=True)
 
 
-@pytest.mark.parametrize("kind", [layers.EvoNorm2dB0, layers.EvoNorm2dB1, layers.EvoNorm2dB2])
-def test_evonorm_is_refused_unless_it_is_shared(kind: type[nn.Module]) -> None:
-    def model() -> nn.Sequential:
-        net = nn.Sequential(nn.Conv2d(3, 4, 3), kind(4), nn.Flatten(), nn.Linear(144, CLASSES))
-        return net.double()
-
-    batch = batch_for(model(), 8)
-    with pytest.raises(ValueError, match=rf"1 \({kind.__name__}\) tracks statistics"):
-        ConAdv(split_batchnorm(model()), F.cross_entropy, PGD(0.1), delay=0)(batch, batch)
-    ConAdv(split_batchnorm(model(), mixed=(kind,)), F.cross_entropy, PGD(0.1), delay=0)(batch, batch)
-
-
 def test_frozen_batchnorm_is_no_running_statistic() -> None:
     model = timm.create_model("test_byobnet", num_classes=CLASSES).double()
     model.stages[0] = layers.freeze_batch_norm_2d(model.stages[0])
     split_batchnorm(model)
     batch = batch_for(model, 32)
     ConAdv(model, F.cross_entropy, PGD(0.1), delay=0)(batch, batch)
-
-
-@pytest.mark.filterwarnings("ignore:The `srun` command")  # a machine that has it
-def test_fabric_is_seen_through() -> None:
-    fabric = pytest.importorskip("lightning.fabric", reason="lightning is not installed: Fabric is not tested")
-    torch.manual_seed(0)
-    plain = timm.create_model("test_resnet", num_classes=CLASSES)
-    split = split_batchnorm(copy.deepcopy(plain))
-    wrapped = fabric.Fabric(accelerator="cpu", devices=1).setup(split)
-    plain.load_state_dict(plain_state_dict(wrapped), strict=True)
-    images, labels = (value.float() if value.is_floating_point() else value for value in batch_for(plain, 32))
-    method = ConAdv(wrapped, F.cross_entropy, PGD(0.1), delay=0)
-    method((images, labels), (images, labels))
-    assert all(parameter.grad is not None for parameter in split.parameters())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conadv import PGD
-from support.frameworks import NAMES, assert_same, expected, make, one_by_one, prepared, sgd
+from support.frameworks import NAMES, assert_same, expected, make, prepared, sgd
 from support.settings import small_batches
 
 each = pytest.mark.parametrize("name", NAMES)
@@ -24,7 +24,7 @@ def test_float16_autocast_with_a_scaler(name: str) -> None:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert_same(model.double(), expected(name, one_by_one(small_batches(3))), tolerance=0.005)
+    assert_same(model.double(), expected(name, [[(0, batch)] for batch in small_batches(3)]), tolerance=0.005)
 
 
 @each

@@ -59,18 +59,13 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
 
 
-def loader(count: int, size: int = 8, dtype: torch.dtype = torch.float64) -> DataLoader[Any]:
-    images, labels = zip(*small_batches(count, size), strict=True)
-    return DataLoader(TensorDataset(torch.cat(images).to(dtype), torch.cat(labels)), batch_size=size)
+def loader(count: int) -> DataLoader[Any]:
+    images, labels = zip(*small_batches(count), strict=True)
+    return DataLoader(TensorDataset(torch.cat(images), torch.cat(labels)), batch_size=8)
 
 
-def expected(
-    name: str, steps: Sequence[Sequence[tuple[int, Item]]], clip: float | None = None, divisor: int | None = None
-) -> nn.Module:
-    """The plain loop. A step is the mean over some (rank, batch), of several ranks or accumulated on one.
-
-    `divisor`: what their sum is divided by instead of their number.
-    """
+def expected(name: str, steps: Sequence[Sequence[tuple[int, Item]]]) -> nn.Module:
+    """The plain loop. A step is the mean over some (rank, batch), of several ranks or accumulated on one."""
     model = bare_cnn()
     optimizer = sgd(model)
     before: dict[int, Item] = {}
@@ -83,22 +78,11 @@ def expected(
                 other = before.get(rank, (images, labels))
                 loss = (loss + F.cross_entropy(model(other[0]), other[1])) / 2
                 before[rank] = images, labels
-            (loss / (divisor or len(parts))).backward()
+            (loss / len(parts)).backward()
             for key, buffer in model.named_buffers():  # the pass of the earlier batch left no trace in them
                 buffer.copy_(own[key])
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     return model
-
-
-def one_by_one(batches: Sequence[Item]) -> list[list[tuple[int, Item]]]:
-    return [[(0, batch)] for batch in batches]
-
-
-def accumulated(batches: Sequence[Item], count: int = 2) -> list[list[tuple[int, Item]]]:
-    """Groups of so many batches; what is left makes a smaller group."""
-    return [[(0, batch) for batch in batches[start : start + count]] for start in range(0, len(batches), count)]
 
 
 def assert_equal(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -117,14 +101,14 @@ def assert_same(model: nn.Module, reference: nn.Module, tolerance: float = 1e-10
 # --- Lightning -------------------------------------------------------------------------------------------------
 
 
-def lightning_module(name: str, attack: PGD = NO_ATTACK, double: bool = True) -> Any:
+def lightning_module(name: str, attack: PGD = NO_ATTACK) -> Any:
     torchvision_ops.declare()
     import lightning
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model = prepared(name) if double else prepared(name).float()
+            self.model = prepared(name)
             self.method = make(name, self.model, attack, seed=3)
 
         def training_step(self, batch: Any, number: int) -> Tensor:
@@ -179,29 +163,6 @@ def lightning_resumed(name: str, folder: str, stop: int | None) -> dict[str, Ten
 # --- Accelerate ------------------------------------------------------------------------------------------------
 
 
-def accelerate_loop(
-    name: str, batches: DataLoader[Any], accumulate: int = 1, attack: PGD = NO_ATTACK, clip: float | None = None
-) -> tuple[nn.Module, list[bool]]:
-    """One epoch; the model, and after which batches gradients were synchronized."""
-    torchvision_ops.declare()
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
-    model = prepared(name)
-    model, optimizer, batches = accelerator.prepare(model, sgd(model), batches)
-    method = make(name, model, attack, seed=3)
-    synchronized = []
-    for now, ahead in method.feed(batches):
-        with accelerator.accumulate(model):
-            accelerator.backward(method.loss(now, ahead))
-            synchronized.append(accelerator.sync_gradients)
-            if clip is not None and accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
-            optimizer.zero_grad()
-    return model, synchronized
-
-
 class _Whole:
     """The method's state of all ranks, for Accelerate, which lets only rank 0 write custom objects."""
 
@@ -215,15 +176,15 @@ class _Whole:
         self._method.load_state_dict(state)
 
 
-def accelerate_resumed(name: str, folder: str | None, count: int) -> dict[str, Tensor]:
-    """One epoch, stopped and resumed by new objects after the second step if there is a folder for its checkpoint."""
+def accelerate_resumed(name: str, folder: str, stop: int | None) -> dict[str, Tensor]:
+    """One epoch of four batches on each rank, stopped and resumed by new objects after `stop` steps."""
     with quiet_ranks():
-        if folder is not None:
-            _accelerate_some(name, count, folder, save_after=2)
-        return _accelerate_some(name, count, folder)
+        if stop is not None:
+            _accelerate_some(name, folder, stop, resumes=False)
+        return _accelerate_some(name, folder, None, resumes=stop is not None)
 
 
-def _accelerate_some(name: str, count: int, folder: str | None, save_after: int | None = None) -> dict[str, Tensor]:
+def _accelerate_some(name: str, folder: str, stop: int | None, resumes: bool) -> dict[str, Tensor]:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import DataLoaderConfiguration
@@ -232,20 +193,17 @@ def _accelerate_some(name: str, count: int, folder: str | None, save_after: int 
     GradientState._reset_state()
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration())
     model = prepared(name)
-    model, optimizer, batches = accelerator.prepare(model, sgd(model), loader(count))
+    model, optimizer, batches = accelerator.prepare(model, sgd(model), loader(4 * int(os.environ.get("WORLD_SIZE", 1))))
     method = make(name, model, ATTACK, seed=3)
     accelerator.register_for_checkpointing(_Whole(method))
-    done = 0
-    if folder is not None and save_after is None:
+    if resumes:
         accelerator.load_state(folder)
-        done = method.step
-        batches = accelerator.skip_first_batches(batches, done)
+        batches = accelerator.skip_first_batches(batches, method.step)
     for now, ahead in method.feed(batches):
         accelerator.backward(method.loss(now, ahead))
         optimizer.step()
         optimizer.zero_grad()
-        done += 1
-        if done == save_after:
+        if method.step == stop:
             accelerator.save_state(folder)
             break
     return {key: value.clone() for key, value in plain_state_dict(model).items()}
