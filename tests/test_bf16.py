@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import conadv
 from conadv import bf16, cli, config
 from support import tiny
 from support.launcher import Torchrun
@@ -129,35 +128,6 @@ def test_a_run_that_cannot_work_ends_with_a_line_and_leaves_no_folder(dying, tmp
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: bfloat16 crashes on this processor")
     assert not run.exists()
-
-
-def test_a_run_in_float32_tries_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bf16, "_try", pytest.fail)
-    words = tiny.words(precision="float32", max_steps=1)
-    assert cli.main(["train", *words, "--quiet", "--run-dir", str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().err == ""
-
-
-def test_training_from_python_names_the_variable_since_it_may_be_too_late_to_set_it(dying, tmp_path):
-    dying(LIMITED)
-    recipe = config.load_recipe("digits", {"precision": "bfloat16", "max_steps": "1"})
-    with pytest.raises(ValueError, match="set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 before Python starts"):
-        conadv.train(recipe, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow  # another pytest with workers
-def test_the_tests_set_the_limit_for_their_workers_and_say_so(dying, tmp_path):
-    dying(LIMITED)
-    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT / 'tests'}\n")
-    (tmp_path / "test_it.py").write_text(
-        "import os\n\ndef test_it():\n    assert os.environ['ONEDNN_MAX_CPU_ISA'] == 'AVX512_CORE_FP16'\n"
-    )
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", "test_it.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[0] == NOTE
 
 
 def test_bf16_is_bfloat16_in_a_flag_a_file_and_python(tmp_path):

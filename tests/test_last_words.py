@@ -104,33 +104,3 @@ def test_a_rank_under_torchrun_that_dies_is_named_with_its_signal(tmp_path):
         assert HINT in line
     finally:
         launcher.close()
-
-
-@pytest.mark.slow  # another pytest with workers
-def test_a_worker_of_the_tests_that_dies_is_named_with_its_signal(tmp_path):
-    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT / 'tests'}\n")
-    (tmp_path / "test_it.py").write_text(
-        "import os, signal\n\ndef test_it():\n    os.kill(os.getpid(), signal.SIGILL)\n"
-    )
-    words = ["-q", "-n", "1", "--max-worker-restart", "0", "-p", "no:cacheprovider", "test_it.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "ONEDNN_MAX_CPU_ISA": "DEFAULT"}
-    command = [sys.executable, "-m", "pytest", *words]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
-    (line,) = [line for line in done.stdout.splitlines() if "died of" in line]
-    assert line.startswith("worker gw0 died of SIGILL")
-    assert HINT in line
-
-
-def test_a_rank_of_the_tests_that_dies_is_named_with_its_signal():
-    from support.ranks import Pool
-
-    ranks = Pool(1)
-    with pytest.raises(ChildProcessError, match="rank 0 died of SIGSEGV"):
-        ranks.run(1, _die)
-    ranks.close()
-
-
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)

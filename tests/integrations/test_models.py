@@ -49,6 +49,15 @@ def test_the_model_is_that_of_its_library(reference: str) -> None:
     assert torch.is_tensor(own.train()(images))
 
 
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_our_large_resnets_have_the_keys_and_shapes_of_torchvision(name: str) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    with torch.device("meta"):
+        own, other = build_model(name, 7, 3, mean=MEAN, std=STD), torchvision.models.get_model(name, num_classes=7)
+    shapes = [{key: value.shape for key, value in model.state_dict().items()} for model in (own, other)]
+    assert shapes[0] == shapes[1]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_trains_it_and_its_export_loads_in_it(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")

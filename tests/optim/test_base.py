@@ -162,6 +162,21 @@ def test_the_memory_format_of_weights_and_gradients_does_not_matter(
     torch.testing.assert_close(plain[0], other[0], rtol=1e-12, atol=1e-12)
 
 
+@BOTH_WAYS
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("make", "settings"), [(Lars, {"lr": 1.0, "trust_coefficient": 0.5}), (Lamb, {"lr": 0.5, "betas": (0.0, 0.0)})]
+)
+def test_norms_of_many_short_numbers_neither_overflow_nor_stall(
+    make: Make, settings: dict[str, Any], dtype: torch.dtype, foreach: bool
+) -> None:
+    """100,000 times 300 squared is far above the largest float16, and a bfloat16 sum of ones stalls at 256."""
+    weight = nn.Parameter(torch.full((1000, 100), 300.0, dtype=dtype))
+    weight.grad = torch.ones_like(weight)
+    make([weight], **settings, foreach=foreach).step()  # the update is half of the norm of the weights, 300 each
+    assert weight[0, 0].item() == weight[-1, -1].item() == 150.0
+
+
 @EVERY
 def test_together_never_asks_for_a_value(make: Make) -> None:
     """On the meta device there are no values: whatever would wait for a device raises an error there."""

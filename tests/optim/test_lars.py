@@ -76,16 +76,6 @@ def test_agrees_with_another_library_at_a_constant_rate(foreach: bool) -> None:
     assert_same_steps(ours, theirs, [3.0] * 6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@BOTH_WAYS
-def test_norms_of_many_short_numbers_neither_overflow_nor_stall(dtype: torch.dtype, foreach: bool) -> None:
-    """100,000 times 300 squared is far above the largest float16, and a bfloat16 sum of ones stalls at 256."""
-    weight = nn.Parameter(torch.full((1000, 100), 300.0, dtype=dtype))
-    weight.grad = torch.ones_like(weight)
-    Lars([weight], lr=1.0, trust_coefficient=0.5, foreach=foreach).step()  # trust = 0.5 · 300
-    assert weight[0, 0].item() == weight[-1, -1].item() == 150.0
-
-
 @BOTH_WAYS
 def test_a_tensor_without_norm_takes_a_plain_step(foreach: bool) -> None:
     weights = [nn.Parameter(torch.full((3, 2), value, dtype=torch.float64)) for value in (0.0, 2.0, 0.0)]
