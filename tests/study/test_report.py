@@ -6,17 +6,20 @@ import base64
 import csv
 import json
 import re
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from conadv import cli
+from conadv.study import figures
 from conadv.study.compare import cells, conditions, main_cells
-from conadv.study.report import find_curves, verdict
-from conadv.study.results import read_results
+from conadv.study.report import chance_note, find_curves, verdict
+from conadv.study.results import read_results, write_results
 from study.studies import SMALL, make_study
 
 
@@ -51,6 +54,7 @@ def test_the_order_is_verdict_figure_table_curves(page: str) -> None:
 
 def test_the_table_shows_the_numbers(page: str, study: Path) -> None:
     expected = conditions(main_cells(cells(read_results(study))))
+    assert tables(page)[0].columns[0] == "arm"
     shown = tables(page)[0].set_index("arm")
     assert list(shown.index) == list(expected.index)
     row, text = expected.loc["ConAdv, batch 50"], shown.loc["ConAdv, batch 50"]
@@ -137,6 +141,19 @@ def test_a_verdict_does_not_prefer_one_of_equals(tmp_path: Path) -> None:
     assert found[0].startswith("“vanilla” and “conadv” share the highest test accuracy, 50.0 ± 0.0 %")
 
 
+@pytest.mark.parametrize(("classes", "guess"), [(10, 11.9), (2, 51.9), (1000, 0.11)])
+def test_an_arm_at_chance_level_is_named(tmp_path: Path, classes: int, guess: float) -> None:
+    accuracies = {"vanilla": guess, "recycled": 1.2 * guess, "conadv": 90.0}
+    results = read_results(make_study(tmp_path, SMALL, lambda v: accuracies[v["method"]]))
+    table = conditions(main_cells(cells(results)))
+    assert chance_note(table) == "", "a summary without the number of classes"
+    write_results(tmp_path, [replace(one, summary={**one.summary, "classes": classes}) for one in results])
+    note = chance_note(conditions(main_cells(cells(read_results(tmp_path)))))
+    assert note.startswith(f"At chance level: “vanilla” ({guess:.1f} %, guessing: {100 / classes:.3g} %). Such a run")
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert note in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("outcome", "says"),
     [
@@ -163,24 +180,25 @@ def test_a_curve_of_accuracy_ends_with_that_of_the_summary(tmp_path: Path) -> No
     assert vanilla.epoch[vanilla.test_top1.notna()].tolist() == [2.5, 5.0, 6.0]
 
 
-def test_curves_outlive_the_runs(study: Path, tmp_path: Path) -> None:
-    folder = make_study(tmp_path, SMALL, lambda values: 30.0 + values["seed"])
-    chosen = main_cells(cells(read_results(folder)))
-    first = find_curves(folder, chosen)
-    assert set(first.label) == {"vanilla", "recycled", "conadv"}
-    assert tuple(first.iloc[0])[:2] == ("vanilla", 0.5) and first.loss.iloc[0] == 30.5
-    assert first[first.label == "vanilla"].test_top1.dropna().tolist() == [30.5 * part / 4 for part in (1, 2, 3, 4)]
-    for path in folder.glob("runs/*/metrics.jsonl"):
-        path.unlink()
-    pd.testing.assert_frame_equal(
-        find_curves(folder, chosen).reset_index(drop=True), first.reset_index(drop=True), atol=1e-4
-    )
+def test_curves_are_those_of_vanilla_and_of_the_most_accurate_arms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(figures, "lines", lambda curves, labels, *rest: drawn.append(labels) or figures.Plot("", ""))
+    folder = make_study(tmp_path, SMALL, lambda v: {"vanilla": 30.0, "recycled": 31.0, "conadv": 32.0}[v["method"]])
+    for most in (3, 2):
+        monkeypatch.setattr(figures, "MOST_LINES", most)
+        assert cli.main(["report", str(folder)]) == 0
+    assert drawn == [["vanilla", "recycled", "conadv"]] * 2 + [["vanilla", "conadv"]] * 2
+    shutil.rmtree(folder / "runs")
+    assert cli.main(["report", str(folder)]) == 0
+    assert len(drawn) == 4 and "Training curves" not in (folder / "report.html").read_text(encoding="utf-8")
 
 
 # Bad input
 
 
-@pytest.mark.parametrize("name", ["results.jsonl", "origin.json", "study.toml", "curves.csv"])
+@pytest.mark.parametrize("name", ["results.jsonl", "origin.json", "study.toml"])
 @pytest.mark.parametrize("text", ["[" * 100_000, '"\\ud800"', "[[]]"])
 def test_a_damaged_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str) -> None:
     (make_study(tmp_path, SMALL, steps=8) / name).write_text(text, encoding="utf-8")

@@ -107,6 +107,7 @@ def test_folders_differ_where_numbers_do_and_only_there(tmp_path: Path) -> None:
         return cell.cell
 
     assert slug("epochs = 50") != slug("epochs = 60")
+    assert slug("epochs = 50\ndelay = 2") == slug("delay = 2\nepochs = 50")
     assert slug("epochs = 50\nthreads = 1") == slug("epochs = 50\ncheckpoint.every = 3\nthreads = 2")
 
 

@@ -286,7 +286,8 @@ def test_each_cell_that_ends_is_a_line_with_the_time_left(
     assert lines[0].startswith("[1/3] conadv · seed 1: 51.00 % (") and lines[0].endswith("about 2.0 s left")
     assert lines[1].startswith("[2/3] conadv · seed 7: failed: no such luck (")
     assert lines[2].startswith("[3/3] conadv · seed 2: 52.00 % (") and "left" not in lines[2]
-    capsys.readouterr()
+    assert sweep(study, out, "--jobs", "1") == 1
+    assert capsys.readouterr().err.startswith("3 cells, 1 at a time, 2 are already done, about 1.0 s left\n")
     assert sweep(study, out, "--quiet", "--json") == 1
     printed = capsys.readouterr()
     assert printed.err == ""

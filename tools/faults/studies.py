@@ -9,7 +9,7 @@ from typing import Any
 
 from study.studies import SMALL, make_study
 
-FILES = ("results.jsonl", "origin.json", "study.toml", "curves.csv", "metrics.jsonl")
+FILES = ("results.jsonl", "origin.json", "study.toml", "metrics.jsonl")
 STRANGE = [None, 3, -1.5, "", "../x", "\ud800", [], [[1]], {}, {"a": [1]}, True, 10**400, 1e999, "<b>", [None, 1]]
 PIECES = ["[" * 100_000, "NaN", '"', "}", "\\", "1e999", "9" * 5000, "\x00", "null", "-", "\n"]
 
@@ -17,7 +17,6 @@ PIECES = ["[" * 100_000, "NaN", '"', "}", "\\", "1e999", "9" * 5000, "\x00", "nu
 def prepare(folder: Path, seed: int) -> str:
     """A study in this folder, and the name of the file that is damaged in it."""
     make_study(folder, SMALL, steps=8)
-    (folder / "curves.csv").write_text("label,epoch,test_top1,loss\nold,0.5,,2.3\nold,1.0,30,1.2\n", encoding="utf-8")
     name, random = FILES[seed % len(FILES)], Random(seed)
     (path, *_) = sorted([*folder.glob(name), *folder.glob(f"runs/*/{name}")])
     lines = path.read_text(encoding="utf-8").splitlines() if name.endswith(".jsonl") else [path.read_text("utf-8")]

@@ -1,15 +1,13 @@
 """The report of a study as one HTML page, from the files that a sweep wrote. Loads no torch.
 
 results.jsonl ──► compare.py: cells, conditions ──► verdict, tables, figures.py ──► report.html.jinja
-metrics of the runs ──► curves, also kept in curves.csv, so that a report can be written without the runs
+metrics of the runs, as far as they are there ──► curves
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from conadv.atomic import read_text, replace_file
+from conadv.atomic import replace_file
 from conadv.config import read_toml
 from conadv.trainer.metrics import read_metrics
 
@@ -25,7 +23,7 @@ from . import figures
 from .compare import ACCURACY, LEVEL, ROBUST, TOP1, cells, conditions, main_cells
 from .results import Cell, number, read_origins, read_results
 
-CURVES, _CURVE = "curves.csv", ["label", "epoch", TOP1, "loss"]
+_CURVE = ["label", "epoch", TOP1, "loss"]
 _BINS = 60
 _MOST_ROWS = 20  # of the opening figure, if another one shows the same runs
 CSV = ["cell", "label", "grids", "seed", "rate", TOP1, ROBUST, "train_top1", "gap", "test_loss", "failed", "commit"]
@@ -79,6 +77,7 @@ def render(folder: Path, results: list[Cell], everyone: pd.DataFrame, with_paper
         about=_paragraphs(study.get("about")),
         conclusions=_paragraphs(study.get("conclusions")),
         verdict=verdict(everyone, table),
+        chance=chance_note(table) if known else "",
         opening=opening,
         table=_html(accuracy_table(table)) if known else "",
         comparisons=int(table.p.notna().sum()) if known else 0,
@@ -123,6 +122,14 @@ def verdict(everyone: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     return [f"{first}.", f"{second[0].upper()}{second[1:]} (paired t-test, p < {LEVEL} after Holm's correction).", last]
 
 
+def chance_note(table: pd.DataFrame) -> str:
+    """The conditions whose accuracy is that of guessing, to a fifth of it and to 2 points."""
+    guessing = table[table[ACCURACY] <= table.chance + (table.chance / 5).clip(upper=2)]
+    names = [f"“{label}” ({row[ACCURACY]:.1f} %, guessing: {row.chance:.3g} %)" for label, row in guessing.iterrows()]
+    advice = "Such a run has learnt nothing: try another learning rate, or more steps."
+    return f"At chance level: {', '.join(names)}. {advice}" if names else ""
+
+
 def accuracy_table(table: pd.DataFrame) -> pd.DataFrame:
     """The main table as texts."""
     shown = pd.DataFrame({"arm": table.index}, index=table.index)
@@ -165,31 +172,16 @@ def _best_rate(accuracies: pd.Series) -> str:
 
 
 def find_curves(folder: Path, chosen: pd.DataFrame) -> pd.DataFrame:
-    """Columns label, epoch, test_top1 and loss: means over the runs of each condition.
-
-    They are kept in curves.csv, for the time when the folders of the runs are gone.
-    """
-    path = folder / CURVES
-    try:
-        saved = pd.read_csv(StringIO(read_text(path)), dtype={"label": str, **dict.fromkeys(_CURVE[1:], float)})[_CURVE]
-    except FileNotFoundError:
-        saved = pd.DataFrame(columns=_CURVE)
-    except (OSError, ValueError, LookupError):
-        raise ValueError(f"{str(path)!r} is damaged: remove it; a report works without it") from None
-    found = {}
+    """Columns label, epoch, test_top1 and loss: means over the runs of each condition."""
+    found = [pd.DataFrame(columns=_CURVE, dtype=float)]
     for label, own in chosen[chosen.done].groupby("label", sort=False):
         runs = zip(own.cell, own[TOP1], strict=True)
         lines = pd.concat([_metrics(folder / "runs" / cell, top1) for cell, top1 in runs])
         epochs = lines.epoch.nunique()
         if epochs > 2:  # the mean over the runs, in bins of equal length
             bins = np.ceil(lines.epoch / lines.epoch.max() * min(_BINS, epochs))
-            found[label] = lines.groupby(bins).mean().assign(label=label)[_CURVE]
-    older = saved[~saved.label.isin(found)]
-    curves = pd.concat([*found.values(), *([older] if len(older) else [])]) if found else older
-    if found:
-        with suppress(OSError):  # the folder may be read-only; the report has the curves
-            replace_file(path, curves.round(4).to_csv(index=False).encode("utf-8", "replace"))
-    return curves[curves.label.isin(chosen.label)]
+            found.append(lines.groupby(bins).mean().assign(label=label)[_CURVE])
+    return pd.concat(found[1:] or found)
 
 
 def _metrics(run: Path, final: float) -> pd.DataFrame:

@@ -104,22 +104,20 @@ def number(value: object) -> float:
 
 def _parse(line: str, place: str) -> Cell:
     try:
-        entry = parse_json(line)
-        if isinstance(entry, dict):
-            entry = {"commit": None} | entry  # older files do not have it
-        if not isinstance(entry, dict) or entry.keys() != _KINDS.keys():
-            raise ValueError("not the fields of a cell")
-        wrong = [name for name, kind in _KINDS.items() if not isinstance(entry[name], kind)]
-        wrong += ["cell"] * (Path(str(entry["cell"])).name != entry["cell"] or "\0" in entry["cell"])
-        wrong += ["grids"] * (not wrong and not all(isinstance(grid, str) for grid in entry["grids"]))
-        if not wrong and (type(entry["values"].get("seed")), type(entry["values"].get("method"))) != (int, str):
-            wrong = ["values"]
+        cell = Cell(**{"commit": None, **parse_json(line)})  # older files have no commits
+        wrong = [name for name, kind in _KINDS.items() if not isinstance(getattr(cell, name), kind)]
         if wrong:
             raise ValueError(f"bad value of {wrong[0]!r}")
-    except ValueError as error:
+        if Path(cell.cell).name != cell.cell or "\0" in cell.cell:
+            raise ValueError("not the name of a folder")
+        if [type(cell.values.get(key)) for key in ("seed", "method")] != [int, str]:
+            raise ValueError("no seed or no method")
+        if not all(isinstance(grid, str) for grid in cell.grids):
+            raise ValueError("grids are not names")
+    except (TypeError, ValueError) as error:
         advice = "remove it, and conadv sweep reads or runs its cell again"
         raise ValueError(f"{place} is damaged ({error}): {advice}") from None
-    return Cell(**entry)
+    return cell
 
 
 # Where results come from

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -149,7 +149,8 @@ def _run_missing(
     for cell in cells.values():
         _tidy(study, folder, cell)
     write_results(folder, cells.values())
-    tell(f"{len(cells)} cells, {jobs} at a time, {len(cells) - len(waiting)} are already done")
+    done = len(cells) - len(waiting)
+    tell(f"{len(cells)} cells, {jobs} at a time, {done} are already done{_remaining(cells.values(), waiting, jobs)}")
     while waiting or running:
         if request.signal:
             tell("stopping: the running cells save a checkpoint; the same command resumes them")
@@ -173,23 +174,28 @@ def _run_missing(
             _tidy(study, folder, cell)
             write_results(folder, cells.values())
             left = [*waiting, *(other.cell for other in running)]
-            tell(_told(cell, time.monotonic() - one.began, list(cells.values()), left, jobs))
+            count = f"[{len(cells) - len(left)}/{len(cells)}]"
+            outcome = f"{_outcome(cell)} ({duration(time.monotonic() - one.began)})"
+            tell(f"{count} {cell.name}: {outcome}{_remaining(cells.values(), left, jobs)}")
         if not ended:
             time.sleep(_POLL_SECONDS)
 
 
-def _told(cell: Cell, seconds: float, cells: list[Cell], left: list[Cell], jobs: int) -> str:
-    """One line about a cell that has ended, with the time left by the last run of each arm."""
-    outcome = f"failed: {cell.error}"
-    if cell.summary is not None:
-        accuracy = cell.summary.get("test_top1")
-        outcome = f"{accuracy:.2f} %" if isinstance(accuracy, float) else "done"
-    text = f"[{len(cells) - len(left)}/{len(cells)}] {cell.name}: {outcome} ({duration(seconds)})"
+def _outcome(cell: Cell) -> str:
+    """How a cell has ended, for people."""
+    if cell.summary is None:
+        return f"failed: {cell.error}"
+    accuracy = cell.summary.get("test_top1")
+    return f"{accuracy:.2f} %" if isinstance(accuracy, float) else "done"
+
+
+def _remaining(cells: Iterable[Cell], left: list[Cell], jobs: int) -> str:
+    """About how long the cells that are left take, by the last finished run of each arm; empty if there is none."""
     times = {one.arm: float(one.summary.get("seconds") or 0.0) for one in cells if one.summary}
     if not left or not times:
-        return text
+        return ""
     work = sum(times.get(one.arm, fmean(times.values())) for one in left)
-    return f"{text}, about {duration(work / min(jobs, len(left)))} left"
+    return f", about {duration(work / min(jobs, len(left)))} left"
 
 
 def _tidy(study: Study, folder: Path, cell: Cell) -> None:

@@ -177,7 +177,8 @@ def train_recipe(
             evaluation = evaluate(job, robust if recipe.eval_robust else None)
             for sink in sinks:
                 sink.log(progress.step, evaluation)
-        summary = {**facts(resolved(recipe, task.data)), **position(job, progress), **evaluation}
+        known = {**facts(resolved(recipe, task.data)), "classes": len(task.data.train.classes)}
+        summary = {**known, **position(job, progress), **evaluation}
         if world.is_main:
             write_summary(place.path, summary)
     return {**summary, "run": str(place.path)} if world.is_main else {}
