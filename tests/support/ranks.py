@@ -87,13 +87,6 @@ class Pool:
     def _others(size: int, port: int, restart: int) -> list[dict[str, str]]:
         return [environment(rank, size, port, restart) for rank in range(1, size)]
 
-    def run_counted(self, restarts: Sequence[int], task: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What `task(*arguments)` returns where each rank's own agent has counted so many restarts."""
-        size = len(restarts)
-        with store() as port:
-            environments = [environment(rank, size, port, restarts[rank]) for rank in range(size)]
-            return self._run(task, arguments, environments)
-
     def _run(self, task: Callable[..., Any], arguments: Sequence[Any], environments: list[dict[str, str]]) -> list[Any]:
         self._task += 1
         for end, settings in zip(self._ends, environments, strict=False):

@@ -19,7 +19,7 @@ from conadv.task.augment import augmentation
 from conadv.task.data.arrays import digits, synthetic
 from conadv.task.data.fit import Fit
 from conadv.task.data.source import Arrays, DamagedError, Picture, Source
-from conadv.task.stream import Stream, evaluation_batches, ordered_map
+from conadv.task.stream import Stream, evaluation_batches
 
 
 def numbered(number: int) -> Source:
@@ -249,13 +249,3 @@ def test_copies_of_an_image_share_a_batch_but_neither_a_chunk_nor_an_augmentatio
     assert not any(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     with pytest.raises(ValueError, match="3 chunks per batch cannot hold 2 copies"):
         make_stream(count=40, batch_size=12, chunk_size=4, copies=2)
-
-
-@pytest.mark.parametrize("workers", [0, 1, 4])
-def test_results_keep_the_order_whoever_is_first(workers: int) -> None:
-    def work(number: int) -> int:
-        time.sleep(0.01 if number % 3 == 0 else 0)
-        return number * number
-
-    assert list(ordered_map(work, range(20), workers, 8)) == [n * n for n in range(20)]
-    assert list(ordered_map(work, [], workers, 8)) == []

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-import struct
 import tarfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,32 +49,6 @@ def refused(path: Path, message: str) -> None:
         with pytest.raises(ValueError, match=message) as caught:
             use()
         assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        *(b"(" * 3000, b"{}", b"__import__('os').system('touch harm')"),
-        b"{'descr': '|u1', 'fortran_order': False, 'shape': (6, 1099511627776, 8)}",
-        b"{'descr': 'O', 'fortran_order': False, 'shape': (6,)}",
-    ],
-)
-@pytest.mark.usefixtures("little_memory")
-def test_a_numpy_header_that_is_wrong_or_promises_terabytes(
-    tmp_path: Path, header: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    (tmp_path / "data").mkdir()
-    np.save(tmp_path / "data" / "train_labels.npy", LABELS)
-    images = b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + bytes(432)
-    (tmp_path / "data" / "train_images.npy").write_bytes(images)
-    refused(tmp_path / "data", r"train_images\.npy: ")
-    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
-        for name in ("train_images", "train_labels"):
-            archive.write(tmp_path / "data" / f"{name}.npy", f"{name}.npy")
-    refused(tmp_path / "data.npz", r"data\.npz: ")
-    assert list((tmp_path / "here").iterdir()) == []
 
 
 def test_a_bomb_in_an_npz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,20 +97,6 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make, place: str) -> 
         list(evaluation_batches(open_data("path", root).train, 1, Fit(8)))
     if "/" in place:
         assert [Path(problem["name"]).name for problem in inspect_data(root)["damaged"]] == ["x.jpg"]
-
-
-def test_out_of_memory_is_one_line_and_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    root = write_folder(tmp_path, jpeg_set(4), jpeg_set(2))
-
-    def no_memory(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("conadv.task.data.decode._fast", no_memory)
-    assert main(["data", "inspect", str(root)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    with pytest.raises(ValueError, match=r"0000\.JPEG: not enough memory to read it; lower ") as caught:
-        next(evaluation_batches(open_data("path", root).train, 4, Fit(8)))
-    assert not isinstance(caught.value, DamagedError)
 
 
 @pytest.mark.parametrize("name", ["a\nb.jpg", "\x1b[31m.jpg", "\udcff.jpg"])
