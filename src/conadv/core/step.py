@@ -456,13 +456,14 @@ class Method(ABC):
         return pack({**self._identity(), "step": self.step, **about}, tensors, self.twins.per_rank, all_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned; the next step then takes the twins that it would have taken."""
         about, tensors = unpack(state, self._identity(), self.twins.per_rank)
         self._step.reset()
         self._step.t = about["step"]
         self.twins.load(about, tensors)
 
     def _take(self, now: Any, ahead: Any, run: Callable[[Batch | Chunked, Any], Any]) -> Any:
+        """One step t: the source of twins begins and ends with it; `run` adds gradients up, or returns the loss."""
         step = self._step
         self._check()
         batch = step.batch(now)
