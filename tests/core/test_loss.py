@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import conadv
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
@@ -46,6 +47,38 @@ def test_a_loss_that_the_caller_backpropagates_takes_the_same_steps(
     one, other = run(setting, False, chunk_size=chunk_size), run(setting, True, factor, chunk_size)
     for name, value in one.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=1e-12)
+
+
+class Checkpointed(nn.Module):
+    """A model whose layers run again in the backward pass."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.inner = split_batchnorm(small_cnn())
+        self.again = again
+
+    def forward(self, images: Tensor) -> Tensor:
+        return checkpoint(self.inner, images, use_reentrant=False) if self.again else self.inner(images)
+
+
+def test_layers_that_run_again_without_a_branch_are_as_before() -> None:
+    models = [Checkpointed(again) for again in (False, True)]
+    for model in models:
+        method = Vanilla(model, F.cross_entropy, chunk_size=4)
+        for batch in small_batches(4):
+            method.loss(batch).backward()
+    for (name, one), other in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12, msg=name)
+    gradients = [model.inner[0].weight.grad for model in models]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+@adversarial_methods
+@pytest.mark.parametrize("branch", ["adv", "main"])
+def test_layers_that_run_again_in_a_branch_are_refused(setting: Setting, branch: str) -> None:
+    method = setting.make(Checkpointed(True), PGD(8 / 255, branch=branch), twin_branch=branch)
+    with pytest.raises(RuntimeError, match=r"call method\(batch\) in place of method.loss"):
+        method.loss(small_batches(1)[0]).backward()
 
 
 def test_sam_has_no_loss_to_return() -> None:
@@ -122,10 +155,18 @@ def test_dicts_several_inputs_and_structured_targets(setting: Setting) -> None:
 
 
 @every_method
-@pytest.mark.parametrize("item", [lambda x, y: (x, y, y), lambda x, y: {"x": x}, lambda x, y: x])
-def test_what_is_not_images_and_labels_is_refused(setting: Setting, item) -> None:
+@pytest.mark.parametrize(
+    ("item", "what", "hint"),
+    [
+        (lambda x, y: (x, y, y), "a tuple of 3", r"item\[0\], item\[1\]"),
+        (lambda x, y: [x.numpy(), y], "a list of ndarray and Tensor", r"torch.as_tensor\(item\[0\]\)"),
+        (lambda x, y: {"x": x}, "a dict with the keys x", r"item\['x'\], item\['images'\]"),
+        (lambda x, y: x, "is a Tensor", r"method\(\(images, labels\)\)"),
+    ],
+)
+def test_what_is_not_images_and_labels_is_refused(setting: Setting, item, what: str, hint: str) -> None:
     method = setting.make(split_batchnorm(small_cnn()))
-    with pytest.raises(ValueError, match=r"not \(images, labels\) as tensors: say how to get them"):
+    with pytest.raises(ValueError, match=rf"{what}, not \(images, labels\) as tensors: say how to get them.*{hint}"):
         take_steps(method, [item(x, y) for x, y in small_batches(2)])
 
 

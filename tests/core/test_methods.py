@@ -285,7 +285,8 @@ def test_vanilla_takes_a_plain_model_in_one_chunk_only() -> None:
     Vanilla(small_cnn(), F.cross_entropy)
     with pytest.raises(ValueError, match=r"1 is a plain BatchNorm layer: call conadv.split_batchnorm\("):
         Vanilla(small_cnn(), F.cross_entropy, chunk_size=4)
-    Vanilla(split_batchnorm(small_cnn(), ("main",)), F.cross_entropy, chunk_size=4)
+    for size in (1, 4):
+        Vanilla(split_batchnorm(small_cnn(), ("main",)), F.cross_entropy, chunk_size=size)
 
 
 def test_recycled_needs_batches_of_one_number_of_chunks() -> None:

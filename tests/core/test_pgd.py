@@ -338,6 +338,9 @@ def test_a_quarter_of_the_range_may_be_overshot(low: float, high: float) -> None
 def test_one_step_of_whole_255ths_is_exact_as_bytes(size: float, exact: bool) -> None:
     """Such twins cross between ranks in a quarter of the bytes."""
     assert PGD(size, random_start=0).exact_as_bytes(from_images=False) == exact
+    for attack, whole in ((PGD(4 / 255), False), (PGD(4 / 255, grid=True), True), (PGD(4 / 255, norm="l2"), False)):
+        assert attack.exact_as_bytes(from_images=False) == whole
+        assert attack.exact_as_bytes(from_images=True) == (attack.norm == "linf")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

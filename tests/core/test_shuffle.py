@@ -143,6 +143,8 @@ def test_labels_of_any_structure_stay_with_their_images() -> None:
     one, two = regrouped(parts, torch.tensor([3, 0, 2, 1]))
     assert one.images.flatten().tolist() == [2, 0] and two.images.flatten().tolist() == [2, 0]
     assert one.labels["a"].tolist() == [3, 0] and two.labels["b"][0].tolist() == [2, 0]
+    with pytest.raises(ValueError, match="shorter"):
+        regrouped([parts[0], Batch(parts[1].images, parts[1].labels["a"])], torch.arange(4))
     with pytest.raises(ValueError, match="one entry per image"):
         regrouped([Batch(torch.zeros(2, 1), torch.zeros(()))] * 2, torch.arange(4))
 
