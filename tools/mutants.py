@@ -41,6 +41,7 @@ TESTS = {
     "core": ["core", "contracts/test_reference.py", "contracts/test_ball.py", "contracts/test_no_trace.py"],
     "ranks": ["ranks"],
     "trainer": ["trainer"],
+    "study": ["study"],
 }
 COSTLY = {
     "core/test_launches.py": [],

@@ -32,11 +32,6 @@ def test_every_augmentation_has_a_shape_and_an_evaluation(name: str, size: int |
     assert fitted(SOURCE, INDICES, augment.fit).shape == (3, *shape)
 
 
-def test_none_changes_nothing() -> None:
-    (images,) = augmentation("none")(SOURCE, INDICES, SEEDS)
-    np.testing.assert_array_equal(images, IMAGES[INDICES].transpose(0, 3, 1, 2))
-
-
 @pytest.mark.parametrize("name", [name for name in AUGMENTATIONS if name != "none"])
 def test_seeds_decide_alone(name: str) -> None:
     augment = augmentation(name, 16)
@@ -100,12 +95,6 @@ def test_a_chunk_is_shifted_as_its_images_one_by_one(shape: tuple[int, ...], fli
         top, left = int(draws[0] * (2 * (height // 8) + 1)), int(draws[1] * (2 * (width // 8) + 1))
         crop = canvas[:, top : top + height, left : left + width]
         np.testing.assert_array_equal(ours, np.flip(crop, axis=2) if flip and draws[2] < 0.5 else crop)
-
-
-def test_images_below_8_pixels_are_only_flipped() -> None:
-    image = np.arange(7 * 7, dtype=np.uint8).reshape(1, 7, 7)
-    moved = shifted(np.broadcast_to(image, (100, 1, 7, 7)), MANY[:100], flip=True)
-    assert {one.tobytes() for one in moved} == {image.tobytes(), image[..., ::-1].tobytes()}
 
 
 @settings(max_examples=200, deadline=None)

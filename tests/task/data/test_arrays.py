@@ -60,6 +60,7 @@ def test_synthetic_images_have_any_shape_differ_and_take_little_memory() -> None
     imagenet = synthetic((224, 224, 3), 1_281_167).train
     assert imagenet.image(1_281_166).tobytes()[:-1] == imagenet.image(1_281_165).tobytes()[1:]
     assert 120 < imagenet.image(1_281_166).mean() < 135
+    assert len(synthetic((8, 8, 1), 1).test) == 1
     with pytest.raises(ValueError, match="choose 1 or more"):
         synthetic((8, 8, 1), 0)
 

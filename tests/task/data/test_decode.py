@@ -139,9 +139,12 @@ def test_turned_photographs_are_set_upright(decoder: str, orientation: int) -> N
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_an_unreadable_note_beside_the_pixels_does_no_harm(decoder: str) -> None:
-    data = encode(picture(7), exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
-    assert read(data).shape == (12, 16, 3)
+def test_a_note_that_is_unreadable_or_says_nothing_of_the_orientation_does_no_harm(decoder: str) -> None:
+    upright = read(encode(picture(7)))
+    named, odd = Image.Exif(), Image.Exif()
+    named[0x010F], odd[0x0112] = "a camera", 9
+    for exif in (named, odd, b"Exif\0\0II*\0\xff\xff\xff\xff"):
+        np.testing.assert_array_equal(read(encode(picture(7), exif=exif)), upright)
 
 
 def test_a_truncated_jpeg_is_damaged_with_its_name(decoder: str) -> None:

@@ -126,6 +126,7 @@ def test_arrays_are_brought_to_a_size() -> None:
 def test_no_size_is_refused() -> None:
     with pytest.raises(ValueError, match="size 0: choose 1 to 8,192 pixels"):
         Fit(0)
+    assert Fit(1)(held(picture(3))).shape == (3, 1, 1)
 
 
 @pytest.fixture

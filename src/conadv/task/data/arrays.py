@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Collection
 from importlib.resources import files
 from pathlib import Path
@@ -69,13 +68,8 @@ def find_arrays(path: Path, channels: int) -> Found | None:
             with naming(path / f"{name}.npy", _ADVICE):  # memory-mapped: arrays may be larger than memory
                 arrays.append(np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False))
     elif path.suffix == ".npz" and path.is_file():
-        with naming(path, _ADVICE), zipfile.ZipFile(path) as archive:
-            sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
-        names = _chosen(sizes)
-        advice = "save the arrays as .npy files in a folder, which need not fit into memory"
-        check_memory(sum(sizes[name] for name in names), "the arrays", advice)
         with naming(path, _ADVICE), np.load(path, allow_pickle=False) as stored:
-            arrays = [stored[name] for name in names]
+            arrays = [stored[name] for name in _chosen(stored.files)]
     if not arrays:
         return None
     # (N, H, W) means grey, and Keras has labels of shape (N, 1).
