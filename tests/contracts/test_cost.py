@@ -77,7 +77,7 @@ def test_the_table_has_the_costs_of_the_definitions() -> None:
 )
 def test_uneven_lanes_share_the_work_of_one_process_evenly(method: str, layout: str, share: float) -> None:
     """Of a whole run, without other processes: the ranks of a role do the same work, and all together that of one."""
-    lane = Layout.lane_of(layout, METHODS[method].duties)
+    lane = Layout.fit(layout, METHODS[method].duties)
     batch = {"batch_size": 24, "chunk_size": 2, "data__augment": "none", "max_steps": 2}
 
     def run(rank: int, size: int, text: str) -> int:

@@ -177,7 +177,7 @@ UNEVEN_ALL = [
 def test_several_ranks_of_a_role_take_the_steps_of_one_process(
     method, delay, layout, size, in_lane, share, alone, pool, tmp_path
 ):
-    lanes = size // Layout.lane_of(layout, METHODS[method].duties).world_size
+    lanes = size // Layout.fit(layout, METHODS[method].duties).world_size
     changes = {**fields(method, delay), **chunked(in_lane, lanes, share)}
     several = trained(pool, tmp_path, size, layout=layout, **changes)
     assert tiny.distance(alone(**changes), several) <= 1e-12

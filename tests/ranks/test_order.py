@@ -93,7 +93,7 @@ SHARED = [
     ),
 )
 def test_it_completes_where_several_ranks_share_a_role(method, size, layout, chunks, delay, share):
-    lane = Layout.lane_of(layout, METHODS[method].duties)
+    lane = Layout.fit(layout, METHODS[method].duties)
     batch = 2 * (size // lane.world_size) * chunks * (2 if share < 1 else 1)
     calls = record(
         size,

@@ -217,9 +217,7 @@ def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 
 
 
 def _learners(layout: str | None, size: int) -> list[int]:
-    if layout in (None, "none"):
-        return list(range(size))
-    return Layout.fit(layout, Layout.duties_in(layout), size).learners()
+    return Layout.fit(None if layout == "none" else layout, world_size=size).learners()
 
 
 def run_script(path: str, folder: str) -> str:

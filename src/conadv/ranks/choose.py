@@ -26,7 +26,7 @@ def choose_layout(method: MethodInfo, delay: int, world_size: int, chunks: int) 
     Returns:
         The layout. Of several with equal work, the one with the fewest ranks per lane.
     """
-    lanes = [Layout.lane_of(text, method.duties).roles for text in method.layouts]
+    lanes = [Layout.fit(text, method.duties).roles for text in method.layouts]
     for roles in list(lanes):
         if Role.ATTACK in roles:  # as many of them as keep up with the ranks that learn
             learning = [role for role in roles if role != Role.ATTACK]

@@ -15,6 +15,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import reduce
+from itertools import cycle
 from operator import or_
 
 from conadv.core.roles import Place, Role
@@ -36,16 +37,17 @@ class Layout:
     lanes: int
 
     @classmethod
-    def fit(cls, text: str | None, duties: Role, world_size: int) -> Layout:
+    def fit(cls, text: str | None, duties: Role | None = None, world_size: int | None = None) -> Layout:
         """Parse a layout, such as "clean | adv" or "3 clean | 3 adv | 2 attack", for a number of ranks.
 
         Args:
             text: the roles of a lane, each with a count if several ranks have it. None: every rank does everything.
-            duties: the duties of the method, all of which the layout must have.
-            world_size: the number of ranks, a multiple of the ranks of a lane.
+            duties: the duties of the method, all of which the layout must have. None: it is not known yet.
+            world_size: the number of ranks, a multiple of the ranks of a lane. None: as many as one lane needs.
         """
-        groups = [(1, duties)] if text is None else _parse(text, duties)
+        groups = [(1, duties or reduce(or_, Role))] if text is None else _parse(text, duties)
         width = sum(count for count, _ in groups)
+        world_size = width if world_size is None else world_size
         lanes, rest = divmod(world_size, width)
         if rest or not lanes:
             started = "1 was" if world_size == 1 else f"{world_size} were"
@@ -54,16 +56,6 @@ class Layout:
                 f"start {width}, {2 * width}, {3 * width}, ... ranks"
             )
         return cls(tuple(role for count, role in groups for _ in range(count)), lanes)
-
-    @classmethod
-    def lane_of(cls, text: str, duties: Role) -> Layout:
-        """Parse a layout as a single lane, with as many ranks as it needs."""
-        return cls.fit(text, duties, sum(count for count, _ in _parse(text, duties)))
-
-    @staticmethod
-    def duties_in(text: str) -> Role:
-        """Parse only the duties of a layout, for a method that is not known yet."""
-        return reduce(or_, (role for _, role in _parse(text, None)))
 
     @property
     def world_size(self) -> int:
@@ -84,10 +76,9 @@ class Layout:
     def role(self, rank: int) -> Role:
         return self.roles[rank % len(self.roles)]
 
-    def ranks(self, lane: int, duty: Role) -> range:
-        """Return the ranks of a lane that have a duty."""
-        within = [lane * len(self.roles) + place for place, role in enumerate(self.roles) if duty in role]
-        return range(within[0], within[-1] + 1)
+    def ranks(self, lane: int) -> range:
+        """Return the ranks of a lane."""
+        return range(lane * len(self.roles), (lane + 1) * len(self.roles))
 
     def lane_size(self, chunks: int) -> int:
         """Return the number of chunks of a lane; raise a ValueError if lanes, or ranks of a role, cannot share them."""
@@ -173,9 +164,8 @@ class Layout:
 
     def owner(self, duty: Role, chunk: int, chunks: int) -> int:
         """Return the rank that has a duty for one of the `chunks` of a global batch."""
-        lane, within = divmod(chunk, chunks // self.lanes)
-        ranks = self.ranks(lane, duty)
-        return ranks[within * len(ranks) // (chunks // self.lanes)]
+        ranks = self.ranks(chunk // self.lane_size(chunks))
+        return next(rank for rank in ranks if duty in self.role(rank) and chunk in self.chunks(rank, chunks))
 
     def learners(self) -> list[int]:
         """Return the ranks that have gradients; a rank that only attacks has none."""
@@ -184,12 +174,10 @@ class Layout:
     def followers(self) -> dict[int, int]:
         """Return the ranks that only attack, each with the learning rank of its lane that sends it weights."""
         found: dict[int, int] = {}
-        for lane in range(self.lanes):
-            ranks = range(lane * len(self.roles), (lane + 1) * len(self.roles))
-            learning = [rank for rank in ranks if self.role(rank) != Role.ATTACK]
-            sources = sorted(learning, key=lambda rank: Role.CLEAN not in self.role(rank))  # clean ranks first
-            attacking = (rank for rank in ranks if self.role(rank) == Role.ATTACK)
-            found |= {rank: sources[number % len(sources)] for number, rank in enumerate(attacking)}
+        for lane in map(self.ranks, range(self.lanes)):
+            attacking = [rank for rank in lane if self.role(rank) == Role.ATTACK]
+            learning = [rank for rank in lane if self.role(rank) != Role.ATTACK]
+            found |= dict(zip(attacking, cycle(learning), strict=False))
         return found
 
     def describe(self, rank: int) -> str:

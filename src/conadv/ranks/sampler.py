@@ -25,12 +25,9 @@ class TeamSampler(Sampler[list[int]]):
     def __init__(self, data: Sized, batch_size: int, own: slice, seed: int, shuffle: bool = True) -> None:
         if len(data) < batch_size:
             raise ValueError(f"{len(data)} images do not fill a batch of {batch_size}: take a smaller batch")
-        self._size = len(data)
-        self._batch_size = batch_size
-        self._own = own
-        self._seed = seed
-        self._shuffle = shuffle
-        self._epoch = self._start = 0
+        self._size, self._batch_size, self._own = len(data), batch_size, own
+        self._seed, self._shuffle = seed, shuffle
+        self.set_epoch(0)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Set the epoch, which decides the order, as in PyTorch's DistributedSampler.
@@ -50,5 +47,5 @@ class TeamSampler(Sampler[list[int]]):
             # No epoch of one seed has the order of an epoch of another, for seeds below 2**31. PyTorch takes 63 bits.
             generator = torch.Generator().manual_seed(((self._seed << 32) + self._epoch) % 2**63)
             order = torch.randperm(self._size, generator=generator)
-        for first in range(self._start, self._start + len(self)):
-            yield order[first * self._batch_size : (first + 1) * self._batch_size][self._own].tolist()
+        for batch in order.split(self._batch_size)[self._start : self._start + len(self)]:
+            yield batch[self._own].tolist()

@@ -23,7 +23,7 @@ from torch import nn
 from conadv import last_words
 from conadv.core.attack import Loss
 from conadv.core.batch import Batch, Chunked, count_chunks
-from conadv.core.roles import Place, Role
+from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
 from conadv.core.state import State
 from conadv.core.step import Losses
@@ -78,8 +78,7 @@ class Team:
 
     def __enter__(self) -> Self:
         size = dist.get_world_size() if dist.is_initialized() else world_size()
-        duties = Role.CLEAN | Role.ADV | Role.ATTACK if self._text is None else Layout.duties_in(self._text)
-        self._layout = layout = Layout.fit(self._text, duties, size)
+        self._layout = layout = Layout.fit(self._text, world_size=size)
         layout.place(0, self._chunks)  # raises a ValueError if the ranks cannot share the chunks
         with ExitStack() as stack:
             self.world = world = stack.enter_context(joined(self._timeout, main=layout.learners()[0]))

@@ -297,7 +297,7 @@ def method_of(recipe: Recipe) -> MethodInfo:
     passes = {**method.passes, Role.ATTACK: recipe.attack.steps * method.passes[Role.ATTACK]}
     if recipe.adv_weight < 1:
         return replace(method, passes=passes)
-    layouts = tuple(text for text in method.layouts if Role.CLEAN not in Layout.lane_of(text, method.duties).roles)
+    layouts = tuple(text for text in method.layouts if Role.CLEAN not in Layout.fit(text, method.duties).roles)
     return replace(method, passes={**passes, Role.CLEAN: 0}, layouts=layouts)
 
 
