@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conadv.catalog import METHODS
-from conadv.ranks.choose import choose_layout
+from conadv.ranks.layout import choose_layout
 from conadv.trainer.build import check_fit
 from support import tiny
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import conadv
 from conadv.core.roles import Role
-from conadv.ranks.sampler import TeamSampler
+from conadv.ranks.team import TeamSampler
 from support.settings import RHO, small_batches, small_cnn
 
 BATCH, CHUNK, EPOCHS, STEPS = 16, 2, 2, 3  # steps per epoch

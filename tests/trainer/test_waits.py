@@ -20,7 +20,7 @@ from conadv.core.splitbn import update_running_stats
 from conadv.core.twins import StaleWeights
 from conadv.core.validate import Checks
 from conadv.optim import OPTIMIZERS, build_optimizer
-from conadv.ranks.member import Member, Unread
+from conadv.ranks.member import Member, Outcome
 from conadv.trainer import loop
 from support import fake_ranks
 from support.settings import small_cnn
@@ -109,16 +109,15 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happens in a run, in order: updates, and the one value that is read."""
     happened: list[str] = []
 
-    def read(unread: Unread) -> Any:
-        assert unread._values is not None
-        assert unread._values.device.type == "meta"
+    def read(outcome: Outcome) -> Outcome:
+        assert outcome._numbers.device.type == "meta"
         happened.append("read")
-        return unread._judge([0.0] * len(unread._values))  # finite, nothing to stop or save
+        return outcome  # finite, nothing to stop
 
     # Within a dispatch mode, PyTorch does not count the changes of multi-tensor operations: weights are not compared.
     monkeypatch.setattr(StaleWeights, "is_newest", lambda _: False)
     update = loop._update
-    monkeypatch.setattr(Unread, "read", read)
+    monkeypatch.setattr(Outcome, "read", read)
     monkeypatch.setattr(loop, "_update", lambda *arguments: (happened.append("update"), update(*arguments)))
     return happened
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal
 import warnings
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import safetensors.torch
 import torch
@@ -36,7 +35,8 @@ CULPRITS = ("loss", "gradient", "statistics of a BatchNorm layer")
 # The signals that ask a rank to stop, in the order of the numbers that count them.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Before the statistics: requests to stop by signal, losses, and what is not finite.
-_STOPS, _LOSSES, _HEAD = slice(0, 2), slice(2, 4), 4 + len(CULPRITS)
+_STOPS, _LOSSES, _BAD, _HEAD = slice(0, 2), slice(2, 4), slice(4, 7), 7
+_COMPARED = 100  # steps between two comparisons of the weights of the ranks; the trainer also compares before it saves
 
 
 class StepError(FloatingPointError):
@@ -52,14 +52,40 @@ class StepError(FloatingPointError):
         self.speaks = speaks
 
 
-@dataclass(frozen=True)
 class Outcome:
-    """The outcome of a step, the same on all ranks that learn; a rank that only attacks knows no losses."""
+    """The outcome of a step, the same on all ranks that learn; a rank that only attacks knows no losses.
 
-    clean_loss: float = 0.0
-    adv_loss: float = 0.0
-    signal: int = 0
-    """The signal that asked some rank to stop; 0: none."""
+    Args:
+        numbers: requests to stop by signal, losses, and what is not finite. They may still be on the device.
+        refuse: raises a StepError if something is not finite.
+    """
+
+    clean_loss = adv_loss = 0.0
+    """The mean losses over the whole batch, after `read`."""
+    signal = 0
+    """The signal that asked some rank to stop, after `read`; 0: none."""
+
+    def __init__(self, numbers: Tensor, refuse: Callable[[], NoReturn] | None = None) -> None:
+        self.losses = Losses(*numbers[_LOSSES])
+        """The mean losses over the whole batch, on the device."""
+        self._refuse = refuse
+        self._copied: torch.cuda.Event | None = None
+        if numbers.is_cuda:
+            numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        self._numbers = numbers
+
+    def read(self) -> Self:
+        """Wait for the numbers. Every rank must call it once, in the same order relative to its communication."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        numbers = self._numbers.tolist()
+        if self._refuse is not None and any(numbers[_BAD]):
+            self._refuse()
+        self.clean_loss, self.adv_loss = numbers[_LOSSES]
+        self.signal = max(number * bool(count) for number, count in zip(_SIGNALS, numbers[_STOPS], strict=True))
+        return self
 
 
 class _Objective(nn.Module):
@@ -147,7 +173,7 @@ class Member:
                 twins.open(end)
             yield from ((batch, None) for batch in batches)
 
-    def step(self, now: Any, ahead: Any, stop: int = 0) -> Unread:
+    def step(self, now: Any, ahead: Any, stop: int = 0) -> Outcome:
         """Take a step up to the update: afterwards gradients and pending statistics are those of all ranks.
 
         Args:
@@ -159,14 +185,16 @@ class Member:
         if self.only_attacks:
             return self._attack(ahead)
         step = self._step.t
+        if step and step % _COMPARED == 0:
+            self.check_weights(step)
         self.weights.send(step)
         losses = self.method(now, ahead)
         with span("gradient sum"):
-            unread = self._agree(losses, stop)
+            outcome = self._agree(losses, stop)
         if isinstance(self.method.twins, Passed):
             self.method.twins.exchange(step)
         self._stale.keep()
-        return unread
+        return outcome
 
     def resume(self, step: int, versions: list[dict[str, Tensor]]) -> None:
         """Continue at `step`, with the weights of the last steps."""
@@ -241,10 +269,10 @@ class Member:
                 self.world.is_main,
             )
 
-    def share_weights(self, more: Iterable[Tensor] = ()) -> None:
-        """Give ranks that only attack the current weights, and what else they need; every rank must call it."""
-        if self.layout.followers():
-            self.world.broadcast_tensors([*self._model.parameters(), *self._model.buffers(), *more])
+    def share_weights(self) -> None:
+        """Give ranks that only attack the current weights; every rank must call it."""
+        if Role.ATTACK in self.layout.roles:
+            self.world.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
 
     def drain(self, signal_number: int = 0) -> None:
         """Wait for every message in flight; all ranks must have taken the same number of steps.
@@ -295,7 +323,7 @@ class Member:
         elif isinstance(method, Recycled) and hands_over:
             method.twins = Passed(self._model, method, self.post)
 
-    def _attack(self, ahead: Any) -> Unread:
+    def _attack(self, ahead: Any) -> Outcome:
         """The step of a rank that only attacks: weights come, and the twins of the batch ahead go."""
         method, step = self.method, self._step
         assert isinstance(method, ConAdv)
@@ -306,7 +334,8 @@ class Member:
                 if step.has_twin(t, k):
                     self.post.send(t, k, method.twin(t, k, chunk).images)
             step.t += 1
-        return Unread(None, lambda _: Outcome(signal=note))
+        stops = torch.tensor([float(note == number) for number in _SIGNALS])
+        return Outcome(torch.cat([stops, torch.zeros(_HEAD - len(stops))]))
 
     def _as_maker(self, method: Recycled, t: int, k: int, chunk: Any) -> Any:
         """The twin of a chunk, to the bit that the rank of its clean pass gives it, whose loss is scaled otherwise."""
@@ -326,7 +355,7 @@ class Member:
         gradients = [weight.grad for weight in self._model.parameters() if weight.grad is not None]
         return torch.stack(totals or list(torch._foreach_norm(gradients, 1))).sum()
 
-    def _agree(self, losses: Losses, stop: int) -> Unread:
+    def _agree(self, losses: Losses, stop: int) -> Outcome:
         """The short all_reduce of a step: requests to stop, losses, what is not finite, and statistics."""
         values = torch.stack([*losses]).to(self._statistics[0] if self._statistics else losses.clean)
         checked = (values, self._gradient_total(), torch.cat([*self._statistics, values[:0]]))
@@ -337,50 +366,19 @@ class Member:
         if self._statistics:
             sizes = [len(part) for part in self._statistics]
             torch._foreach_copy_(self._statistics, list(tail[_HEAD:].split(sizes)))
-        return Unread(tail[:_HEAD], partial(self._read, flags, self.method.step - 1))
+        return Outcome(tail[:_HEAD], partial(self._refuse, flags, self.method.step - 1))
 
-    def _read(self, flags: Tensor, step: int, head: list[float]) -> Outcome:
-        if any(head[_HEAD - len(CULPRITS) :]):
-            table = enumerate(self._table(flags).tolist())
-            found = [f"the {CULPRITS[row.index(1)]} on {self.layout.describe(rank)}" for rank, row in table if any(row)]
-            raise StepError(f"step {step}: {', '.join(found)} is not finite", self.world.is_main)
-        stops = [number for number, count in zip(_SIGNALS, head[_STOPS], strict=True) if count]
-        clean, adv = head[_LOSSES]
-        return Outcome(clean, adv, max(stops, default=0))
+    def _refuse(self, flags: Tensor, step: int) -> NoReturn:
+        """Say what is not finite on which rank; every learning rank must call it."""
+        table = enumerate(self._table(flags).tolist())
+        found = [f"the {CULPRITS[row.index(1)]} on {self.layout.describe(rank)}" for rank, row in table if any(row)]
+        raise StepError(f"step {step}: {', '.join(found)} is not finite", self.world.is_main)
 
     def _table(self, row: Tensor) -> Tensor:
         """The rows of all learning ranks, one after the other; of other ranks zeros."""
         table = torch.zeros(self.world.size, len(row), dtype=row.dtype, device=row.device)
         table[self.world.rank] = row
         return self.world.all_reduce(table, self._learners)
-
-
-class Unread:
-    """The outcome of a step that may still be on the device; the host waits for it only in `read`.
-
-    Args:
-        values: numbers on the device; None: there is nothing to wait for.
-        judge: makes the outcome of them; raises a StepError.
-    """
-
-    def __init__(self, values: Tensor | None, judge: Callable[[list[float]], Outcome]) -> None:
-        self._judge = judge
-        self._copied: torch.cuda.Event | None = None
-        self.losses = Losses(torch.zeros(()), torch.zeros(()))
-        """The mean losses over the whole batch, on the device."""
-        if values is not None:
-            self.losses = Losses(*values[_LOSSES])
-        if values is not None and values.is_cuda:
-            values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-        self._values = values
-
-    def read(self) -> Outcome:
-        """Wait for the numbers. Every rank must call it once, in the same order relative to its communication."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._judge([] if self._values is None else self._values.tolist())
 
 
 def check_statistics(model: nn.Module, layout: Layout) -> None:

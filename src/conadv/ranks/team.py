@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Self
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import Sampler
 
 from conadv import last_words
 from conadv.core.attack import Loss
@@ -35,11 +36,8 @@ from .faults import guarded
 from .launch import world_size
 from .layout import Layout
 from .mail import Wire
-from .member import Member, StepError, Unread
-from .sampler import TeamSampler
+from .member import Member, Outcome, StepError
 from .world import World, joined
-
-_COMPARED = 100  # steps between two comparisons of the weights of the ranks
 
 
 class Team:
@@ -136,7 +134,7 @@ class TeamMethod:
         self._member, self._model, self._chunk_size = member, model, chunk_size
         self._method, self._hands_over = member.method, member.layout.hands_over
         self._begin = self._end = self._done = 0  # of the epoch: first step, end, and steps taken before a resume
-        self._unread: Unread | None = None
+        self._unread: Outcome | None = None
         self._is_late = member.world.device.type != "cpu"  # read outcomes one step late, so that the host does not wait
         self.losses = Losses(torch.zeros(()), torch.zeros(()))
         """The mean losses of the last step over the whole batch; 0 on a rank that only attacks."""
@@ -206,17 +204,15 @@ class TeamMethod:
         self._settle()
         self._member.drain()
 
-    def _settled(self, unread: Unread) -> Losses:
+    def _settled(self, outcome: Outcome) -> Losses:
         """Update the running statistics after a step whose outcome is finite; on a GPU that of the one before is."""
         if self._is_late:
             self._settle()
-            self._unread = unread
-        else:
-            unread.read()
-        if self.step % _COMPARED == 0:
-            self._member.check_weights(self.step)
+        self._unread = outcome
+        if not self._is_late:
+            self._settle()
         update_running_stats(self._model)
-        self.losses = unread.losses
+        self.losses = outcome.losses
         return self.losses
 
     def _settle(self) -> None:
@@ -238,3 +234,46 @@ class TeamMethod:
             wanted = f"{member.place.chunks} chunks of {self._chunk_size} images"
             raise ValueError(f"{who} needs batches of {wanted}: take the batches from team.sampler")
         return batch
+
+
+class TeamSampler(Sampler[list[int]]):
+    """Yields the indices of the images that one rank sees in each step.
+
+    The order of an epoch depends only on the seed and the epoch, so results do not depend on the layout. The images
+    that do not fill the last batch are left out, different ones in each epoch.
+
+    Args:
+        data: the data set, of which only the length is used.
+        batch_size: images per step, over all ranks.
+        own: which images of a batch this rank sees.
+        seed: the seed of the order.
+        shuffle: False: keep the order of the data set.
+    """
+
+    def __init__(self, data: Sized, batch_size: int, own: slice, seed: int, shuffle: bool = True) -> None:
+        if len(data) < batch_size:
+            raise ValueError(f"{len(data)} images do not fill a batch of {batch_size}: take a smaller batch")
+        self._size, self._batch_size, self._own = len(data), batch_size, own
+        self._seed, self._shuffle = seed, shuffle
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Set the epoch, which decides the order, as in PyTorch's DistributedSampler.
+
+        Args:
+            epoch: the number of the epoch.
+            start: the first batch to yield, to resume in the middle of an epoch.
+        """
+        self._epoch, self._start = epoch, start
+
+    def __len__(self) -> int:
+        return max(0, self._size // self._batch_size - self._start)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.arange(self._size)
+        if self._shuffle:
+            # No epoch of one seed has the order of an epoch of another, for seeds below 2**31. PyTorch takes 63 bits.
+            generator = torch.Generator().manual_seed(((self._seed << 32) + self._epoch) % 2**63)
+            order = torch.randperm(self._size, generator=generator)
+        for batch in order.split(self._batch_size)[self._start : self._start + len(self)]:
+            yield batch[self._own].tolist()

@@ -30,8 +30,7 @@ from conadv.machine import usable_cores
 from conadv.optim import build_optimizer
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
 from conadv.optim.signal import SignalToNoise
-from conadv.ranks.choose import choose_layout
-from conadv.ranks.layout import Layout
+from conadv.ranks.layout import Layout, choose_layout
 from conadv.ranks.mail import Wire
 from conadv.ranks.member import Member
 from conadv.ranks.world import World

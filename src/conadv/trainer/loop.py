@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from conadv.core.branches import split_layers
 from conadv.core.splitbn import update_running_stats
-from conadv.ranks.member import Outcome, StepError, Unread
+from conadv.ranks.member import Outcome, StepError
 from conadv.sinks import Sink
 from conadv.wrappers import span
 
@@ -29,9 +29,6 @@ from .checkpoint import CheckpointSaver, gather
 from .evaluation import RobustTest, evaluate_task
 from .profiling import Recording, profiled
 from .stop import StopRequest
-
-# Steps between two comparisons of the weights of the ranks; they are compared before each checkpoint, too.
-COMPARED = 100
 
 
 @dataclass
@@ -57,16 +54,16 @@ def run(
     with closing(profiled(job.feed(progress.step), recording)) as feed:
         for now, ahead in feed:
             job.begin_step(progress.step)
-            unread = job.member.step(now, ahead, request.signal or 0)
+            outcome = job.member.step(now, ahead, request.signal or 0)
             if job.method.step == progress.step:  # a rank that only attacks hears that the others have stopped
-                outcomes.signal = unread.read().signal
+                outcomes.signal = outcome.read().signal
                 break
             outcomes.log()  # of the step before
             rate = job.rate(progress.step)
             with span("update"):
                 _update(job, progress.step, rate)
             progress.seconds = time.monotonic() - began
-            outcomes.add(progress.step, rate, progress.seconds, unread)
+            outcomes.add(progress.step, rate, progress.seconds, outcome)
             progress.step += 1
             if saver is not None:
                 saver.check()
@@ -77,8 +74,6 @@ def run(
             if not job.late or saves or evaluates or outcomes.signal:
                 outcomes.read()  # an error ends the run before such weights are evaluated or saved
                 outcomes.log(evaluate(job) if evaluates else {})
-            if progress.step % COMPARED == 0:
-                job.member.check_weights(progress.step)
             if outcomes.signal:
                 break
             if saves:
@@ -114,15 +109,15 @@ class _Outcomes:
     def __init__(self, job: Job, sinks: Sequence[Sink]) -> None:
         self._job, self._sinks = job, sinks
         self._last: tuple[int, dict[str, float], float] | None = None  # not logged yet
-        self._unread: Unread | None = None
-        self._outcome = Outcome()
+        self._unread: Outcome | None = None
+        self._outcome: Outcome | None = None
         self.signal = 0
         """The signal that asked some rank to stop; 0: none did."""
 
-    def add(self, step: int, rate: float, seconds: float, unread: Unread) -> None:
+    def add(self, step: int, rate: float, seconds: float, outcome: Outcome) -> None:
         """Add a step; the one before is logged already."""
         pool = {} if self._job.pool is None else self._job.pool.metrics()
-        self._last, self._unread = (step, {"lr": rate, **pool}, seconds), unread
+        self._last, self._unread = (step, {"lr": rate, **pool}, seconds), outcome
 
     def read(self) -> None:
         """Wait for the outcome of the last step, the same on all ranks; every rank must call this.
@@ -150,6 +145,7 @@ class _Outcomes:
             return
         (step, known, seconds), self._last = self._last, None
         outcome, weight = self._outcome, self._job.adv_weight(step)
+        assert outcome is not None
         metrics = {
             "epoch": (step + 1) / self._job.stream.steps_per_epoch,
             "lr": known.pop("lr"),
