@@ -24,7 +24,6 @@ TOGETHER = [(size, None) for size in (2, 3, 6)]
 ATTACKED = [
     *TOGETHER,
     *((size, layout) for layout in ("clean+adv | attack", "clean | adv+attack") for size in (2, 4, 6)),
-    (2, "adv | clean+attack"),
     (3, "clean | adv | attack"),
     (6, "clean | adv | attack"),
     (6, "attack | clean | adv"),
@@ -159,7 +158,6 @@ UNEVEN_ALL = [
     *(("conadv", delay, "2 clean | 2 adv | attack", 5, in_lane, 1) for delay in (0, 1, 2, 3) for in_lane in (2, 8)),
     *(("conadv", delay, "2 clean+adv | attack", size, 2, 1) for delay in (0, 1, 2, 3) for size in (3, 6)),
     *(("conadv", delay, "2 clean+adv | attack", 6, 8, 0.5) for delay in (0, 3)),
-    *(("conadv", delay, "2 clean+attack | adv", 3, 4, 1) for delay in (0, 2)),
     ("conadv", 1, "4 clean | adv | attack", 6, 8, 0.25),
     ("conadv", 2, "clean+adv | 2 attack", 3, 4, 0.5),
     ("recycled", 1, "4 clean | adv", 5, 8, 0.25),

@@ -51,7 +51,6 @@ LAYOUTS = {
 SPLIT = [
     (2, "clean+adv | attack"),
     (2, "clean | adv+attack"),
-    (2, "adv | clean+attack"),
     (3, "clean | adv | attack"),
     (6, "attack | clean | adv"),
 ]

@@ -13,7 +13,6 @@ ATTACKED = [
     (2, "clean+adv | attack"),
     (4, "attack | clean+adv"),
     (2, "clean | adv+attack"),
-    (2, "clean+attack | adv"),
     (3, "clean | adv | attack"),
     (6, "attack | adv | clean"),
 ]
@@ -67,7 +66,6 @@ UNEVEN = [
     ("conadv", 6, "2 clean+adv | attack", 4),
     ("conadv", 4, "attack | 3 adv+clean", 3),
     ("conadv", 4, "clean+adv | 3 attack", 3),
-    ("conadv", 3, "2 clean+attack | adv", 2),
     ("recycled", 5, "4 clean | adv", 4),
     ("recycled", 6, "2 clean | adv", 2),
     ("recycled", 3, "clean | 2 adv", 4),

@@ -111,10 +111,9 @@ class ConAdv(WithTwins):
         t, role, weight = self._step.t, self._step.place.role, self.adv_weight
         if Role.CLEAN in role and weight < 1:
             yield from self._step.clean(chunk, 1 - weight)  # "L(θ_t; x_i, y_i) using main BN"
-        if role & (Role.ADV | Role.ATTACK) and self._step.has_twin(t, k):
+        if Role.ADV in role and self._step.has_twin(t, k):
             twin = self.twins.take(t, k, chunk)  # x̂(θ_{t-τ})
-            if Role.ADV in role:  # "L(θ_t; x̂_i(θ_{t-τ}), y_i) using adv BN"
-                yield from self._step.adversarial(twin, k, weight)
+            yield from self._step.adversarial(twin, k, weight)  # "L(θ_t; x̂_i(θ_{t-τ}), y_i) using adv BN"
 
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
         """The second loop ("obtain adv examples"). `twins` decides when: `Local` calls it with θ_{t-τ} in the model."""

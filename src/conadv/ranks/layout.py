@@ -150,14 +150,6 @@ class Layout:
         """Return the duty that generates twins: the attack or, without one, the clean backward pass."""
         return Role.ATTACK if Role.ATTACK in self.duties else Role.CLEAN
 
-    def ahead(self, delay: int) -> int:
-        """Return how many steps twins are generated before their use: 0 if the rank that attacks also learns.
-
-        Such a rank has nothing to overlap with. It attacks a batch in the step that learns from it, with the weights of
-        `delay` steps ago.
-        """
-        return 0 if any(Role.ATTACK in role and role != Role.ATTACK for role in self.roles) else delay
-
     @property
     def hands_over(self) -> bool:
         """Whether twins are sent between ranks: not if the rank that generates them also learns from them."""
@@ -261,7 +253,13 @@ def _parse(text: str, duties: Role | None) -> list[tuple[int, Role]]:
             )
         if listed.count(duty) > 1:
             raise ValueError(f'layout {text!r} has {_name(duty)} twice: for several ranks write a count, "2 clean"')
-    return [(count, reduce(or_, some)) for count, some in groups]
+    roles = [(count, reduce(or_, some)) for count, some in groups]
+    if any(role == Role.CLEAN | Role.ATTACK for _, role in roles):
+        raise ValueError(
+            f"layout {text!r} sends twins from clean+attack ranks: let the ranks that learn from twins attack, with as "
+            'much work and no messages ("clean | adv+attack")'
+        )
+    return roles
 
 
 def _write(groups: list[tuple[int, Role]]) -> str:

@@ -140,8 +140,6 @@ class Post:
 
     def __init__(self, layout: Layout, world: World, method: Method, chunks: int, wire: Wire | None) -> None:
         self.wire = wire
-        self.ahead = layout.ahead(method.delay)
-        """Steps between generating a twin and learning from it."""
         self.box = Mailbox(world, exists=layout.hands_over)
         self._place = method._step.place
         self._layout, self._method, self._chunks = layout, method, chunks
@@ -175,13 +173,13 @@ class Post:
 
 
 class Mail(Local):
-    """The twins of `ConAdv` on a rank that learns: sent by others, or else evaluated here."""
+    """The twins of `ConAdv` on a rank that learns from them: sent by others, or else evaluated here."""
 
     def __init__(self, model: nn.Module, method: ConAdv, post: Post) -> None:
         super().__init__(model, method.delay, method.twin)
         self._post = post
         self._end = 0  # the first batch that no rank attacks ahead
-        self._updates: deque[int] = deque(maxlen=post.ahead + 1)  # updates of the weights before each of the last steps
+        self._updates: deque[int] = deque(maxlen=method.delay + 1)  # of the weights, before each of the last steps
 
     def open(self, end: int) -> None:
         """Begin an epoch, or a run: all batches before `end` come, of which others attack all but the first."""
@@ -192,17 +190,13 @@ class Mail(Local):
         super().begin(t, None)
         before = self._updates[-1] if self._updates else 0
         self._updates.append(before + (not self.same_update))
-        if self._post.learns and t + self._post.ahead < self._end:
-            self._post.expect(t + self._post.ahead)
+        if t + self._delay < self._end:
+            self._post.expect(t + self._delay)
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
-        if not self._post.learns:  # another rank does
-            twin = super().take(t, k, chunk)
-            self._post.send(t, k, twin.images)
-            return twin
         images = self._post.take(t, k)
         # Where a loop leaves out an update, they are of other weights than one process takes.
-        if images is None or self._updates[-1] - self._updates[0] != self._post.ahead:
+        if images is None or self._updates[-1] - self._updates[0] != self._delay:
             return self._post.format.received(super().take(t, k, chunk))
         return Batch(images, chunk.labels, extra=chunk.extra)
 
@@ -260,20 +254,20 @@ class Passed(LeftTwins):
 class Weights:
     """Sends the weights of each step to ranks that only attack, without waiting, or receives them there.
 
-    Such a rank may fall behind by `ahead`: as many steps as pass until its twins are needed.
+    Such a rank may fall behind by `delay`: as many steps as pass until its twins are needed.
     """
 
-    def __init__(self, layout: Layout, world: World, model: nn.Module, ahead: int) -> None:
+    def __init__(self, layout: Layout, world: World, model: nn.Module, delay: int) -> None:
         followers = layout.followers()
         self._source = followers.get(world.rank, 0)
         self._targets = [rank for rank, source in followers.items() if source == world.rank]
-        self._model, self._ahead = model, ahead
+        self._model, self._delay = model, delay
         self.box = Mailbox(world, exists=bool(followers))
 
     def send(self, step: int, note: int = 0) -> None:
         """Send the current weights; `note`: not 0 if the run stops, by this signal, and no step follows."""
         if self._targets:
-            self.box.forget(before=step - self._ahead)  # twins with older weights were learnt from
+            self.box.forget(before=step - self._delay)  # twins with older weights were learnt from
             weights = flat([*self._model.parameters(), *self._model.buffers()])
             message = torch.cat([weights, weights.new_full((1,), note)])
             for target in self._targets:

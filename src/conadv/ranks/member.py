@@ -138,9 +138,7 @@ class Member:
         self._step = method._step
         self._step.join(self.place)
         self.post = Post(layout, world, method, chunks, wire)
-        ahead = layout.ahead(method.delay)
-        self.weights = Weights(layout, world, self._model, ahead)
-        self.reads_ahead = ahead if self.only_attacks else 0
+        self.weights = Weights(layout, world, self._model, method.delay)
         self._statistics = pending_statistics(model)
         self._own_totals: list[Tensor] = []  # of the gradients of this rank, by bucket
         self._learners: dist.ProcessGroup | None = None
@@ -164,7 +162,7 @@ class Member:
         twins = self.method.twins
         if self.only_attacks:
             self.post.box.drain()
-            ahead = chain(islice(batches, self.reads_ahead, None), repeat(None))
+            ahead = chain(islice(batches, self.method.delay, None), repeat(None))
             yield from ((None, batch) for batch in islice(ahead, end - self.method.step))
         elif isinstance(twins, Pool):  # reads the chunks of a batch before its step, too
             yield from self.method.feed(Chunked(batch.count, list(batch.chunks)) for batch in batches)
@@ -315,7 +313,7 @@ class Member:
     def _route_twins(self) -> None:
         """Take twins from other ranks, or send them there; ranks without twins keep no stale weights for them."""
         method, hands_over, role = self.method, self.layout.hands_over, self.place.role
-        if isinstance(method, ConAdv) and role in (Role.CLEAN, Role.ATTACK):
+        if isinstance(method, ConAdv) and Role.ADV not in role:
             if not self.world.is_main:  # whose state has stale weights
                 method.twins = Twins()
         elif isinstance(method, ConAdv) and hands_over:
@@ -329,7 +327,7 @@ class Member:
         assert isinstance(method, ConAdv)
         note = self.weights.receive()
         if not note:
-            t = step.t + self.post.ahead
+            t = step.t + method.delay
             for k, chunk in enumerate([] if ahead is None else step.chunks(step.batch(ahead))):
                 if step.has_twin(t, k):
                     self.post.send(t, k, method.twin(t, k, chunk).images)
