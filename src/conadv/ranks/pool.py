@@ -263,8 +263,8 @@ class Pool(Twins, AbstractContextManager[Any]):
         self._in_time.append(in_time)
         if len(self._in_time) == _RECENT and 2 * sum(self._in_time) < _RECENT:
             self._tell_once(
-                f"of the last {_RECENT} twins, attackers delivered {sum(self._in_time)} in time: they are slower than "
-                "this process; start more, raise delay, or let a step wait longer for them (wait=SECONDS)"
+                f"attackers delivered less than half of the last {_RECENT} twins in time: they are too slow; start "
+                "more, raise delay, or let a step wait longer for them (wait=SECONDS)"
             )
 
     def _evaluate_here(self, t: int, k: int, chunk: Batch) -> Batch:
