@@ -72,20 +72,11 @@ class Pool:
         with store() as port:
             return self._run(task, arguments, [environment(rank, size, port) for rank in range(size)])
 
-    def run_twice(self, size: int, task: Callable[..., Any], *arguments: Any, counts: Sequence[int] = (0, 1)) -> Any:
-        """What `task(*arguments)` returns on each rank before and after torchrun has started the ranks again.
-
-        `counts`: what rank 0's agent counts each time; those of other nodes count 0 and 1.
-        """
+    def run_twice(self, size: int, task: Callable[..., Any], *arguments: Any) -> list[list[Any]]:
+        """What `task(*arguments)` returns on each rank, before and after a restart that rank 0's agent did not count."""
         with store() as port:
-            return [
-                self._run(task, arguments, [environment(0, size, port, counts[n]), *self._others(size, port, n)])
-                for n in (0, 1)
-            ]
-
-    @staticmethod
-    def _others(size: int, port: int, restart: int) -> list[dict[str, str]]:
-        return [environment(rank, size, port, restart) for rank in range(1, size)]
+            attempts = [[environment(rank, size, port, n if rank else 0) for rank in range(size)] for n in (0, 1)]
+            return [self._run(task, arguments, environments) for environments in attempts]
 
     def _run(self, task: Callable[..., Any], arguments: Sequence[Any], environments: list[dict[str, str]]) -> list[Any]:
         self._task += 1
@@ -245,7 +236,7 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
         write = checkpoint.write_checkpoint
         checkpoint.write_checkpoint = lambda *arguments: (time.sleep(float(settings["SLOW_SAVE"])), write(*arguments))
     if "ENDLESS_LISTING" in settings:
-        build.open_data = lambda *_, **__: _list_endlessly()
+        build.open_data = lambda *_, share=None, **__: share(_list_endlessly) if share else _list_endlessly()
     if settings.get("STOP_RANK") == settings["RANK"]:
         kept = dist.TCPStore("127.0.0.1", int(settings["MASTER_PORT"]), is_master=True, wait_for_workers=False)
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -176,7 +176,7 @@ def test_two_nodes_on_one_machine(launch, run, tmp_path):
 
 def test_a_restart_that_only_another_node_counted_goes_on_in_the_folder(run, pool, tmp_path):
     fields = {"layout": "clean | adv+attack", "checkpoint.every": 1}
-    stopped, finished = pool.run_twice(2, tasks.train_in_two_parts, str(run), fields, 3, counts=(0, 0))
+    stopped, finished = pool.run_twice(2, tasks.train_in_two_parts, str(run), fields, 3)
     assert (stopped, finished) == ([143, 143], [0, 0])
     whole = tmp_path / "whole"
     assert pool.run(2, tasks.train, str(whole), False, fields) == [0] * 2
