@@ -73,7 +73,7 @@ class Pool:
             return self._run(task, arguments, [environment(rank, size, port) for rank in range(size)])
 
     def run_twice(self, size: int, task: Callable[..., Any], *arguments: Any) -> list[list[Any]]:
-        """What `task(*arguments)` returns on each rank, before and after a restart that rank 0's agent did not count."""
+        """What `task(*arguments)` returns before and after a restart that the agent of rank 0 did not count."""
         with store() as port:
             attempts = [[environment(rank, size, port, n if rank else 0) for rank in range(size)] for n in (0, 1)]
             return [self._run(task, arguments, environments) for environments in attempts]
