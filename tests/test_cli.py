@@ -125,24 +125,24 @@ def test_values_may_begin_with_a_hyphen(commands, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "compiled"),
+    ("words", "on"),
     [
-        ("digits --compile --run x", True),
-        ("--compile digits --run x", True),
-        ("digits --run x --compile", True),
-        ("digits --compile true --run x", True),
-        ("digits --compile=true --run x", True),
-        ("digits --compile FALSE --run x", False),
-        ("digits --compile=false --run x", False),
-        ("digits --no-compile --run x", False),
-        ("--no-compile digits --run x", False),
+        ("digits --deterministic --run x", True),
+        ("--deterministic digits --run x", True),
+        ("digits --run x --deterministic", True),
+        ("digits --deterministic true --run x", True),
+        ("digits --deterministic=true --run x", True),
+        ("digits --deterministic FALSE --run x", False),
+        ("digits --deterministic=false --run x", False),
+        ("digits --no-deterministic --run x", False),
+        ("--no-deterministic digits --run x", False),
     ],
 )
-def test_a_boolean_flag_needs_no_value(words, compiled, commands, tmp_path):
+def test_a_boolean_flag_needs_no_value(words, on, commands, tmp_path):
     mine = tmp_path / "mine.toml"
-    mine.write_text(f"compile = {str(not compiled).lower()}\n")
+    mine.write_text(f"deterministic = {str(not on).lower()}\n")
     assert cli.main(["train", *words.replace("digits", str(mine)).split()]) == 0
-    assert commands.calls == [("train_recipe", Recipe(compile=compiled), Path("x"), None, False)]
+    assert commands.calls == [("train_recipe", Recipe(deterministic=on), Path("x"), None, False)]
 
 
 @pytest.mark.parametrize("key", [key for key, value in FIELDS.items() if value is False and key != "pretrained"])
@@ -159,7 +159,7 @@ def test_switches_of_a_command_take_true_and_false_too(commands, run):
 
 
 def test_words_after_two_hyphens_are_not_flags(commands, capsys):
-    assert "recipe '--compile': no such file" in refusal(capsys, "train", "--seed", "1", "--", "--compile")
+    assert "recipe '--deterministic': no such file" in refusal(capsys, "train", "--seed", "1", "--", "--deterministic")
 
 
 @pytest.mark.parametrize(
@@ -202,10 +202,10 @@ def test_pretrained_takes_a_file_or_nothing(words, pretrained, commands, tmp_pat
         ("train --delay --seed 3", "--delay requires an argument"),
         ("train --seed=", "--seed: '' is not a whole number"),
         ("train --seed 1 --seed 2", "--seed specified multiple times"),
-        ("train --compile --no-compile", "compile specified multiple times"),
-        ("train --compil", "Did you mean --compile?"),
-        ("train digits --compile yes", "unexpected argument 'yes'"),
-        ("train digits --compile=2", "--compile"),
+        ("train --deterministic --no-deterministic", "deterministic specified multiple times"),
+        ("train --determinstic", "Did you mean --deterministic?"),
+        ("train digits --deterministic yes", "unexpected argument 'yes'"),
+        ("train digits --deterministic=2", "--deterministic"),
         ("train --batch-size 200", "larger than the 100 training images"),
         ("train --method conadw", 'Did you mean "conadv"?'),
         ("train digits more", "unexpected argument 'more'. See conadv train --help"),

@@ -24,9 +24,9 @@ from conadv.config import (
     load_recipe,
     override,
     recipe_of_run,
-    sealed,
 )
 from conadv.config.advice import ADVICE
+from conadv.optim import OPTIMIZERS, RATES
 
 DEFAULTS = flatten(Recipe())
 KEYS = list(DEFAULTS)
@@ -67,13 +67,20 @@ def test_a_recipe_keeps_its_chunk_size_unless_it_does_not_divide_another_batch(c
     assert load_recipe("digits", {"data.train_size": 200, **changes}).chunk_size == expected
 
 
-def test_defaults_are_the_papers_for_photographs():
+def test_defaults_are_for_images_of_your_own():
     recipe = Recipe()
     assert (recipe.method, recipe.delay, recipe.epochs, recipe.chunk_size) == ("conadv", 1, 90, 0)
     assert (recipe.attack.epsilon, recipe.attack.random_start, recipe.label_smoothing) == (4 / 255, 0.8, 0.1)
-    assert (recipe.optimizer.name, recipe.optimizer.momentum, recipe.optimizer.weight_decay) == ("lars", 0.9, 5e-4)
+    assert (recipe.optimizer.name, recipe.optimizer.lr, recipe.optimizer.weight_decay) == ("muon", 0.02, 5e-4)
     assert (recipe.schedule.decay, recipe.schedule.power) == ("poly", 2)
     assert (recipe.model, recipe.data.augment, recipe.data.train_size) == ("auto", "auto", None)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer_brings_its_rate(name):
+    rate = 10.0 if name == "lars" else RATES[name]  # that of the recipe stays with its optimizer
+    assert load_recipe("digits", {"optimizer.name": name}).optimizer.lr == rate
+    assert load_recipe("digits", {"optimizer.name": name, "optimizer.lr": 3}).optimizer.lr == 3
 
 
 def test_own_data_without_a_recipe_takes_the_defaults_and_nothing_from_the_digits():
@@ -95,9 +102,9 @@ def test_digits_is_the_regime_in_which_the_effect_shows():
 
 def test_values_have_the_type_of_their_field():
     recipe = load_recipe(
-        "digits", {"optimizer.lr": 35, "log": "tensorboard,wandb", "compile": "TRUE", "pretrained": True}
+        "digits", {"optimizer.lr": 35, "log": "tensorboard,wandb", "deterministic": "TRUE", "pretrained": True}
     )
-    assert (type(recipe.optimizer.lr), recipe.compile, recipe.pretrained) == (float, True, True)
+    assert (type(recipe.optimizer.lr), recipe.deterministic, recipe.pretrained) == (float, True, True)
     assert recipe.log == ("tensorboard", "wandb") == load_recipe("digits", {"log": ["tensorboard", "wandb"]}).log
     assert load_recipe("digits", {"pretrained": "a.safetensors"}).pretrained == "a.safetensors"
     assert load_recipe("digits", {"precision": "bf16"}).precision == "bfloat16"
@@ -374,7 +381,7 @@ def test_own_data_takes_nothing_from_the_digits(tmp_path):
 
 
 def run_folder(folder: Path, recipe: Recipe) -> Path:
-    text = sealed(dump_recipe(recipe, "conadv 0\ntorch 1"))
+    text = dump_recipe(recipe, "conadv 0\ntorch 1")
     (folder / "config.toml").write_text(text, encoding="utf-8")
     return folder
 
@@ -414,19 +421,6 @@ def test_a_run_of_version_0_2_names_a_field_that_left_and_what_to_do(tmp_path):
     assert "eval_train" in message
     assert ADVICE["eval_train"] in message
     assert "start a new run" in message
-
-
-def test_a_recipe_of_a_run_that_was_changed_or_cut_off_is_refused(tmp_path):
-    path = run_folder(tmp_path, Recipe()) / "config.toml"
-    text = path.read_text(encoding="utf-8")
-    for place in (0, 12, 80, 200, -3):
-        letters = list(text)
-        letters[place] = "0" if letters[place] != "0" else "1"
-        path.write_text("".join(letters), encoding="utf-8")
-        assert re.search("damaged or was edited|recipe '", refusal(recipe_of_run, tmp_path))
-    for length in (*range(0, 12, 3), *range(12, len(text), 200), len(text) - 1):
-        path.write_text(text[:length], encoding="utf-8")
-        assert re.search("damaged or was edited|recipe '", refusal(recipe_of_run, tmp_path))
 
 
 def test_a_folder_that_is_no_run_says_so(tmp_path):

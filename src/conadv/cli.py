@@ -206,9 +206,10 @@ def predict(
     top: Annotated[int, number(gte=1, lte=10**6)] = 5,
     model: OptionalText = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Print the most likely classes of images, with their probabilities.
 
+    A file that cannot be read is reported, and the exit status is then 1.
     For example: conadv predict runs/photos-conadv-001 cat.jpg more/
 
     Args:
@@ -219,12 +220,16 @@ def predict(
     """
     from conadv.trainer import trained
 
+    predictions, problems = trained.predict(source, images, top, model)
     if json:
-        report_result(lambda: trained.predict(source, images, top, model), as_json=True)
-        return
-    for path, classes in trained.predict(source, images, top, model).items():
-        shares = (f"{one['class']} {100 * one['probability']:.1f} %" for one in classes)
-        print(" ".join(f"{path}  {', '.join(shares)}".splitlines()))
+        report_result(lambda: predictions, as_json=True)
+    else:
+        for path, classes in predictions.items():
+            shares = (f"{one['class']} {100 * one['probability']:.1f} %" for one in classes)
+            print(" ".join(f"{path}  {', '.join(shares)}".splitlines()))
+    for problem in problems:
+        say(f"error: {problem}")
+    return 1 if problems else 0
 
 
 def inspect_data(path: Path, /, *, json: Json = False) -> None:
@@ -256,7 +261,7 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Join a flag and true, false or a safetensors file after it: --compile and --pretrained need no value."""
+    """Join a flag and true, false or a safetensors file after it: --deterministic and --pretrained need no value."""
     joined: list[str] = []
     for word in words:
         before = joined[-1] if joined else ""

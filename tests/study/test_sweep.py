@@ -248,14 +248,16 @@ def test_results_of_a_version_with_other_fields_count_unless_the_study_sets_them
 ) -> None:
     def make_older(line: dict[str, Any]) -> None:
         line["values"].update(diagnose=0, gone=7)
-        del line["values"]["compile"], line["commit"]
+        del line["values"]["deterministic"], line["commit"]
 
     rewrite_lines(copied, make_older)
     assert sweep(seeds(tmp_path, 1, 2), copied) == 0
     assert starts(fake_train) == []
     assert [result.commit for result in read_results(copied)] == [None, None]
     capsys.readouterr()
-    assert sweep(seeds(tmp_path, 1, 2, base="compile = true"), copied) == 2  # other cells; the lines would be lost
+    assert (
+        sweep(seeds(tmp_path, 1, 2, base="deterministic = true"), copied) == 2
+    )  # other cells; the lines would be lost
     rewrite_lines(copied, lambda line: line["overrides"].update(gone="7"))
     assert sweep(seeds(tmp_path, 1, 2), copied) == 2
     assert capsys.readouterr().err.count("finished cells without a run folder") == 2

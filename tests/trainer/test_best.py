@@ -39,7 +39,7 @@ def test_it_keeps_the_weights_of_the_best_evaluation_and_warns_once_of_a_collaps
         best.log(10 * number + 1, {"loss": 1.0})
         assert len(said) == (number >= 4), "below half of the best"
     assert weight_of(tmp_path) == 1
-    assert read_best(tmp_path / BEST)[0] == {"step": 10, METRIC: 40.0}
+    assert read_best(tmp_path / BEST).about == {"step": 10, METRIC: 40.0, "format": 3}
     assert "fell from 40.0 % (step 10) to 19.0 %" in said[0]
     small_cnn().load_state_dict(safetensors.torch.load_file(tmp_path / BEST))  # of the plain model
 

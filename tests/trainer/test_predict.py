@@ -128,6 +128,17 @@ def test_mistakes_are_one_line(words, problem, run, capsys, monkeypatch):
     assert told.out == "" and told.err.count("\n") == 1 and problem in told.err
 
 
+def test_a_damaged_file_is_reported_and_the_others_are_predicted(run, capsys, tmp_path):
+    image = (run.parent / "images" / "0.png").read_bytes()
+    for name, data in (("a.png", image), ("b.png", image[:40]), ("c.png", image)):
+        (tmp_path / name).write_bytes(data)
+    for more in ([], ["--json"]):
+        assert cli.main(["predict", str(run), str(tmp_path), *MODEL, *more]) == 1
+        told = capsys.readouterr()
+        assert "a.png" in told.out and "c.png" in told.out and "b.png" not in told.out
+        assert told.err.startswith(f"error: {tmp_path / 'b.png'}") and told.err.count("\n") == 1
+
+
 def test_an_exported_program_needs_no_library_and_takes_any_number_of_images(run, tmp_path, capfd):
     """That of PyTorch in the precision of the run, and ONNX in float32, by another runtime."""
     for name, form in (("model.pt2", "torch-export"), ("model.onnx", "onnx")):

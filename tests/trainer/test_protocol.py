@@ -72,8 +72,8 @@ def plain_losses(method: str, half: int, steps: int) -> list[float]:
     recipe = tiny.recipe(method=method, epochs=6, adv_weight=0.25, twin_branch="main")
     device = torch.device("cpu")
     task = build_task(recipe, device, trains=True)
-    stream = build_stream(recipe, task)
-    job = build_job(recipe, task, stream, check_fit(recipe, 1), World(0, 1, device), start=0)
+    stream = build_stream(task)
+    job = build_job(task, stream, check_fit(recipe, 1), World(0, 1, device), start=0)
     attack = PGD(
         recipe.attack.epsilon,
         recipe.attack.step_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -14,13 +15,7 @@ from torch.optim import Optimizer
 from conadv.core.splitbn import split_batchnorm
 from conadv.core.twins import StaleWeights
 from conadv.optim import OPTIMIZERS, build_optimizer
-from conadv.trainer.checkpoint import (
-    check_tensors,
-    fill_state,
-    gather,
-    restore,
-    stale_versions,
-)
+from conadv.trainer.checkpoint import Checkpoint, check_tensors, gather, restore, stale_versions
 
 SETTINGS = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.9}
 
@@ -56,9 +51,8 @@ def make(seed: int = 0, name: str = "lars") -> tuple[nn.Module, Optimizer]:
     return model, Odd(model.parameters()) if name == "odd" else build_optimizer(model, {"name": name, **SETTINGS})
 
 
-def check(tensors: dict[str, Tensor], delay: int, name: str = "lars") -> None:
-    model, optimizer = make(seed=7, name=name)
-    check_tensors(tensors, model, optimizer, delay)
+def check(tensors: dict[str, Tensor], delay: int) -> None:
+    check_tensors(tensors, make(seed=7)[0], delay)
 
 
 def take_step(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
@@ -79,26 +73,25 @@ def trained(steps: int, delay: int, name: str = "lars") -> tuple[nn.Module, Opti
 @pytest.mark.parametrize("delay", [0, 1, 3])
 @pytest.mark.parametrize("name", EVERY)
 def test_everything_comes_back_as_it_was(name, delay):
-    check(gather(*trained(0, delay, name)), delay, name)  # without optimizer state
     run = trained(4, delay, name)
     gathered = gather(*run)
     # As a file has it, so that nothing comes back that was not written.
-    tensors = safetensors.torch.load(safetensors.torch.save(gathered))
-    check(tensors, delay, name)
+    tensors = safetensors.torch.load(safetensors.torch.save(gathered.tensors))
+    check(tensors, delay)
     model, optimizer = make(seed=1, name=name)
     other = (model, optimizer, StaleWeights(model, delay))
-    restore(tensors, *other)
+    restore(Checkpoint(tensors, json.loads(json.dumps(gathered.about))), *other)
     for mine, theirs in zip(run[0].parameters(), model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
         assert_same_state(run[1].state[mine], optimizer.state[theirs])
     for _ in range(2):
-        after = [gather(*run), gather(*other)]
+        after = [gather(*run).tensors, gather(*other).tensors]
         assert after[0].keys() == after[1].keys()
         assert all(torch.equal(after[0][key], after[1][key]) for key in after[0])
         for trainee in (run, other):
             torch.manual_seed(9)
             take_step(*trainee)
-    assert all(torch.equal(gathered[key], tensors[key]) for key in tensors)  # it is a copy
+    assert all(torch.equal(gathered.tensors[key], tensors[key]) for key in tensors)  # it is a copy
 
 
 def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -113,31 +106,17 @@ def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_filling_the_state_of_an_optimizer_moves_nothing(name):
-    model, optimizer = make(name=name)
-    bias = model[0].bias
-    bias.grad = torch.ones(4)
-    before = copy.deepcopy(model.state_dict())
-    gradient = bias.grad
-    fill_state(optimizer)
-    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
-    assert bias.grad is gradient
-    assert torch.equal(gradient, torch.ones(4))
-    assert model[0].weight.grad is None
-
-
-@pytest.mark.parametrize("name", EVERY)
 def test_a_parameter_that_has_had_no_gradient_starts_afresh(name):
     model, optimizer = make(name=name)
     stale = StaleWeights(model, 0)
     torch.manual_seed(3)
     model[0].weight.grad = torch.rand_like(model[0].weight)
     optimizer.step()
-    tensors = gather(model, optimizer, stale)
-    assert {key.partition(":")[0] for key in tensors if key.startswith("optimizer.")} == {"optimizer.0.weight"}
-    check(tensors, 0, name)
+    state = gather(model, optimizer, stale)
+    assert {key.partition(":")[0] for key in state.tensors if key.startswith("optimizer.")} == {"optimizer.0.weight"}
+    check(state.tensors, 0)
     other, other_optimizer = make(seed=1, name=name)
-    restore(tensors, other, other_optimizer, StaleWeights(other, 0))
+    restore(state, other, other_optimizer, StaleWeights(other, 0))
     assert [parameter for parameter, state in other_optimizer.state.items() if state] == [other[0].weight]
 
 
@@ -156,7 +135,7 @@ def test_stale_weights_are_those_before_each_of_the_last_updates(steps):
     for _ in range(steps):
         before.append(copy.deepcopy(model.state_dict()))
         take_step(model, optimizer, stale)
-    kept = stale_versions(gather(model, optimizer, stale))
+    kept = stale_versions(gather(model, optimizer, stale).tensors)
     assert len(kept) == 2
     for version, expected in zip(kept, before[-2:], strict=True):
         assert version.keys() == expected.keys()
@@ -184,43 +163,18 @@ def test_the_model_is_lent_stale_weights_and_gets_its_own_back(delay):
 
 
 FOUR = torch.zeros(4)
-CHANGES = {
+CHANGES: dict[str, dict[str, Tensor | None]] = {
     "a stale version too many": {"stale.2.0.weight": FOUR},
     "a tensor too many": {"other": FOUR},
     "another shape": {"model.0.bias": torch.zeros(5)},
     "another type": {"model.0.bias": FOUR.double()},
-    "an optimizer of another shape": {"optimizer.0.bias:momentum_buffer": torch.zeros(5)},
-    "an optimizer of another type": {"optimizer.0.bias:momentum_buffer": FOUR.double()},
-    "an optimizer of another kind": {"optimizer.0.bias:exp_avg": FOUR},
-    "an optimizer of another model": {"optimizer.9.bias:x": FOUR},
-    "an optimizer of a buffer": {"optimizer.1.running_mean:x": FOUR},
-    "an optimizer of nothing": {"optimizer.0.bias": FOUR},
-}
-LACKS = {
-    "a tensor": ("model.0.weight", "lars"),
-    "a stale tensor": ("stale.1.0.weight", "lars"),
-    "half of AdamW": ("optimizer.0.bias:step", "adamw"),
-    "half of LAMB": ("optimizer.0.bias:exp_avg_sq", "lamb"),
-    "half of a strange optimizer": ("optimizer.0.bias:count", "odd"),
+    "a tensor less": {"model.0.weight": None},
+    "a stale tensor less": {"stale.1.0.weight": None},
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_state_of_another_model_is_refused(change):
-    with pytest.raises(ValueError, match="is of another model or optimizer: tensor"):
-        check({**gather(*trained(2, 2)), **change}, 2)
-
-
-@pytest.mark.parametrize(("missing", "name"), LACKS.values(), ids=LACKS)
-def test_a_state_that_lacks_something_is_refused(missing, name):
-    tensors = gather(*trained(2, 2, name))
-    check(tensors, 2, name)
-    del tensors[missing]
-    with pytest.raises(ValueError, match=f"tensor {missing} is missing"):
-        check(tensors, 2, name)
-
-
-@pytest.mark.parametrize(("name", "other"), [("lars", "adamw"), ("adamw", "lamb"), ("lamb", "adamw"), ("odd", "sgd")])
-def test_the_state_of_another_optimizer_is_refused(name, other):
-    with pytest.raises(ValueError, match="is of another model or optimizer: tensor optimizer"):
-        check(gather(*trained(2, 1, name)), 1, other)
+    changed = {**gather(*trained(2, 2)).tensors, **change}
+    with pytest.raises(ValueError, match="is of another model: tensor"):
+        check({name: tensor for name, tensor in changed.items() if tensor is not None}, 2)

@@ -10,12 +10,11 @@ from .files import (
     read_toml,
     recipe_names,
     recipe_of_run,
-    sealed,
 )
 from .recipe import AttackFields, CheckpointFields, Data, Optimizer, Recipe, Schedule, flag, flatten
 
 __all__ = [
     "RESUMABLE", "AttackFields", "CheckpointFields", "Data", "Optimizer", "Recipe", "Schedule", "check_run_folder",
     "dump_recipe", "find_recipe", "flag", "flatten", "load_recipe", "override", "read_toml", "recipe_names",
-    "recipe_of_run", "sealed",
+    "recipe_of_run",
 ]  # fmt: skip

@@ -29,6 +29,7 @@ ADVICE = {
     "optimizer.beta1": f"it is 0.9: {_OWN_LOOP}",
     "optimizer.beta2": f"it is 0.999: {_OWN_LOOP}",
     "optimizer.eps": f"it is 1e-6 for lamb, and 1e-8 for the others: {_OWN_LOOP}",
+    "compile": "drop it, or compile the model in your own loop (docs/own-loop.md, examples/compile_loop.py)",
     "checkpoint.minutes": "write checkpoint.every, in steps; a run that is stopped by SIGTERM saves one anyway",
     "data.classes": "drop it: synthetic data has 10 classes, and other data has its own",
     **dict.fromkeys(("data.mixup", "data.cutmix"), f"mixing left: {_OWN_LOOP}, whose loader may mix images"),

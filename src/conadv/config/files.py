@@ -10,7 +10,6 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,8 +31,6 @@ RESUMABLE = (
 
 # Recipes and studies have a few thousand bytes: an archive that is named by mistake is not read to its end.
 _LARGEST = 1_000_000
-# Before the digest of what follows, in the first line of a config.toml.
-_SEAL = "# sha256 "
 
 
 def recipe_names() -> list[str]:
@@ -87,7 +84,6 @@ def recipe_of_run(run: str | Path, overrides: Mapping[str, object] | None = None
 def check_resumable(run: str | Path, recipe: Recipe) -> None:
     """Refuse a recipe with which the run in a folder would not continue as it began."""
     path = check_run_folder(run)
-    _check_seal(path)
     before, after = flatten(_parse({}, _read(path), path)), flatten(recipe)
     changed = [flag(key) for key in after if after[key] != before[key] and key not in RESUMABLE]
     if changed:
@@ -95,11 +91,6 @@ def check_resumable(run: str | Path, recipe: Recipe) -> None:
             f"{', '.join(changed)} would change the results of the run {show(str(run))}: start a new run, or change "
             f"only {', '.join(map(flag, RESUMABLE))}"
         )
-
-
-def sealed(text: str) -> str:
-    """The text of a config.toml with its checksum as first line, so that damage and edits are detected."""
-    return f"{_SEAL}{sha256(text.encode()).hexdigest()}\n{text}"
 
 
 def dump_recipe(recipe: Recipe, header: str = "") -> str:
@@ -197,13 +188,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _below(values: Mapping[str, Any], changes: Mapping[str, Any], path: Path | None = None) -> dict[str, Any]:
-    """What a file or recipe says below these changes: nothing about a method, batch or data set that is replaced."""
+    """What a file or recipe says below changes: nothing about a method, optimizer or data set that is replaced."""
     gone = set(changes)
     changed = {key: str(value) for key, value in changes.items()}
     if changed.get("batch_size", "").isdecimal() and isinstance(values.get("chunk_size"), int) and values["chunk_size"]:
         gone |= {"chunk_size"} if int(changed["batch_size"]) % values["chunk_size"] else set()
     if changed.get("method", before := str(values.get("method", "conadv"))) != before:
         gone |= {"delay"}
+    if changed.get("optimizer.name", before := str(values.get("optimizer.name", "muon"))) != before:
+        gone |= {"optimizer.lr"}
     own_data = str(values.get("data.path", "none")) != "none"
     if changed.get("data.path", "none") != "none" and not own_data:
         gone |= {"data.name", "data.train_size"}
@@ -244,14 +237,3 @@ def _parse(changes: Mapping[str, Any], values: Mapping[str, Any], path: Path | N
         raise ValueError(one_line(str(error))) from None
     recipe: Recipe = bound.arguments.get("recipe", Recipe())
     return recipe
-
-
-def _check_seal(path: Path) -> None:
-    """Refuse a config.toml that was damaged or edited."""
-    text, tables = read_toml(path)
-    first, _, rest = text.partition("\n")
-    if text != sealed(rest) if first.startswith(_SEAL) else "method" not in tables:
-        raise ValueError(
-            f"{show(str(path))} is damaged or was edited after the run wrote it: restore it and pass changes as flags, "
-            "or remove its first line to accept it as it is"
-        )

@@ -1,6 +1,6 @@
 """A recipe: what a run is. The text under a field is what `conadv train --help` says about its flag.
 
-The defaults are for photographs: the paper's, or those of the authors' code where the paper has none for small batches.
+The defaults are for a few hundred or thousand images of your own; what the paper says about twins is the paper's.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 
 from conadv.catalog import METHODS
 from conadv.core.roles import Role
-from conadv.optim import OPTIMIZERS
+from conadv.optim import OPTIMIZERS, RATES
 
 from .fields import (
     BelowOne,
@@ -69,10 +69,11 @@ class AttackFields:
 class Optimizer:
     """The optimizer."""
 
-    name: Annotated[str, Parameter(choices=tuple(OPTIMIZERS))] = "lars"
+    name: Annotated[str, Parameter(choices=tuple(OPTIMIZERS))] = "muon"
     """LARS, SGD with momentum, AdamW, LAMB, or Muon (which takes AdamW for biases and normalization layers)."""
-    lr: NotNegative = 10.0
-    """Peak learning rate, reached after the warm-up."""
+    lr: Annotated[float, number(gte=0, lte=1e6), Parameter(show_default=False)] = None  # type: ignore[assignment]  # until __post_init__ asks the optimizer
+    """Peak learning rate, reached after the warm-up. Without it: 0.02 for muon and lamb, 0.1 for sgd, 0.001 for adamw,
+    10 for lars."""
     momentum: BelowOne = 0.9
     """lars, sgd and muon only: momentum."""
     weight_decay: NotNegative = 5e-4
@@ -80,6 +81,10 @@ class Optimizer:
     gsnr: Share = 0.0
     """Multiply each gradient by its signal-to-noise ratio over the chunks, relative to the mean of its tensor and at
     least this, at most 1 (VR-SGD, VR-LARS). On one rank. Its authors take 0.1. 0: off."""
+
+    def __post_init__(self) -> None:
+        if self.lr is None:
+            object.__setattr__(self, "lr", RATES.get(self.name, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,9 +229,6 @@ class Recipe:
     deterministic: Annotated[bool, switch("deterministic")] = False
     """Use only deterministic kernels, and no TF32 (float32 products with 10 bits of mantissa), which is slower on GPUs.
     CPU runs are deterministic without it."""
-    compile: Annotated[bool, switch("compile")] = False
-    """Compile forward and backward passes with torch.compile in the first two steps, which takes minutes for a large
-    network. Evaluation is not compiled."""
     label_smoothing: BelowOne = 0.1
     """Label smoothing: share of the label spread evenly over all classes."""
     clip_norm: NotNegative = 0.0

@@ -1,6 +1,6 @@
 """The optimizers by name. Loads no torch.
 
-A new optimizer is its own file, or a class of another library, and one row here.
+A new optimizer is its own file, or a class of another library, and one row in each table.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ OPTIMIZERS = {
     "lamb": "conadv.optim.lamb:Lamb",
     "muon": "conadv.optim.muon:Muon",
 }
+# Peak learning rates of recipes that have none. That of LARS is the authors' for batches below 16k.
+RATES = {"lars": 10.0, "sgd": 0.1, "adamw": 0.001, "lamb": 0.02, "muon": 0.02}
 
 
 def build_optimizer(model: Any, settings: Mapping[str, Any]) -> Any:

@@ -42,15 +42,13 @@ from conadv.task.libraries import LIBRARY, build_pretrained
 from conadv.task.models import build_model, check_output, fastest_memory
 from conadv.task.stream import Stream
 
-from .evaluation import RobustTest, TwinTest
-from .kernels import compile_model
+from .evaluation import TwinTest
 
 # Mean and standard deviation of ImageNet, for color images; others stay in [0, 1].
 _IMAGENET: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 # Images above this height and width, in pixels, are photographs: their network downsamples first.
 _SMALL = 64
 _KEPT = 1024  # MiB of decoded images that a rank keeps in memory
-_WATCH_STEPS = 10  # of PGD on held-out images: it runs during training
 _BATCH = 256  # images, unless a recipe says otherwise
 _LARGEST_CHUNK = 64  # images, as in the paper; a recipe may have more
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
@@ -60,6 +58,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.
 class Task:
     """A network, its data and its loss: everything that evaluation and export need."""
 
+    recipe: Recipe
+    """The recipe, with "auto" resolved."""
     model: nn.Module
     data: DataSet
     augment: Augmentation
@@ -67,14 +67,20 @@ class Task:
     device: torch.device
     workers: int
     """Threads that prepare images."""
-    autocast: torch.dtype | None = None
-    """The 16-bit dtype of forward passes, in evaluations too; None: the dtype of the weights."""
-    twins: TwinTest | None = None
-    """How the run generates twins; None: it has none."""
-    held_out: Source | None = None
+    held_out: Source | None
     """Training images that are not learnt from, whose robust accuracy is watched."""
-    watch: RobustTest | None = None
-    """How it is watched."""
+    twins: TwinTest | None
+    """How the run generates twins; None: it has none."""
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The 16-bit dtype of forward passes, in evaluations too; None: the dtype of the weights."""
+        return torch.bfloat16 if self.recipe.precision == "bfloat16" else None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image as the network gets it."""
+        return self.augment.shape(self.data.train)
 
 
 @dataclass(frozen=True)
@@ -86,52 +92,42 @@ class Job:
     stream: Stream
     optimizer: Optimizer
     rate: Schedule
+    """The learning rate of a step."""
+    adv_weight: Schedule
+    """The share of the twins in the loss of a step."""
     stop: int
     """The number of steps after which the run ends."""
     save_steps: int
     """Steps between two checkpoints."""
     evaluate_steps: int
     """Steps between two evaluations; 0: evaluate only at the end."""
-    twin_weight: float
-    """Share of the twins in the loss; 0: the method has none."""
-    twin_steps: int
-    """The first step that learns from the images alone."""
     late: bool
     """Whether to read the outcome of a step one step late, so that the host does not wait for the device."""
-    clip_norm: float = 0.0
-    """The largest norm of the gradient; 0: no limit."""
-    scales_norms: bool = False
-    """Whether gradients of BatchNorm's parameters are divided by the share of their branch in the loss."""
-    signal: SignalToNoise | None = None
+    signal: SignalToNoise | None
     """Scales gradients by their signal-to-noise ratio; None: they are not."""
-    pool: Pool | None = None
+    pool: Pool | None
     """Attackers besides the ranks."""
 
     @property
     def method(self) -> Method:
         return self.member.method
 
-    def adv_weight(self, step: int) -> float:
-        """Return the share of the twins in the loss of a step."""
-        return self.twin_weight if step < self.twin_steps else 0.0
-
     def begin_step(self, step: int) -> None:
         """Switch the twins off when it is time."""
         if self.signal is not None:
             self.signal.begin()
-        if self.twin_weight and step >= self.twin_steps:
-            self.method.adv_weight = 0.0  # type: ignore[attr-defined]  # methods with twins have it
+        if self.task.twins is not None:
+            self.method.adv_weight = self.adv_weight(step)  # type: ignore[attr-defined]  # methods with twins have it
 
     def feed(self, start: int) -> Generator[tuple[Chunked | None, Chunked | None]]:
         """Yield what each step of this rank takes, from step `start` on."""
-        return self.member.feed(self.batches(start), self.stop)
+        return self.member.feed(self.batches(start, self.stop), self.stop)
 
-    def batches(self, start: int, stop: int | None = None) -> Generator[Chunked]:
-        """Yield this rank's part of each batch, from step `start` on."""
+    def batches(self, start: int, stop: int) -> Generator[Chunked]:
+        """Yield this rank's part of each batch, from step `start` to the one before `stop`."""
         place = self.member.place
         assert place.chunks is not None
-        chunks = range(place.first_chunk, place.first_chunk + place.chunks)
-        yield from self.stream.batches(start, self.stop if stop is None else stop, chunks)
+        yield from self.stream.batches(start, stop, range(place.first_chunk, place.first_chunk + place.chunks))
 
     def close(self) -> None:
         """End the attackers."""
@@ -174,7 +170,7 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
     Args:
         recipe: What to train or evaluate.
         device: Where to put the network.
-        trains: Load weights to start from, and compile, if the recipe says so.
+        trains: Load weights to start from, if the recipe says so.
         data: The data; None: open it.
     """
     if recipe.threads is not None:
@@ -190,21 +186,16 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
     data = keep(data, augment.fit, _KEPT, train=augment.looks_at_fit)
     with untouched_randomness(device, recipe.seed):
         model, notes = _model(recipe, data, augment, device, trains)
-    model.to(device)
-    if recipe.compile and trains:
-        compile_model(model)
-    attack = recipe.attack
     return Task(
-        model,
+        recipe,
+        model.to(device),
         replace(data, notes=(*data.notes, *notes)),
         augment,
         partial(F.cross_entropy, label_smoothing=recipe.label_smoothing),
         device,
         workers,
-        torch.bfloat16 if recipe.precision == "bfloat16" else None,
-        twins_of(recipe),
         held_out,
-        RobustTest(attack.epsilon, attack.norm, _WATCH_STEPS, restarts=1),
+        twins_of(recipe),
     )
 
 
@@ -253,22 +244,16 @@ def _normalization(recipe: Recipe, channels: int) -> dict[str, tuple[float, ...]
     return _IMAGENET if channels == 3 and not is_callable(recipe.model) else {}
 
 
-def network_facts(recipe: Recipe, task: Task) -> dict[str, Any]:
-    """Return what a prediction needs besides the weights.
-
-    Args:
-        recipe: The recipe, with "auto" resolved.
-        task: What it trains.
-    """
-    shape = task.augment.shape(task.data.train)
+def network_facts(task: Task) -> dict[str, Any]:
+    """Return what a prediction needs besides the weights."""
     return {
-        "method": recipe.method,
-        "model": recipe.model,
-        "width": recipe.width,
+        "method": task.recipe.method,
+        "model": task.recipe.model,
+        "width": task.recipe.width,
         "classes": list(task.data.train.classes),
-        "input": list(shape),
+        "input": list(task.shape),
         "zoom": task.augment.fit.zoom,
-        **_normalization(recipe, shape[0]),
+        **_normalization(task.recipe, task.shape[0]),
     }
 
 
@@ -338,8 +323,6 @@ def _check_attackers(recipe: Recipe, method: MethodInfo, layout: Layout) -> None
         raise ValueError(
             f"attackers and the roles of layout {str(layout)!r} exclude each other: drop --layout or --attackers"
         )
-    if recipe.compile:
-        raise ValueError("attackers do not compile, and would round differently: drop --compile or --attackers")
 
 
 def with_batch_size(recipe: Recipe, images: int | None) -> Recipe:
@@ -402,7 +385,8 @@ def _build_pool(recipe: Recipe, model: nn.Module, world: World) -> Pool:
     return pool
 
 
-def build_stream(recipe: Recipe, task: Task) -> Stream:
+def build_stream(task: Task) -> Stream:
+    recipe = task.recipe
     return Stream(
         task.data.train,
         recipe.batch_size,
@@ -415,43 +399,35 @@ def build_stream(recipe: Recipe, task: Task) -> Stream:
     )
 
 
-def build_job(recipe: Recipe, task: Task, stream: Stream, layout: Layout, world: World, start: int) -> Job:
+def build_job(task: Task, stream: Stream, layout: Layout, world: World, start: int) -> Job:
     """Build everything that this rank needs for a run from step `start` on."""
+    recipe, attack = task.recipe, attack_of(task.recipe)
     steps = stream.steps_per_epoch * recipe.epochs
     stop = max(start, min(steps, recipe.max_steps or steps))
-    attack = attack_of(recipe)
+    with_twins = round(steps * recipe.adv_until) if task.twins is not None else 0
     to_noise = SignalToNoise(task.model.parameters(), recipe.optimizer.gsnr) if recipe.optimizer.gsnr else None
     pool = _build_pool(recipe, task.model, world) if recipe.attackers is not None and start < stop else None
-    method = _method(recipe, task, attack, to_noise, pool)
+    method = _method(task, attack, to_noise, pool)
     method._step.t = start
-    member = Member(
-        world,
-        layout,
-        task.model,
-        method,
-        chunks=stream.chunks_per_step,
-        wire=_wire(recipe, task, attack),
-    )
+    wire = _wire(recipe, task, attack)
     return Job(
         task=task,
-        member=member,
+        member=Member(world, layout, task.model, method, chunks=stream.chunks_per_step, wire=wire),
         stream=stream,
         optimizer=build_optimizer(task.model, asdict(recipe.optimizer)),
         rate=_rate(recipe, steps),
+        adv_weight=lambda step: recipe.adv_weight if step < with_twins else 0.0,
         stop=stop,
         save_steps=recipe.checkpoint.every or stream.steps_per_epoch,
         evaluate_steps=recipe.eval_every * stream.steps_per_epoch,
-        twin_weight=recipe.adv_weight if Role.ADV in layout.duties else 0.0,
-        twin_steps=round(steps * recipe.adv_until),
         late=task.device.type != "cpu",
-        clip_norm=recipe.clip_norm,
-        scales_norms=recipe.scale_norms,
         signal=to_noise,
         pool=pool,
     )
 
 
-def _method(recipe: Recipe, task: Task, attack: PGD, to_noise: SignalToNoise | None, pool: Pool | None) -> Method:
+def _method(task: Task, attack: PGD, to_noise: SignalToNoise | None, pool: Pool | None) -> Method:
+    recipe = task.recipe
     options = {
         "attack": attack,
         "delay": recipe.delay,
@@ -476,9 +452,8 @@ def _method(recipe: Recipe, task: Task, attack: PGD, to_noise: SignalToNoise | N
 
 def _wire(recipe: Recipe, task: Task, attack: PGD) -> Wire:
     """Return the message format of twins: pixels as bytes where that is exact."""
-    shape = (recipe.chunk_size, *task.augment.shape(task.data.train))
     as_bytes = attack.exact_as_bytes(from_images=METHODS[recipe.method].maker == Role.CLEAN)
-    return Wire(shape, DTYPES[recipe.precision], as_bytes=as_bytes)
+    return Wire((recipe.chunk_size, *task.shape), DTYPES[recipe.precision], as_bytes=as_bytes)
 
 
 def _rate(recipe: Recipe, steps: int) -> Schedule:

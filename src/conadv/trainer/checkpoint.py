@@ -4,13 +4,12 @@ checkpoints/step-00000120.safetensors
     model.NAME           weights and buffers
     optimizer.NAME:KEY   optimizer state of a parameter
     stale.0.NAME         weights that twins in flight were generated with
-    metadata             progress, recipe and versions as JSON; a SHA-256 digest of everything
+    metadata             progress, recipe, versions and numbers of the optimizer as JSON; a SHA-256 digest of everything
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,8 +27,7 @@ from conadv.atomic import replacing_path, writing
 from conadv.core.state import below
 from conadv.core.twins import StaleWeights
 
-_FORMAT = 2
-_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
+_FORMAT = 3
 
 
 class Checkpoint(NamedTuple):
@@ -50,41 +48,54 @@ class Checkpoint(NamedTuple):
         return cls(safetensors.torch.load(data[end:]), json.loads(data[8:end]))
 
 
-def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint to a temporary file, flush it, then rename: readers see all of it or nothing.
+def write_state(path: Path, state: Checkpoint) -> None:
+    """Write a file with a digest: to a temporary one, flushed, then renamed, so that readers see all of it or nothing.
 
     Args:
-        folder: The folder of all checkpoints.
-        step: How many steps were taken.
-        checkpoint: What to write; its tensors are contiguous and in host memory.
+        path: The file; its folder is created.
+        state: What to write; its tensors are contiguous and in host memory.
     """
-    final = folder / f"step-{step:08d}.safetensors"
-    about = json.dumps({**checkpoint.about, "format": _FORMAT, "step": step})
-    metadata = {"about": about, "digest": _digest(checkpoint.tensors, about)}
-    with writing(final):
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing_path(final) as temporary:
+    about = json.dumps({**state.about, "format": _FORMAT})
+    metadata = {"about": about, "digest": _digest(state.tensors, about)}
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_path(path) as temporary:
             try:
-                safetensors.torch.save_file(checkpoint.tensors, temporary, metadata)
+                safetensors.torch.save_file(state.tensors, temporary, metadata)
             except SafetensorError as error:  # it has no errno; after ": I/O error: " comes what the system said
                 raise OSError(re.sub(r" \(os error \d+\)|.*: ", "", str(error))) from None
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint and verify its digest; a ValueError says what is wrong with the file."""
+def read_state(path: Path) -> Checkpoint:
+    """Read what `write_state` wrote, and verify its digest; a ValueError says what is wrong with the file."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
         about = json.loads(metadata["about"])
         is_whole = metadata["digest"] == _digest(tensors, metadata["about"])
+        is_known = about["format"] == _FORMAT
     except (OSError, SafetensorError, ValueError, RuntimeError, LookupError, TypeError, MemoryError) as error:
         raise ValueError(f"is damaged: {' '.join(str(error).split())[:200]}") from None
     if not is_whole:
         raise ValueError("is damaged: its digest is not the one that was written")
-    if not _is_sound(about) or f"step-{about['step']:08d}" != path.stem:
-        raise ValueError("belongs to another checkpoint or version")
+    if not is_known:
+        raise ValueError("was written by another version")
     return Checkpoint(tensors, about)
+
+
+def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> None:
+    """Write the checkpoint after `step` steps into the folder of all checkpoints."""
+    about = {**checkpoint.about, "step": step}
+    write_state(folder / f"step-{step:08d}.safetensors", Checkpoint(checkpoint.tensors, about))
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint; a ValueError says what is wrong with the file."""
+    checkpoint = read_state(path)
+    if checkpoint.about.get("step") != step_of(path):
+        raise ValueError("belongs to another step")
+    return checkpoint
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -137,8 +148,7 @@ class CheckpointSaver:
 
     def __init__(self, folder: Path, keep: int, about: dict[str, Any], before: Callable[[], None]) -> None:
         self._folder, self._keep = folder / "checkpoints", keep
-        self._about = about
-        self._before = before
+        self._about, self._before = about, before
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._prune()  # a killed run may have left one checkpoint more
@@ -148,10 +158,10 @@ class CheckpointSaver:
         if self._writing is not None and self._writing.done():
             self._wait()
 
-    def save(self, step: int, tensors: dict[str, Tensor], position: dict[str, Any]) -> None:
-        """Start to write the state after `step` steps."""
+    def save(self, step: int, state: Checkpoint, position: dict[str, Any]) -> None:
+        """Start to write the state after `step` steps, as `gather` returns it."""
         self._wait()
-        checkpoint = Checkpoint(tensors, {**self._about, "position": position})
+        checkpoint = Checkpoint(state.tensors, {**self._about, **state.about, "position": position})
         self._writing = self._thread.submit(self._write, step, checkpoint)
 
     def close(self) -> None:
@@ -176,26 +186,44 @@ class CheckpointSaver:
             writing.result()
 
 
-def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> dict[str, Tensor]:
+def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> Checkpoint:
     """Copy the whole state to the host."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= _optimizer_state(model, optimizer)
-    for number, version in enumerate(stale.versions):
-        tensors.update({f"stale.{number}.{name}": tensor for name, tensor in version.items()})
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-
-
-def restore(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
-    """Restore the state of a checkpoint that `check_tensors` accepted."""
-    model.load_state_dict(below("model.", tensors))
-    fill_state(optimizer)
+    numbers: dict[str, float | None] = {}
     for name, parameter in model.named_parameters():
-        state = optimizer.state.pop(parameter, {})
-        saved = {key: tensors[label] for key in state if (label := _label(name, key)) in tensors}
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{name}:{key}"] = value
+            elif value is None or isinstance(value, bool | int | float):
+                numbers[f"optimizer.{name}:{key}"] = value
+            else:
+                kind = type(value).__name__
+                raise TypeError(f"a checkpoint holds tensors, numbers and None of an optimizer, not {kind}")
+    for number, version in enumerate(stale.versions):
+        tensors |= {f"stale.{number}.{name}": tensor for name, tensor in version.items()}
+    copied = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    return Checkpoint(copied, {"numbers": numbers})
+
+
+def restore(state: Checkpoint, model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
+    """Restore the state of a checkpoint that `check_tensors` accepted."""
+    model.load_state_dict(below("model.", state.tensors))
+    values: dict[str, Any] = {**state.tensors, **state.about["numbers"]}
+    for name, parameter in model.named_parameters():
+        saved = below(f"optimizer.{name}:", values)
         if saved:
-            optimizer.state[parameter] = {key: _like(state[key], saved.get(key)) for key in state}
+            optimizer.state[parameter] = {key: _beside(parameter, value) for key, value in saved.items()}
     if stale.versions:
-        stale.load(stale_versions(tensors))
+        stale.load(stale_versions(state.tensors))
+
+
+def _beside(parameter: nn.Parameter, value: Any) -> Any:
+    """Copy optimizer state to the device and memory format of its parameter, so that sums round alike."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.shape != parameter.shape:
+        return value.to(parameter.device if value.dim() else "cpu", copy=True)  # numbers stay on the host
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def stale_versions(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -204,65 +232,18 @@ def stale_versions(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     return [below(f"stale.{number}.", tensors) for number in range(count)]
 
 
-def check_tensors(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, delay: int) -> None:
-    """Raise a ValueError unless a checkpoint has the tensors of this run; fills the state of the optimizer.
-
-    A parameter that has had no gradient yet has no optimizer state.
-    """
-    fill_state(optimizer)
-    expected = _optimizer_state(model, optimizer)
-    for copy in ("model.", *(f"stale.{number}." for number in range(delay))):
-        expected |= {copy + name: tensor for name, tensor in model.state_dict().items()}
-    used = {name.rpartition(":")[0] for name in tensors if name.startswith("optimizer.")}
-    optional = {name for name in expected if name.startswith("optimizer.") and name.rpartition(":")[0] not in used}
-    for name in sorted((expected.keys() - optional) | tensors.keys()):
-        own, saved = expected.get(name), tensors.get(name)
-        if own is None or saved is None or (own.shape, own.dtype) != (saved.shape, saved.dtype):
-            wrong = "is missing, unexpected, or has the wrong shape or dtype"
-            raise ValueError(f"is of another model or optimizer: tensor {name} {wrong}")
-
-
-def fill_state(optimizer: Optimizer) -> None:
-    """Make the optimizer create its state, by a step with zero gradients; weights and gradients are restored.
-
-    Only the optimizer knows the names, shapes, dtypes, devices and memory formats of its state.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    kept = [(parameter.detach().clone(), parameter.grad) for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    with torch.no_grad():
-        for parameter, (weight, gradient) in zip(parameters, kept, strict=True):
-            parameter.copy_(weight)
-            parameter.grad = gradient
-
-
-def _label(parameter: str, key: str) -> str:
-    return f"optimizer.{parameter}:{key}"
-
-
-def _optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the optimizer state of the parameters, by the names in a checkpoint; values that are None are left out."""
-    return {
-        _label(name, key): _as_tensor(value)
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-        if value is not None
+def check_tensors(tensors: Mapping[str, Tensor], model: nn.Module, delay: int) -> None:
+    """Raise a ValueError unless a checkpoint has the weights of this model, and stale ones of `delay` steps."""
+    expected = {
+        copy + name: (tensor.shape, tensor.dtype)
+        for copy in ("model.", *(f"stale.{number}." for number in range(delay)))
+        for name, tensor in model.state_dict().items()
     }
-
-
-def _as_tensor(value: Any) -> Tensor:
-    if not isinstance(value, Tensor | bool | int | float):
-        raise TypeError(f"a checkpoint holds tensors, numbers and None of an optimizer, not {type(value).__name__}")
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=_DTYPES[type(value)])
-
-
-def _like(own: Any, saved: Tensor | None) -> Any:
-    """Convert a saved value to the type, device and memory format of the optimizer's own, so that results are equal."""
-    if saved is None:
-        return own
-    return own.copy_(saved) if isinstance(own, Tensor) else type(own)(saved.item())
+    found = {name: (one.shape, one.dtype) for name, one in tensors.items() if not name.startswith("optimizer.")}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            wrong = "is missing, unexpected, or has the wrong shape or dtype"
+            raise ValueError(f"is of another model: tensor {name} {wrong}")
 
 
 def _digest(tensors: dict[str, Tensor], about: str) -> str:
@@ -271,21 +252,3 @@ def _digest(tensors: dict[str, Tensor], about: str) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _is_sound(about: Any) -> bool:
-    """Check that the metadata has every field that is read later, with the right type."""
-    match about:
-        case {
-            "format": 2,
-            "step": int(step),
-            "recipe": dict(),
-            "versions": dict(),
-            "plain": list(plain),
-            "position": {"seconds": int() | float() as seconds, **others},
-        }:
-            counts = type(step) is int and 0 <= step < 2**63
-            texts = all(isinstance(name, str) for name in plain)
-            flat = not any(isinstance(value, dict | list) for value in others.values())
-            return counts and texts and flat and 0 <= seconds < math.inf
-    return False

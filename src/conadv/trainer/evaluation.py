@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,13 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from conadv.atomic import replace_file, writing
 from conadv.core.attack import Attack, Loss
 from conadv.core.pgd import PGD, Norm
 from conadv.core.seeds import untouched_randomness
@@ -28,7 +24,7 @@ from conadv.task.draws import permutation
 from conadv.task.evaluate import Adversary, Evaluation, count_robust, count_twin_hits, evaluate
 from conadv.task.stream import evaluation_batches
 
-from .kernels import not_compiled
+from .checkpoint import Checkpoint, read_state, write_state
 
 if TYPE_CHECKING:
     from .build import Task
@@ -37,6 +33,7 @@ BEST = "best.safetensors"
 # The first of these that an evaluation has decides which weights are the best ones.
 BEST_BY = ("held_out_robust_top1", "test_top1")
 _COLLAPSE = 0.5  # of the best robust accuracy
+_WATCH_STEPS = 10  # of PGD on held-out images: it runs during training
 _BATCH = 256
 # Seed of the sample of training images: the same in every run, so that runs can be compared.
 _SAMPLE_SEED = 14
@@ -119,21 +116,21 @@ def evaluate_task(task: Task, world: World, robust: RobustTest | None = None) ->
         world: the ranks.
         robust: also compute the robust accuracy on test images.
     """
-    with not_compiled(task.model):  # batches of other sizes would be compiled again
-        test = evaluate_source(task, world, task.data.test)
-        train = evaluate_source(task, world, task.data.train, sample=len(task.data.test))
-        metrics = {"test_top1": test.top1}
-        if len(task.data.test.classes) > 5:  # otherwise it is 100 %
-            metrics["test_top5"] = test.top5
-        metrics |= {"train_top1": train.top1, "gap": train.top1 - test.top1}
-        metrics |= {"test_loss": test.loss, "train_loss": train.loss}
-        if task.twins is not None:
-            metrics["adv_top1"] = twin_top1(task, world, task.twins)
-        if task.held_out is not None and task.watch is not None:
-            metrics["held_out_top1"] = evaluate_source(task, world, task.held_out).top1
-            metrics["held_out_robust_top1"] = robust_top1(task, world, task.held_out, task.watch)
-        if robust is not None:
-            metrics["robust_top1"] = robust_top1(task, world, task.data.test, robust)
+    test = evaluate_source(task, world, task.data.test)
+    train = evaluate_source(task, world, task.data.train, sample=len(task.data.test))
+    metrics = {"test_top1": test.top1}
+    if len(task.data.test.classes) > 5:  # otherwise it is 100 %
+        metrics["test_top5"] = test.top5
+    metrics |= {"train_top1": train.top1, "gap": train.top1 - test.top1}
+    metrics |= {"test_loss": test.loss, "train_loss": train.loss}
+    if task.twins is not None:
+        metrics["adv_top1"] = twin_top1(task, world, task.twins)
+    if task.held_out is not None:
+        watch = RobustTest(task.recipe.attack.epsilon, task.recipe.attack.norm, _WATCH_STEPS, restarts=1)
+        metrics["held_out_top1"] = evaluate_source(task, world, task.held_out).top1
+        metrics["held_out_robust_top1"] = robust_top1(task, world, task.held_out, watch)
+    if robust is not None:
+        metrics["robust_top1"] = robust_top1(task, world, task.data.test, robust)
     return metrics
 
 
@@ -234,7 +231,7 @@ class BestWeights:
     def __init__(self, folder: Path, model: nn.Module, say: Callable[[str], None]) -> None:
         self._path = folder / BEST
         self._model, self._say = model, say
-        self._best = read_best(self._path)[0] if self._path.exists() else None
+        self._best = read_best(self._path).about if self._path.exists() else None
         self._warned = False
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -245,9 +242,8 @@ class BestWeights:
         accuracy = float(metrics[metric])
         if self._best is None or accuracy > self._best[metric]:
             self._best = {"step": step, metric: accuracy}
-            tensors = {name: tensor.contiguous() for name, tensor in plain_state_dict(self._model).items()}
-            with writing(self._path):
-                replace_file(self._path, safetensors.torch.save(tensors, {"about": json.dumps(self._best)}))
+            tensors = {name: one.cpu().contiguous() for name, one in plain_state_dict(self._model).items()}
+            write_state(self._path, Checkpoint(tensors, self._best))
         elif metric == BEST_BY[0] and accuracy < _COLLAPSE * self._best[metric] and not self._warned:
             self._warned = True
             self._say(
@@ -260,12 +256,11 @@ class BestWeights:
         pass
 
 
-def read_best(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the step and the accuracy of the weights in a file, and the weights by the names of the plain model."""
+def read_best(path: Path) -> Checkpoint:
+    """Return the weights in best.safetensors, by the names of the plain model, with their step and accuracy."""
     if not path.exists():
         raise ValueError(f"{path}: no such file; a run with --eval-every writes it")
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            return json.loads(file.metadata()["about"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError):
-        raise ValueError(f"{path} is damaged: remove it") from None
+        return read_state(path)
+    except ValueError as error:
+        raise ValueError(f"{path} {error}: remove it") from None

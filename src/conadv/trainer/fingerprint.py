@@ -33,11 +33,12 @@ def data_facts(data: DataSet, path: str | None) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {"classes": list(data.train.classes)}
     for part, source in (("training", data.train), ("test", data.test)):
-        names = [source.name(index).removeprefix(path or "").lstrip("/") for index in _spread(len(source), _NAMES)]
+        named, seen = (range(0, len(source), max(1, len(source) // count)) for count in (_NAMES, _SAMPLES))
+        names = [source.name(index).removeprefix(path or "").lstrip("/") for index in named]
         facts[f"{part} images"] = len(source)
         facts[f"{part} labels"] = _digest(np.ascontiguousarray(source.labels).tobytes())
         facts[f"{part} names"] = _digest("\n".join(names).encode())
-        facts[f"{part} pixels"] = _digest(*(_pixels(source, index) for index in _spread(len(source), _SAMPLES)))
+        facts[f"{part} pixels"] = _digest(*(_pixels(source, index) for index in seen))
     return facts
 
 
@@ -53,11 +54,6 @@ def _pixels(source: Source, index: int) -> bytes:
         return source.image(index).tobytes()
     except (ValueError, OSError):  # reported by the step that needs the image
         return b"damaged"
-
-
-def _spread(length: int, count: int) -> list[int]:
-    """Return at most `count` evenly spaced indices below `length`."""
-    return sorted({length * number // count for number in range(count)} if length > count else set(range(length)))
 
 
 def _digest(*parts: bytes) -> str:

@@ -168,10 +168,10 @@ def _update(job: Job, step: int, rate: float) -> None:
         group["lr"] = rate
     if job.signal is not None:
         job.signal.scale()
-    if job.scales_norms:
+    if job.task.recipe.scale_norms:
         scale_norms(job.task.model, job.adv_weight(step))
-    if job.clip_norm:
-        clip_grad_norm_(job.task.model.parameters(), job.clip_norm)
+    if job.task.recipe.clip_norm:
+        clip_grad_norm_(job.task.model.parameters(), job.task.recipe.clip_norm)
     update_running_stats(job.task.model)
     job.optimizer.step()
     job.optimizer.zero_grad()
@@ -197,5 +197,5 @@ def scale_norms(model: nn.Module, adv_weight: float) -> None:
 def _save(job: Job, progress: Progress, saver: CheckpointSaver | None) -> None:
     job.member.check_weights(progress.step)
     if saver is not None:
-        tensors = gather(job.task.model, job.optimizer, job.member.stale)
-        saver.save(progress.step, tensors, position(job, progress))
+        state = gather(job.task.model, job.optimizer, job.member.stale)
+        saver.save(progress.step, state, position(job, progress))

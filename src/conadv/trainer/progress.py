@@ -13,7 +13,6 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from conadv.core.roles import Role
 from conadv.core.splitbn import plain_state_dict
 from conadv.ranks.launch import own_rank
 from conadv.readable import duration, readable
@@ -35,30 +34,24 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}" + "s" * (number != 1)
 
 
-def preview(values: Mapping[str, Any], job: Job, start: int) -> Iterator[str]:
-    """Yield lines about the model, the data, the method and the ranks.
-
-    Args:
-        values: the fields of the recipe by dotted name, with "auto" resolved.
-        job: the run.
-        start: the step that it starts at.
-    """
-    task, stream, member = job.task, job.stream, job.member
-    channels, height, width = task.augment.shape(task.data.train)
+def preview(job: Job, start: int) -> Iterator[str]:
+    """Yield lines about the model, the data, the method and the ranks of a run that starts at step `start`."""
+    task, stream, member, recipe = job.task, job.stream, job.member, job.task.recipe
+    channels, height, width = task.shape
     plain = plain_state_dict(task.model)
     parameters = sum(parameter.numel() for name, parameter in task.model.named_parameters() if name in plain)
-    twins = f", epsilon {readable('epsilon', values['attack.epsilon'])}" if Role.ADV in member.layout.duties else ""
-    delay = f", delay {values['delay']}" if values["delay"] else ""
+    twins = f", epsilon {readable('epsilon', recipe.attack.epsilon)}" if task.twins is not None else ""
+    delay = f", delay {recipe.delay}" if recipe.delay else ""
     steps = f"steps {start + 1:,} to {job.stop:,}" if start else counted(job.stop, "step")
     device = f"{task.device.type} with {counted(torch.get_num_threads(), 'thread')}"
     if task.device.type == "cuda":
         device = torch.cuda.get_device_name(task.device)
-    yield f"model   {values['model']}, {parameters:,} parameters"
+    yield f"model   {recipe.model}, {parameters:,} parameters"
     yield (
         f"data    {len(task.data.train):,} images of {height} × {width} × {channels}, "
         f"{len(task.data.train.classes):,} classes; {len(task.data.test):,} to test"
     )
-    yield f"method  {values['method']}{twins}{delay}; {values['optimizer.name']}, peak rate {values['optimizer.lr']:g}"
+    yield f"method  {recipe.method}{twins}{delay}; {recipe.optimizer.name}, peak rate {recipe.optimizer.lr:g}"
     yield (
         f"run     {steps} of {counted(stream.batch_size, 'image')} on {counted(member.world.size, 'rank')} "
         f"({member.layout}), {device}, chunks of {stream.chunk_size}"

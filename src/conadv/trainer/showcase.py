@@ -21,7 +21,6 @@ from conadv.task.stream import evaluation_batches
 
 from .build import Task
 from .evaluation import TwinTest, sampled
-from .kernels import not_compiled
 
 _PAIRS = 8
 _IMAGES = 1000  # test images whose accuracy by branch is computed
@@ -44,8 +43,7 @@ class Showcase:
         """Add to an evaluation; a step without one is nothing to show."""
         if "test_top1" not in metrics:
             return
-        with not_compiled(self._task.model):
-            accuracies, picture = branch_top1(self._task), twins_below(self._task, self._twins)
+        accuracies, picture = branch_top1(self._task), twins_below(self._task, self._twins)
         for sink in self._sinks:
             sink.log(step, accuracies)
             sink.show(step, NAME, picture)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from conadv import bf16
-from conadv.config import Recipe, dump_recipe, flatten, load_recipe, override, recipe_of_run, sealed
+from conadv.config import Recipe, dump_recipe, flatten, load_recipe, override, recipe_of_run
 from conadv.core.algorithm import ConAdv
 from conadv.core.splitbn import plain_state_dict
 from conadv.ranks.agreement import AgreedError, check_agreement, from_main, on_all
@@ -36,7 +36,6 @@ from .build import (
     check_fit,
     network_facts,
     open_task_data,
-    resolved,
     with_batch_size,
     with_chunk_size,
 )
@@ -44,7 +43,7 @@ from .checkpoint import Checkpoint, CheckpointSaver, restore, stale_versions
 from .evaluation import BestWeights, RobustTest
 from .fingerprint import data_facts, software_facts, versions
 from .folder import RunFolder, default_folder, holds, resume_command, write_summary
-from .kernels import compiler_errors, kernels
+from .kernels import kernels
 from .loop import Progress, evaluate, position, run
 from .metrics import Callback, Metrics, OnMetrics
 from .profiling import Recording
@@ -116,7 +115,7 @@ def train_recipe(
     folder: Path | None,
     resume: Path | None,
     quiet: bool,
-    callbacks: list[Callback] | None = None,
+    callbacks: Sequence[Callback] = (),
     owns_process: bool = True,
 ) -> dict[str, Any]:
     """Train to the end of a recipe, and return the summary; empty on ranks other than 0.
@@ -142,33 +141,25 @@ def train_recipe(
         joined(recipe.timeout, main=layout.learners()[0]) as world,
         _run_folder(recipe, folder, resume, world) as place,
         guarded(world, layout, _AGREED, place.close, lambda: request.signal is not None) as end_all,
-        compiler_errors(),
     ):
         to_resume = f"to resume: {resume_command(place.path, recipe.model, recipe.data.path)}"
         if owns_process:
             advice = [to_resume] if resume else []
             request.obey_by(lambda number: end_all(128 + number, stopped_early(number, *advice)))
         task, stream = _build(recipe, world, data, sets_limits=owns_process)
-        with kernels(task.device, recipe.deterministic), ExitStack() as stack:
-            check_agreement(
-                world,
-                {"data": data_facts(task.data, recipe.data.path), "software": software_facts(task.model)},
-            )
-            job, progress = _start(recipe, layout, world, place, task, stream)
-            stack.callback(job.close)
+        with kernels(task.device, recipe.deterministic), ExitStack() as until_evaluated:
+            check_agreement(world, {"data": data_facts(task.data, recipe.data.path), "software": software_facts(task.model)})
+            job, progress = _start(layout, world, place, task, stream)
+            until_evaluated.callback(job.close)
             request.obey_by(None)
             from_main(world, lambda: place.open(progress.step))
             if progress.step >= job.stop and not quiet:
                 tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
-            traces = Path(os.fsdecode(from_main(world, lambda: os.fsencode(place.path / "traces"))))
-            recording = Recording(recipe.profile, traces / f"rank-{world.rank}.json", job.pool)
-            sinks = [*_sinks(recipe, job, place.path, progress.step), *(callbacks or [])] if world.is_main else []
+            sinks = [*_sinks(job, place.path, progress.step), *callbacks] if world.is_main else []
             for sink in sinks:
-                stack.callback(sink.close)
-            with _recorder(recipe, job, place.path, progress.step, quiet) as (own_sinks, saver):
-                signal_number = run(
-                    job, progress, request, [*own_sinks, *sinks], saver, recording if recipe.profile else None
-                )
+                until_evaluated.callback(sink.close)
+            with _recorder(job, place.path, progress.step, quiet) as (own_sinks, saver):
+                signal_number = run(job, progress, request, [*own_sinks, *sinks], saver, _recording(job, place.path))
             if progress.step < job.stop:
                 tell(f"stopped after step {progress.step}; {to_resume}")
                 world.barrier()  # torchrun ends all ranks when one exits, and rank 0 may still be writing
@@ -177,7 +168,7 @@ def train_recipe(
             evaluation = evaluate(job, robust if recipe.eval_robust else None)
             for sink in sinks:
                 sink.log(progress.step, evaluation)
-        known = {**facts(resolved(recipe, task.data)), "classes": len(task.data.train.classes)}
+        known = {**facts(task.recipe), "classes": len(task.data.train.classes)}
         summary = {**known, **position(job, progress), **evaluation}
         if world.is_main:
             write_summary(place.path, summary)
@@ -198,7 +189,7 @@ def _build(recipe: Recipe, world: World, data: DataSet | None, sets_limits: bool
 
     def build() -> tuple[Task, Stream]:
         task = build_task(recipe, world.device, trains=True, data=opened[0] if opened else open_task_data(recipe))
-        return task, build_stream(recipe, task)
+        return task, build_stream(task)
 
     return on_all(world, build)
 
@@ -207,7 +198,7 @@ def _build(recipe: Recipe, world: World, data: DataSet | None, sets_limits: bool
 def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world: World) -> Iterator[RunFolder]:
     """The folder of the run, unlocked at the end; only rank 0 opens it."""
     header = "\n".join(f"{what} {version}" for what, version in versions().items())
-    config = sealed(dump_recipe(recipe, f"The recipe of this run, whole. Written with:\n{header}"))
+    config = dump_recipe(recipe, f"The recipe of this run, whole. Written with:\n{header}")
     data = recipe.data.name or Path(str(recipe.data.path)).name.replace(":", "-")
     restarted = world.attempt > 0
     path = resume or folder or default_folder(Path("runs"), f"{data}-{recipe.method}", config, restarted)
@@ -221,14 +212,12 @@ def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world:
         place.close()
 
 
-def _start(
-    recipe: Recipe, layout: Layout, world: World, place: RunFolder, task: Task, stream: Stream
-) -> tuple[Job, Progress]:
-    """Build the job of a new run, or restore it from the newest checkpoint."""
+def _start(layout: Layout, world: World, place: RunFolder, task: Task, stream: Stream) -> tuple[Job, Progress]:
+    """Build the job of a new run, or restore it from the newest checkpoint; every rank must call it."""
 
     def find() -> bytes:
         place.prepare()
-        found = None if place.is_new else find_checkpoint(place.path, recipe, task)
+        found = None if place.is_new else find_checkpoint(place.path, task)
         if found is None and not place.is_new:
             tell(f"{place.path} has no checkpoint yet: starting from its first step")
         return b"" if found is None else found.pack()
@@ -238,81 +227,85 @@ def _start(
     # All ranks use the same seed, but machines may differ in the last digits.
     world.broadcast_tensors([*task.model.parameters(), *task.model.buffers()])
     if not packed:
-        return build_job(recipe, task, stream, layout, world, start=0), Progress()
+        return build_job(task, stream, layout, world, start=0), Progress()
     checkpoint = Checkpoint.unpack(packed)
-    before = checkpoint.about["versions"]
+    step, before = checkpoint.about["step"], checkpoint.about["versions"]
     if before != versions():
         then, now = (", ".join(f"{what} {number}" for what, number in sorted(v.items())) for v in (before, versions()))
         tell(f"written with {then}; now {now}: numbers may differ in their last digits")
-    job = build_job(recipe, task, stream, layout, world, checkpoint.about["step"])
-    return job, _restore(job, checkpoint)
-
-
-def _restore(job: Job, checkpoint: Checkpoint) -> Progress:
-    """Restore a job from a checkpoint; every rank must call it."""
-    step, versions = checkpoint.about["step"], stale_versions(checkpoint.tensors)
+    job, stale = build_job(task, stream, layout, world, step), stale_versions(checkpoint.tensors)
     if job.method.delay and not isinstance(job.method, ConAdv):
-        _prime(job, versions, step)
-    restore(checkpoint.tensors, job.task.model, job.optimizer, job.member.stale)
-    job.member.resume(step, versions)
-    return Progress(step, checkpoint.about["position"]["seconds"])
+        _prime(job, stale, step)
+    restore(checkpoint, task.model, job.optimizer, job.member.stale)
+    job.member.resume(step, stale)
+    return job, Progress(step, checkpoint.about["position"]["seconds"])
 
 
-def _prime(job: Job, versions: list[dict[str, Tensor]], step: int) -> None:
+def _prime(job: Job, stale: list[dict[str, Tensor]], step: int) -> None:
     """Evaluate again what the steps before left behind, each with its weights and its batch."""
-    for number, version in zip(range(step - len(versions), step), versions, strict=True):
+    for number, version in zip(range(step - len(stale), step), stale, strict=True):
         if number >= 0:
             job.task.model.load_state_dict(version)
             with closing(job.batches(number, number + 1)) as batches:
                 job.member.prime(next(batches), number)
 
 
-def _sinks(recipe: Recipe, job: Job, folder: Path, start: int) -> Iterator[Sink]:
+def _recording(job: Job, folder: Path) -> Recording | None:
+    """What to profile; only rank 0 knows the folder of the run."""
+    world, steps = job.member.world, job.task.recipe.profile
+    if not steps:
+        return None
+    traces = Path(os.fsdecode(from_main(world, lambda: os.fsencode(folder / "traces"))))
+    return Recording(steps, traces / f"rank-{world.rank}.json", job.pool)
+
+
+def _sinks(job: Job, folder: Path, start: int) -> Iterator[Sink]:
     """Make the sinks of --log and the best weights, which also get the final evaluation."""
-    values = flatten(recipe)
-    boards = [SINKS[name](folder, start, values) for name in dict.fromkeys(recipe.log)]
+    recipe, task = job.task.recipe, job.task
+    boards = [SINKS[name](folder, start, flatten(recipe)) for name in dict.fromkeys(recipe.log)]
     yield from boards
-    if boards and job.task.twins is not None:
-        yield Showcase(job.task, job.task.twins, boards)
+    if boards and task.twins is not None:
+        yield Showcase(task, task.twins, boards)
     if recipe.eval_every:
-        yield BestWeights(folder, job.task.model, tell)
+        yield BestWeights(folder, task.model, tell)
 
 
 @contextmanager
 def _recorder(
-    recipe: Recipe, job: Job, folder: Path, start: int, quiet: bool
-) -> Iterator[tuple[list[Sink], CheckpointSaver | None]]:
+    job: Job, folder: Path, start: int, quiet: bool
+) -> Iterator[tuple[Sequence[Sink], CheckpointSaver | None]]:
     """Print what the run will do, and open the sinks of its steps and the checkpoint saver; ranks but 0 have none."""
     if not job.member.world.is_main:
         yield [], None
         return
     about = {
-        "recipe": flatten(recipe),
+        "recipe": flatten(job.task.recipe),
         "versions": versions(),
         "plain": list(plain_state_dict(job.task.model)),
-        "network": network_facts(resolved(recipe, job.task.data), job.task),
+        "network": network_facts(job.task),
     }
     with (
         closing(ProgressBar(start, job.stop, quiet)) as bar,
         closing(Metrics(folder / "metrics.jsonl", start)) as metrics,
-        closing(CheckpointSaver(folder, recipe.checkpoint.keep, about, before=metrics.flush)) as saver,
+        closing(CheckpointSaver(folder, job.task.recipe.checkpoint.keep, about, before=metrics.flush)) as saver,
     ):
         if not quiet and start < job.stop:
-            for line in preview(flatten(resolved(recipe, job.task.data)), job, start):
+            for line in preview(job, start):
                 bar.say(line)
-        for note in _notes(recipe, job):
+        for note in _notes(job):
             bar.say(note)
         if metrics.missing:
             tell(f"metrics.jsonl was damaged: {metrics.missing} of the steps before {start} have no line")
         yield [metrics, bar], saver
 
 
-def _notes(recipe: Recipe, job: Job) -> Iterator[str]:
+def _notes(job: Job) -> Iterator[str]:
     """Yield notes about the data to print before training starts."""
-    yield from (f"left out: {problem}" for problem in job.task.data.skipped)
-    yield from job.task.data.notes
+    recipe, data, stream = job.task.recipe, job.task.data, job.stream
+    yield from (f"left out: {problem}" for problem in data.skipped)
+    yield from data.notes
     if recipe.data.path and job.stop < _FEW and not recipe.pretrained:
-        few = f"{counted(job.stop, 'step')} of {counted(job.stream.batch_size, 'image')}: a network from random weights"
+        few = f"{counted(job.stop, 'step')} of {counted(stream.batch_size, 'image')}: a network from random weights"
         yield f"{few} needs some hundreds; raise --epochs, lower --batch-size, or try --model timm:NAME --pretrained"
-    if job.stream.remainder:
-        yield f"each epoch leaves out {counted(job.stream.remainder, 'image')}, different ones each time"
+    if stream.remainder:
+        yield f"each epoch leaves out {counted(stream.remainder, 'image')}, different ones each time"

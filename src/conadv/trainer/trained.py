@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -26,7 +26,6 @@ from conadv.catalog import METHODS, is_callable
 from conadv.config import RESUMABLE, Recipe, check_run_folder, flatten
 from conadv.core.batch import to_pixels
 from conadv.core.state import below
-from conadv.optim import build_optimizer
 from conadv.ranks.world import World, own_device
 from conadv.task.data.decode import EXTENSIONS, open_picture
 from conadv.task.data.files import read_file
@@ -35,7 +34,7 @@ from conadv.task.data.source import Planes, naming
 from conadv.task.libraries import first_line
 from conadv.task.models import build_model, in_mode
 
-from .build import Task, build_task, resolved
+from .build import Task, build_task
 from .checkpoint import Checkpoint, check_tensors, checkpoints, newest_whole
 from .evaluation import BEST, RobustTest, evaluate_task, read_best
 from .folder import resume_command
@@ -47,8 +46,6 @@ NETWORK = "network"
 Predictions = dict[str, list[dict[str, Any]]]
 """For each image, by its path, a list of {"class": name, "probability": from 0 to 1}."""
 _BATCH = 64  # images
-# Progress of a run in a checkpoint, in the order of a summary.
-_POSITION = ("layout", "world_size", "steps", "seconds", "images_per_second")
 
 
 def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool = False) -> dict[str, Any]:
@@ -64,19 +61,20 @@ def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool
     if recipe.precision == "bfloat16" and device.type == "cpu" and (note := bf16.prepare()):
         tell(note)
     task = build_task(recipe, device)
-    checkpoint = find_checkpoint(folder, recipe, task)
+    checkpoint = find_checkpoint(folder, task)
     if checkpoint is None:
         command = resume_command(folder, recipe.model, recipe.data.path)
         raise ValueError(f"{folder} has no checkpoint yet: train it further with {command}")
     task.model.load_state_dict(below("model.", checkpoint.tensors))
-    about = {key: checkpoint.about["position"][key] for key in _POSITION if key in checkpoint.about["position"]}
+    position = checkpoint.about["position"]
+    about = {key: position[key] for key in ("layout", "world_size", "steps")}  # its times are those of the training
     if best:
-        of_best, weights = read_best(folder / BEST)
-        task.model.load_state_dict(weights)
-        about["best_step"] = of_best["step"]
+        found = read_best(folder / BEST)
+        task.model.load_state_dict(found.tensors)
+        about["best_step"] = found.about["step"]
     with kernels(task.device, recipe.deterministic):
         metrics = evaluate_task(task, World(0, 1, task.device), robust)
-    return {**facts(resolved(recipe, task.data)), **about, **metrics}
+    return {**facts(task.recipe), **about, **metrics}
 
 
 def export(folder: Path, out: Path, form: str = "safetensors", model: str | None = None) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def export(folder: Path, out: Path, form: str = "safetensors", model: str | None
     return {"file": str(out), "tensors": len(tensors), "step": checkpoint.about["step"]}
 
 
-def predict(source: Path, images: Sequence[Path], top: int, model: str | None = None) -> Predictions:
+def predict(source: Path, images: Sequence[Path], top: int, model: str | None = None) -> tuple[Predictions, list[str]]:
     """Predict the classes of image files.
 
     Args:
@@ -112,29 +110,47 @@ def predict(source: Path, images: Sequence[Path], top: int, model: str | None = 
         model: The model, if it is a callable: code is never imported because a file names it.
 
     Returns:
-        The most likely classes of each image, by its path.
+        The most likely classes of each image, by its path; and a line about each file that cannot be read.
     """
     if source.is_dir():
         checkpoint, tensors = _plain_weights(source)
         facts = checkpoint.about.get("network")
     else:
         facts, tensors = read_export(source)
-    return predict_files(rebuild(source, facts, tensors, model, own_device()), images, top)
+    network = rebuild(source, facts, tensors, model, own_device())
+    found = [image for path in images for image in (_images_below(path) if path.is_dir() else [path])]
+    if not found:
+        where = ", ".join(map(str, images))
+        raise ValueError(f"no images in {where}: name image files, or folders of them" if where else "no images given")
+    predictions: Predictions = {}
+    problems: list[str] = []
+    for start in range(0, len(found), _BATCH):
+        planes = {}
+        for path in found[start : start + _BATCH]:
+            try:
+                planes[str(path)] = network.read(path)
+            except ValueError as problem:
+                problems.append(str(problem))
+        if planes:
+            likeliest = network.likeliest(np.stack(list(planes.values())), top)
+            predictions |= dict(zip(planes, likeliest, strict=True))
+    if not predictions:
+        raise ValueError(problems[0])
+    return predictions, problems
 
 
-def find_checkpoint(folder: Path, recipe: Recipe, task: Task) -> Checkpoint | None:
+def find_checkpoint(folder: Path, task: Task) -> Checkpoint | None:
     """Return the newest intact checkpoint of a run; None if there is none yet."""
     if not checkpoints(folder / "checkpoints"):
         return None
-    optimizer = build_optimizer(task.model, asdict(recipe.optimizer))
 
     def check(checkpoint: Checkpoint) -> None:
         # Fields that were added after it was written stand for their defaults.
-        theirs = {**flatten(Recipe()), **checkpoint.about["recipe"]}
-        other = [key for key, value in flatten(recipe).items() if key not in RESUMABLE and theirs.get(key) != value]
+        theirs, own = {**flatten(Recipe()), **checkpoint.about["recipe"]}, flatten(task.recipe)
+        other = [key for key in own if key not in RESUMABLE and theirs.get(key) != own[key]]
         if other:
             raise ValueError(f"is of another run: its recipe differs in {', '.join(other)}")
-        check_tensors(checkpoint.tensors, task.model, optimizer, recipe.delay)
+        check_tensors(checkpoint.tensors, task.model, task.recipe.delay)
 
     return newest_whole(folder / "checkpoints", tell, check)
 
@@ -149,14 +165,8 @@ def facts(recipe: Recipe) -> dict[str, Any]:
 def _plain_weights(folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
     """Return the newest checkpoint of a run, and its weights for the plain model."""
     check_run_folder(folder)
-    checkpoint = newest_whole(folder / "checkpoints", tell, _check_plain)
+    checkpoint = newest_whole(folder / "checkpoints", tell)
     return checkpoint, {name: checkpoint.tensors[f"model.{name}"] for name in checkpoint.about["plain"]}
-
-
-def _check_plain(checkpoint: Checkpoint) -> None:
-    missing = [name for name in checkpoint.about["plain"] if f"model.{name}" not in checkpoint.tensors]
-    if missing:
-        raise ValueError(f"lacks the tensor model.{missing[0]}")
 
 
 @dataclass(frozen=True)
@@ -183,19 +193,16 @@ class Network:
             )
         return planes
 
-    def probabilities(self, images: Planes) -> Tensor:
-        """Compute the probability of each class, (N, classes), for images of shape (N, C, H, W)."""
+    def likeliest(self, images: Planes, top: int) -> list[list[dict[str, Any]]]:
+        """Return the `top` classes with the largest probabilities, for each of some images, (N, C, H, W)."""
         like = next(self.model.parameters())
         with in_mode(self.model, training=False), torch.no_grad():
-            pixels = to_pixels(torch.from_numpy(images), like.device, like.dtype)
-            logits: Tensor = self.model(pixels)
-            return logits.softmax(dim=1).cpu()
-
-    def likeliest(self, probabilities: Tensor, top: int) -> list[dict[str, Any]]:
-        """Return the `top` classes with the largest probabilities."""
-        values, numbers = probabilities.topk(min(top, len(self.classes)))
-        pairs = zip(numbers.tolist(), values.tolist(), strict=True)
-        return [{"class": self.classes[number], "probability": value} for number, value in pairs]
+            logits: Tensor = self.model(to_pixels(torch.from_numpy(images), like.device, like.dtype))
+        values, numbers = logits.softmax(dim=1).cpu().topk(min(top, len(self.classes)))
+        return [
+            [{"class": self.classes[number], "probability": value} for number, value in zip(*row, strict=True)]
+            for row in zip(numbers.tolist(), values.tolist(), strict=True)
+        ]
 
 
 def read_export(path: Path) -> tuple[Any, dict[str, Tensor]]:
@@ -244,20 +251,6 @@ def rebuild(source: Path, facts: Any, tensors: dict[str, Tensor], model: str | N
         problem = " ".join(str(error).split())[:200]
         raise ValueError(f"the weights of {source} do not fit the model {model or name}: {problem}") from None
     return Network(built, classes, (channels, height, side), float(zoom))
-
-
-def predict_files(network: Network, paths: Sequence[Path], top: int) -> Predictions:
-    """Return the `top` most likely classes of image files, and of those in folders and their subfolders."""
-    found = [image for path in paths for image in (_images_below(path) if path.is_dir() else [path])]
-    if not found:
-        where = ", ".join(map(str, paths))
-        raise ValueError(f"no images in {where}: name image files, or folders of them" if where else "no images given")
-    predictions: Predictions = {}
-    for start in range(0, len(found), _BATCH):
-        part = found[start : start + _BATCH]
-        rows = network.probabilities(np.stack([network.read(path) for path in part]))
-        predictions |= {str(path): network.likeliest(row, top) for path, row in zip(part, rows, strict=True)}
-    return predictions
 
 
 def _images_below(folder: Path) -> list[Path]:
