@@ -76,22 +76,10 @@ def test_where_it_is_too_late_to_set_the_limit_the_variable_and_its_value_are_na
     assert bf16.VARIABLE not in os.environ
 
 
-def test_a_child_that_only_fails_is_no_crash(dying, monkeypatch):
-    """Such as a PyTorch that does not import: the run will say so better."""
-    monkeypatch.setattr(bf16, "_TRIAL", "raise SystemExit(1)")
-    assert bf16.prepare() is None
-
-
 def test_a_rank_that_tries_nothing_does_what_the_others_found(monkeypatch):
     monkeypatch.setattr(bf16, "_try", pytest.fail)
     assert bf16.prepare(largest=lambda own: max(own, 1), tries=False) == NOTE
     assert os.environ[bf16.VARIABLE] == "AVX512_CORE_FP16"
-
-
-def test_a_rank_with_a_limit_of_its_user_keeps_it_when_others_need_one(monkeypatch):
-    monkeypatch.setenv(bf16.VARIABLE, "AVX2")
-    bf16.prepare(largest=lambda own: max(own, 1))
-    assert os.environ[bf16.VARIABLE] == "AVX2"
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:

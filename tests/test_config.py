@@ -91,15 +91,6 @@ def test_own_data_without_a_recipe_takes_the_defaults_and_nothing_from_the_digit
     assert load_recipe("digits", {"data.path": "photos"}).attack.epsilon == 24 / 255
 
 
-def test_digits_is_the_regime_in_which_the_effect_shows():
-    recipe = load_recipe("digits")
-    assert (recipe.batch_size, recipe.chunk_size, recipe.epochs, recipe.data.train_size) == (100, 100, 120, 100)
-    assert (recipe.optimizer.name, recipe.optimizer.lr, recipe.label_smoothing) == ("lars", 10, 0.1)
-    assert (recipe.schedule.warmup_epochs, recipe.schedule.decay, recipe.schedule.power) == ("30%", "poly", 2)
-    assert (recipe.model, recipe.width, recipe.attack.epsilon) == ("resnet8", None, 24 / 255)
-    assert (recipe.data.name, recipe.data.augment) == ("digits", "none")
-
-
 def test_values_have_the_type_of_their_field():
     recipe = load_recipe(
         "digits", {"optimizer.lr": 35, "log": "tensorboard,wandb", "deterministic": "TRUE", "pretrained": True}

@@ -40,7 +40,7 @@ _TABLE = {
     "__init__": "core optim ranks config trainer",
 }
 MAY_IMPORT = {part: set(others.split()) for part, others in _TABLE.items()}
-# Config reaches only the builder that flattens it, what writes it into a run's folder, and the command line.
+# Others get a recipe with the task, or none.
 MAY_IMPORT_CONFIG = {f"trainer/{name}.py" for name in ("build", "trained", "train")}
 # Other packages: core is torch only, and each part needs nothing that is not its business.
 THIRD_PARTY_OF_CORE = {"torch"}

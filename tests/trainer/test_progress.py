@@ -1,72 +1,15 @@
-"""The progress bar in a notebook: a widget where there are widgets, plain lines where there are none."""
+"""What a run prints while it trains, where there is no terminal: plain lines."""
 
 from __future__ import annotations
 
-import builtins
-import importlib.machinery
-import sys
 from contextlib import closing
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
 from conadv import cli
-from conadv.trainer import progress
 from conadv.trainer.progress import ProgressBar
 from support import tiny
-
-shown: list[Any] = []
-
-
-class Output:
-    """A widget as ipywidgets has it; what is printed within goes to it."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def clear_output(self, wait: bool) -> None: ...
-
-
-@pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What rich knows a notebook by, and displays with."""
-    shell = type("ZMQInteractiveShell", (), {})()
-    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
-    for name, members in {
-        "IPython": {},
-        "IPython.display": {"display": shown.append},
-        "ipywidgets": {"Output": Output},
-    }.items():
-        module = ModuleType(name)
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        vars(module).update(members)
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(sys.modules["IPython.display"], "HTML", str, raising=False)
-    shown.clear()
-
-
-def take_steps() -> None:
-    with closing(ProgressBar(0, 2, quiet=False)) as bar:
-        bar.log(0, {"loss": 2.5, "lr": 0.1})
-        bar.log(1, {"loss": 1.25, "lr": 0.1})
-
-
-@pytest.mark.usefixtures("notebook")
-def test_a_widget(capsys: pytest.CaptureFixture[str]) -> None:
-    take_steps()
-    assert sum(isinstance(item, Output) for item in shown) == 1
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.usefixtures("notebook")
-def test_plain_lines_without_widgets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(progress, "find_spec", lambda name: None)
-    take_steps()
-    assert shown == []
-    assert capsys.readouterr().err == "step 2/2  loss 1.2500  lr 0.1\n"
 
 
 def test_a_line_is_in_the_file_at_once(tmp_path: Path) -> None:

@@ -93,9 +93,17 @@ def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> None:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; a ValueError says what is wrong with the file."""
     checkpoint = read_state(path)
-    if checkpoint.about.get("step") != step_of(path):
-        raise ValueError("belongs to another step")
-    return checkpoint
+    match checkpoint.about:
+        case {
+            "step": int(step),
+            "recipe": dict(),
+            "versions": dict(),
+            "plain": [*plain],
+            "numbers": dict(),
+            "position": {"seconds": int() | float()},
+        } if step == step_of(path) and all(f"model.{name}" in checkpoint.tensors for name in plain):
+            return checkpoint
+    raise ValueError("belongs to another step or version")
 
 
 def checkpoints(folder: Path) -> list[Path]:

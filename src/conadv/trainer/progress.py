@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import Any, TextIO
 
 import torch
@@ -75,11 +74,9 @@ class ProgressBar:
         self._last_line = time.monotonic()
         self._first: tuple[int, float] | None = None  # the first step of this process, and its time
         self._bar: Progress | None = None
-        console = Console(file=stream)
-        in_notebook = console.is_jupyter and stream is sys.stderr and find_spec("ipywidgets") is not None
-        if not quiet and (stream.isatty() or in_notebook):
+        if not quiet and stream.isatty():
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=console)
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(file=stream))
             self._task = self._bar.add_task("", total=stop, completed=start)
             self._bar.start()
 

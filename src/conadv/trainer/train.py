@@ -77,8 +77,7 @@ def train(
         recipe: A `Recipe`, the name of a built-in recipe or the path of a TOML file. None with `resume`.
         folder: The folder to write. None: a new one, runs/DATA-METHOD-001 and so on.
         resume: The folder of a run to resume, in place of `recipe` and `folder`.
-        quiet: Print no progress. False: show a progress bar on a terminal or in a notebook with ipywidgets, and print
-            a line every few seconds elsewhere.
+        quiet: Print no progress. False: show a progress bar on a terminal, elsewhere a line every few seconds.
         on_step: Called on rank 0 after each step with a dictionary of its metrics: step (from 0), epoch, lr, loss,
             clean_loss, adv_loss and seconds (since the start).
         on_evaluation: Called on rank 0 after each evaluation with a dictionary of its metrics: step, test_top1,
@@ -148,7 +147,9 @@ def train_recipe(
             request.obey_by(lambda number: end_all(128 + number, stopped_early(number, *advice)))
         task, stream = _build(recipe, world, data, sets_limits=owns_process)
         with kernels(task.device, recipe.deterministic), ExitStack() as until_evaluated:
-            check_agreement(world, {"data": data_facts(task.data, recipe.data.path), "software": software_facts(task.model)})
+            check_agreement(
+                world, {"data": data_facts(task.data, recipe.data.path), "software": software_facts(task.model)}
+            )
             job, progress = _start(layout, world, place, task, stream)
             until_evaluated.callback(job.close)
             request.obey_by(None)
