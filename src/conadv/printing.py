@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import json
 import os
@@ -11,13 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 
 from conadv.readable import for_json, readable
-
-# ASCII for characters that a terminal cannot show.
-_PLAIN = {
-    "×": "x", "·": ".", "–": "-", "−": "-", "─": "-", "━": "-", "│": "|", "…": "...", "←": "<-", "→": "->",
-    "≤": "<=", "≥": ">=", "±": "+/-", "ε": "eps", "µ": "u", "μ": "u", "√": "sqrt", "•": "*",
-}  # fmt: skip
-_BOXES = range(0x2500, 0x2580)
 
 
 def report(work: Callable[[], Mapping[str, object]], as_json: bool) -> Mapping[str, object]:
@@ -54,17 +46,6 @@ def say(text: str) -> None:
 
 def allow_any_encoding() -> None:
     """Let standard output and error take every text; without this, a C locale makes `print` fail at the first ×."""
-    codecs.register_error("conadv-plain", _replace)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="conadv-plain")
-
-
-def _replace(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(map(_plain, error.object[error.start : error.end])), error.end
-
-
-def _plain(character: str) -> str:
-    return _PLAIN.get(character) or ("+" if ord(character) in _BOXES else "?")
+            stream.reconfigure(errors="replace")

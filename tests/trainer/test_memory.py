@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from support.launcher import TESTS
@@ -67,17 +66,3 @@ def test_a_batch_sixteen_times_as_large_takes_no_more_memory(tmp_path: Path) -> 
         train("digits", *flags(batch_size=size, run=tmp_path / str(size), **fields))[1] for size in (16, 256)
     )
     assert large - small < 20 * MIB
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_resnet50_takes_steps_of_the_largest_recipe_at_224_pixels(tmp_path: Path) -> None:
-    data = write_images(tmp_path / "images", 200, 256)
-    peaks = {}
-    for size, steps in ((64, 2), (192, 1)):
-        fields = {"batch_size": size, "max_steps": steps, "data__path": data, "data__workers": 1, "threads": 2}
-        summary, peaks[size] = train("imagenet-96k", *flags(run=tmp_path / str(size), **fields))
-        assert (summary["method"], summary["steps"]) == ("conadv", steps)
-        assert summary["images_per_second"] == pytest.approx(steps * size / summary["seconds"])
-        print(f"batch {size}: {peaks[size] / MIB:.0f} MiB, {summary['images_per_second']:.2f} images a second")
-    assert peaks[192] - peaks[64] < 30 * MIB  # whole, 128 images and their twins would be 92 MiB
