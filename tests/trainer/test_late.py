@@ -51,25 +51,6 @@ def test_reading_late_changes_nothing(changes, tmp_path, read_late):
     assert lines(tmp_path / "late") == lines(tmp_path / "now")
 
 
-def test_a_run_that_reads_late_resumes_bit_for_bit(tmp_path, read_late):
-    assert train(tmp_path / "whole", method="conadv") == 0
-    read_late()
-    assert train(tmp_path / "part", method="conadv", max_steps=3) == 0
-    words = [
-        "train",
-        "--resume",
-        str(tmp_path / "part"),
-        "--model",
-        "support.tiny:net",
-        "--max-steps",
-        "none",
-        "--quiet",
-    ]
-    assert cli.main(words) == 0
-    assert tiny.equal(tiny.state(tmp_path / "part"), tiny.state(tmp_path / "whole"))
-    assert lines(tmp_path / "part") == lines(tmp_path / "whole")
-
-
 @pytest.mark.parametrize("step", [3, 5], ids=["before a checkpoint", "in the last step"])
 def test_a_run_that_ends_for_it_has_saved_no_such_weights(step, tmp_path, read_late, monkeypatch, capsys):
     read_late()

@@ -64,6 +64,8 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "of another seed": lambda path: forge(path, recipe={**description(path)["recipe"], "seed": 1}),
     "of no recipe": lambda path: forge(path, recipe={}),
     "of a step that is no number": lambda path: forge(path, step="4"),
+    "of another version": lambda path: forge(path, format=2),
+    "without a weight of the plain model": lambda path: forge(path, plain=["more"]),
 }
 
 
