@@ -20,6 +20,7 @@ from conadv.task.data.arrays import digits, synthetic
 from conadv.task.data.fit import Fit
 from conadv.task.data.source import Arrays, DamagedError, Picture, Source
 from conadv.task.stream import Stream, evaluation_batches
+from task.data.samples import images_of
 
 
 def numbered(number: int) -> Source:
@@ -221,7 +222,7 @@ def test_evaluation_sees_every_image_once_in_order(workers: int) -> None:
     parts = list(evaluation_batches(source, 500, Fit(), workers))
     assert [len(labels) for _, labels in parts] == [500, 500, 500, 197]
     images = torch.cat([images for images, _ in parts])
-    np.testing.assert_array_equal(images.numpy(), source.images.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(images.numpy(), images_of(source).transpose(0, 3, 1, 2))
     np.testing.assert_array_equal(torch.cat([labels for _, labels in parts]).numpy(), source.labels)
 
 

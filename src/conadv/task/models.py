@@ -11,6 +11,7 @@ import difflib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -90,23 +91,31 @@ class Bottleneck(nn.Module):
 
 
 Block = type[BasicBlock] | type[Bottleneck]
-_DEPTHS_FOR_SMALL_IMAGES = (8, 14, 20, 26, 32, 44, 56, 110)
-_FOR_LARGE_IMAGES: dict[str, tuple[Block, Sequence[int]]] = {
-    "resnet18": (BasicBlock, (2, 2, 2, 2)),
-    "resnet34": (BasicBlock, (3, 4, 6, 3)),
-    "resnet50": (Bottleneck, (3, 4, 6, 3)),
-}
-# Three stages of n blocks, each of two convolutions; the first convolution and the last layer make 6n + 2.
-_FOR_SMALL_IMAGES: dict[str, Sequence[int]] = {
-    f"resnet{depth}": ((depth - 2) // 6,) * 3 for depth in _DEPTHS_FOR_SMALL_IMAGES
-}
-_HALVED = "resnet8-half"
-"""ResNet-8 of twice the width behind a first convolution of stride 2: as much work, and more accurate in few epochs."""
 
 
-def model_names() -> list[str]:
-    """The names that `build_model` knows."""
-    return [*_FOR_SMALL_IMAGES, _HALVED, *_FOR_LARGE_IMAGES]
+class ResNet(NamedTuple):
+    """What a ResNet is made of."""
+
+    block: Block
+    depths: tuple[int, ...]
+    """Blocks of each stage."""
+    width: int
+    """Channels of the first stage, unless the user chooses."""
+    stem: tuple[int, int]
+    """Kernel size and stride of the first convolution."""
+    pools: bool = False
+    """Whether a pooling of stride 2 follows it."""
+
+
+RESNETS = {
+    # Three stages of n blocks, each of two convolutions; the first convolution and the last layer make 6n + 2.
+    **{f"resnet{6 * n + 2}": ResNet(BasicBlock, (n, n, n), 16, (3, 1)) for n in (1, 2, 3, 4, 5, 7, 9, 18)},
+    # As much work as ResNet-8, and more accurate in few epochs.
+    "resnet8-half": ResNet(BasicBlock, (1, 1, 1), 32, (3, 2)),
+    "resnet18": ResNet(BasicBlock, (2, 2, 2, 2), 64, (7, 2), pools=True),
+    "resnet34": ResNet(BasicBlock, (3, 4, 6, 3), 64, (7, 2), pools=True),
+    "resnet50": ResNet(Bottleneck, (3, 4, 6, 3), 64, (7, 2), pools=True),
+}
 
 
 def build_model(
@@ -121,7 +130,7 @@ def build_model(
     """Build a model by name, with random weights from PyTorch's global generator unless it is pretrained.
 
     Args:
-        name: one of `model_names`, timm:NAME, torchvision:NAME, or your own as package.module:callable, which takes
+        name: one of `RESNETS`, timm:NAME, torchvision:NAME, or your own as package.module:callable, which takes
             images in [0, 1] and normalizes them itself.
         classes: number of classes.
         in_channels: channels of the images.
@@ -141,19 +150,10 @@ def build_model(
     normalize = Normalize(mean, std) if mean and std else nn.Identity()
     if not is_built_in(name):
         return build_from_library(name, classes, in_channels, normalize, pretrained)
-    if name in _FOR_LARGE_IMAGES:
-        block, depths = _FOR_LARGE_IMAGES[name]
-        stem = _convolution(in_channels, width or 64, 7, stride=2)
-        return _resnet(normalize, stem, nn.MaxPool2d(3, stride=2, padding=1), block, depths, classes)
-    if name in _FOR_SMALL_IMAGES:
-        stem = _convolution(in_channels, width or 16, 3)
-        return _resnet(normalize, stem, nn.Identity(), BasicBlock, _FOR_SMALL_IMAGES[name], classes)
-    if name == _HALVED:
-        stem = _convolution(in_channels, width or 32, 3, stride=2)
-        return _resnet(normalize, stem, nn.Identity(), BasicBlock, _FOR_SMALL_IMAGES["resnet8"], classes)
-    (nearest,) = difflib.get_close_matches(name, model_names(), n=1, cutoff=0)
-    known = ", ".join(model_names())
-    raise ValueError(f"unknown model {name!r}, did you mean {nearest!r}? Choose one of {known}")
+    if name not in RESNETS:
+        (nearest,) = difflib.get_close_matches(name, RESNETS, n=1, cutoff=0)
+        raise ValueError(f"unknown model {name!r}, did you mean {nearest!r}? Choose one of {', '.join(RESNETS)}")
+    return _resnet(RESNETS[name], classes, in_channels, width, normalize)
 
 
 def check_output(model: nn.Module, shape: Sequence[int], classes: int) -> None:
@@ -206,19 +206,19 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = training
 
 
-def _resnet(
-    normalize: nn.Module, stem: nn.Conv2d, pool: nn.Module, block: Block, depths: Sequence[int], classes: int
-) -> nn.Module:
-    width = inputs = stem.out_channels
+def _resnet(kind: ResNet, classes: int, in_channels: int, width: int | None, normalize: nn.Module) -> nn.Module:
+    width = inputs = width or kind.width
+    stem = _convolution(in_channels, width, *kind.stem)
+    pool = nn.MaxPool2d(3, stride=2, padding=1) if kind.pools else nn.Identity()
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         normalize=normalize, conv1=stem, bn1=nn.BatchNorm2d(width), relu=nn.ReLU(inplace=True), maxpool=pool
     )
-    for stage, depth in enumerate(depths):
+    for stage, depth in enumerate(kind.depths):
         blocks: list[nn.Module] = []
         for index in range(depth):
             stride = 2 if stage > 0 and index == 0 else 1
-            blocks.append(block(inputs, width * 2**stage, stride))
-            inputs = width * 2**stage * block.expansion
+            blocks.append(kind.block(inputs, width * 2**stage, stride))
+            inputs = width * 2**stage * kind.block.expansion
         layers[f"layer{stage + 1}"] = nn.Sequential(*blocks)
     layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from conadv.task.data import Source
+
 Sample = tuple[str, bytes]
 
 
@@ -24,6 +26,11 @@ def picture(seed: int, height: int = 12, width: int = 16, channels: int = 3) -> 
     planes = [128 + 70 * (a * y + b * x) for a, b in slopes]
     noisy = np.stack(planes, axis=-1) + random.normal(0, 6, (height, width, channels))
     return noisy.clip(0, 255).astype(np.uint8)
+
+
+def images_of(source: Source) -> np.ndarray:
+    """All images of a source, (N, H, W, C)."""
+    return np.stack([source.image(index) for index in range(len(source))])
 
 
 def encode(pixels: np.ndarray, form: str = "JPEG", **options) -> bytes:

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from conadv.task.data import Source, open_data
 from conadv.task.data.arrays import digits, synthetic
 from conadv.task.data.cifar import _unpickled
-from task.data.samples import cifar, write_archive
+from task.data.samples import cifar, images_of, write_archive
 
 ARRAYS = {
     "train_images": np.arange(4 * 3 * 2 * 3, dtype=np.uint8).reshape(4, 3, 2, 3),
@@ -25,7 +25,7 @@ BOTH = pytest.mark.parametrize("name", ["folder", "file.npz"])
 
 
 def rows(source: Source) -> np.ndarray:
-    return np.concatenate([source.images.reshape(len(source), -1), source.labels[:, None]], axis=1)
+    return np.concatenate([images_of(source).reshape(len(source), -1), source.labels[:, None]], axis=1)
 
 
 def test_the_digits_are_those_of_scikit_learn() -> None:
@@ -55,7 +55,7 @@ def test_a_split_that_leaves_nothing_is_refused(train_size: int) -> None:
 def test_synthetic_images_have_any_shape_differ_and_take_little_memory() -> None:
     data = synthetic((5, 7, 2), 50)
     assert (data.train.image(49).shape, len(data.test)) == ((5, 7, 2), 5)
-    assert len({image.tobytes() for image in (*data.train.images, *data.test.images)}) == 55
+    assert len({image.tobytes() for image in (*images_of(data.train), *images_of(data.test))}) == 55
     np.testing.assert_array_equal(data.train.labels, np.arange(50) % 10)
     imagenet = synthetic((224, 224, 3), 1_281_167).train
     assert imagenet.image(1_281_166).tobytes()[:-1] == imagenet.image(1_281_165).tobytes()[1:]
@@ -79,7 +79,7 @@ def write(path: Path, **changed: np.ndarray) -> Path:
 @BOTH
 def test_numpy_files_are_read(tmp_path: Path, name: str) -> None:
     data = open_data("path", write(tmp_path / name))
-    np.testing.assert_array_equal(data.train.images, ARRAYS["train_images"])
+    np.testing.assert_array_equal(images_of(data.train), ARRAYS["train_images"])
     np.testing.assert_array_equal(data.test.labels, [1, 0])
     assert (data.train.classes, data.name, data.train.name(2)) == (("0", "1", "2"), name, "image 2")
 
@@ -88,7 +88,7 @@ def test_grey_images_and_labels_in_a_column_as_keras_has_them(tmp_path: Path) ->
     arrays = {name: array[..., 0] if array.ndim == 4 else array[:, None] for name, array in ARRAYS.items()}
     np.savez_compressed(tmp_path / "k.npz", **arrays)
     data = open_data("path", tmp_path / "k.npz")
-    assert data.train.images.shape == (4, 3, 2, 1)
+    assert images_of(data.train).shape == (4, 3, 2, 1)
     assert data.train.labels.tolist() == [0, 1, 2, 1]
 
 
@@ -139,7 +139,7 @@ def test_cifar_is_read(tmp_path: Path, classes: int, place: str) -> None:
             (tmp_path / place / name).write_bytes(content)
     data = open_data("path", path)
     assert data.train.labels.tolist() == labels
-    np.testing.assert_array_equal(data.train.images.transpose(0, 3, 1, 2).reshape(len(pixels), -1), pixels)
+    np.testing.assert_array_equal(images_of(data.train).transpose(0, 3, 1, 2).reshape(len(pixels), -1), pixels)
     assert data.train.classes == tuple(f"name{n}" for n in range(classes))
     assert len(data.test) == 4
 
