@@ -23,7 +23,8 @@ def take_steps(method: Method, batches: list) -> None:
 def run(setting: Setting, as_loss: bool, factor: float = 1.0, chunk_size: int | None = 4) -> nn.Module:
     """Five steps, by calling the method or its loss; `factor` is what a gradient scaler would apply and undo."""
     model = split_batchnorm(small_cnn())
-    method = setting.make(model, ATTACK, chunk_size=chunk_size, seed=1, adv_weight=0.3)
+    attack = PGD(8 / 255, 0.1, direction="raw", random_start=0.5)  # whose step depends on the length of the gradient
+    method = setting.make(model, attack, chunk_size=chunk_size, seed=1, adv_weight=0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     for now, ahead in method.feed(small_batches(5)):
         optimizer.zero_grad()

@@ -355,8 +355,9 @@ def test_random_starts_of_16_bit_images_are_finite_and_in_the_ball(norm: Norm, d
     assert float(length.max()) <= 0.25 * 1.02  # the rounding of 16 bits
 
 
-def test_starts_on_the_grid_are_whole_255ths() -> None:
+@pytest.mark.parametrize("epsilon", [4 / 255, 4.99 / 255])
+def test_starts_on_the_grid_are_whole_255ths(epsilon: float) -> None:
     images = torch.full((16, 2, 4, 4), 100 / 255, dtype=torch.float64)
-    levels = PGD(4 / 255, random_start=1.0, grid=True)._start(images, 3) * 255
+    levels = PGD(epsilon, random_start=1.0, grid=True)._start(images, 3) * 255
     torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-9)
     assert levels.round().unique().tolist() == list(range(96, 105))
