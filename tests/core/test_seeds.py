@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.core.seeds import centered, mix, normal, random_bits, uniform, untouched_randomness
+from conadv.core.seeds import BRANCH_NUMBER, centered, mix, normal, random_bits, uniform, untouched_randomness
 
 whole = st.integers(-(2**63), 2**64 - 1)
 
@@ -42,6 +42,7 @@ def test_near_numbers_give_different_seeds_in_every_place() -> None:
     seeds = {mix(*parts) for parts in itertools.product(range(12), repeat=3)}
     assert len(seeds) == 12**3
     assert mix(1, 2) != mix(2, 1) and mix(1) != mix(1, 0)
+    assert sorted(BRANCH_NUMBER.values()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", [None, 5])

@@ -87,6 +87,9 @@ def test_recycled_learns_from_a_share_of_the_last_batch(as_loss: bool) -> None:
     model = split_batchnorm(small_cnn())
     method = Recycled(model, F.cross_entropy, PGD(0), twin_share="1/2", chunk_size=2, seed=1)
     batches = small_batches(4)
+    learnt: list[int] = []
+    passes = method._step.adversarial
+    method._step.adversarial = lambda twin, k, weight: learnt.append(k) or passes(twin, k, weight)  # type: ignore
     for number, batch in enumerate(batches):
         twins = method.state_dict() if number else {}
         kept = {name: tensor for name, tensor in twins.items() if name.endswith("images")}
@@ -98,6 +101,9 @@ def test_recycled_learns_from_a_share_of_the_last_batch(as_loss: bool) -> None:
             method.loss(batch).backward()
         else:
             method(batch)
+        source = max(0, number - 1)  # twins are learnt in the places of the chunks that they are of
+        assert learnt == [k for k in range(4) if method._step.has_twin(source, k)]
+        learnt.clear()
 
 
 class TwoInputs(nn.Module):

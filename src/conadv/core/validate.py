@@ -241,7 +241,9 @@ def check_mean(loss_of: Loss, loss: Tensor, outputs: Any, labels: Any, count: in
     first, second = again(slice(half)), again(slice(half, count))
     if first is None or second is None:
         return
-    if not close((first * half + second * (count - half)) / count, loss, outputs):
+    mean = (first * half + second * (count - half)) / count
+    undefined = bool(loss.isfinite()) and not bool(mean.isfinite())  # a half of which all labels are ignored
+    if undefined or not close(mean, loss, outputs):
         raise ValueError(
             "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): "
             "pass chunk_size=None"
