@@ -59,8 +59,9 @@ def test_a_weight_without_gradient_or_noise_keeps_its_gradient_finite() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="floor 0: the smallest factor"):
-        SignalToNoise([], 0)
+    for floor in (0, 1.5):
+        with pytest.raises(ValueError, match=f"floor {floor}: the smallest factor"):
+            SignalToNoise([], floor)
     signal = SignalToNoise(small_cnn().parameters())
     signal.begin()
     signal.add()

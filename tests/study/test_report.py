@@ -198,8 +198,15 @@ def test_curves_are_those_of_vanilla_and_of_the_most_accurate_arms(
 # Bad input
 
 
-@pytest.mark.parametrize("name", ["results.jsonl", "origin.json", "study.toml"])
-@pytest.mark.parametrize("text", ["[" * 100_000, '"\\ud800"', "[[]]"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("results.jsonl", "[" * 100_000),
+        ("results.jsonl", "[[]]"),
+        ("origin.json", '"\\ud800"'),
+        ("study.toml", "[" * 100_000),
+    ],
+)
 def test_a_damaged_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str) -> None:
     (make_study(tmp_path, SMALL, steps=8) / name).write_text(text, encoding="utf-8")
     assert cli.main(["report", str(tmp_path)]) == 2
