@@ -174,14 +174,6 @@ def test_what_is_not_images_and_labels_is_refused(setting: Setting, item, what: 
 # --- checks ------------------------------------------------------------------------------------------------------
 
 
-@adversarial_methods
-def test_pixels_although_mean_and_std_were_given_are_a_warning(setting: Setting) -> None:
-    attack = PGD(4 / 255, mean=(0.45, 0.45), std=(0.225, 0.225))
-    method = setting.make(split_batchnorm(small_cnn()), attack)
-    with pytest.warns(UserWarning, match=r"look like pixels in \[0, 1\]"):
-        take_steps(method, small_batches(1))
-
-
 def test_delay_cannot_be_changed() -> None:
     method = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK)
     with pytest.raises(AttributeError):

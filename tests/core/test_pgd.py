@@ -334,6 +334,11 @@ def test_a_quarter_of_the_range_may_be_overshot(low: float, high: float) -> None
             attack.check_range(torch.tensor(images))
 
 
+def test_pixels_although_mean_and_std_were_given_are_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"look like pixels in \[0, 1\]"):
+        PGD(EPSILON, mean=MEAN, std=STD).check_range(torch.tensor([0.0, 1.0]).view(2, 1).expand(2, 2))
+
+
 @pytest.mark.parametrize(("size", "exact"), [(4 / 255, True), (1.5 / 255, False)])
 def test_one_step_of_whole_255ths_is_exact_as_bytes(size: float, exact: bool) -> None:
     """Such twins cross between ranks in a quarter of the bytes."""
