@@ -169,8 +169,7 @@ def train_recipe(
             evaluation = evaluate(job, robust if recipe.eval_robust else None)
             for sink in sinks:
                 sink.log(progress.step, evaluation)
-        known = {**facts(task.recipe), "classes": len(task.data.train.classes)}
-        summary = {**known, **position(job, progress), **evaluation}
+        summary = {**facts(task), **position(job, progress), **evaluation}
         if world.is_main:
             write_summary(place.path, summary)
     return {**summary, "run": str(place.path)} if world.is_main else {}

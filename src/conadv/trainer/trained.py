@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from conadv import bf16
 from conadv.atomic import replace_file
-from conadv.catalog import METHODS, is_callable
+from conadv.catalog import is_callable
 from conadv.config import RESUMABLE, Recipe, check_run_folder, flatten
 from conadv.core.batch import to_pixels
 from conadv.core.state import below
@@ -74,7 +74,7 @@ def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool
         about["best_step"] = found.about["step"]
     with kernels(task.device, recipe.deterministic):
         metrics = evaluate_task(task, World(0, 1, task.device), robust)
-    return {**facts(task.recipe), **about, **metrics}
+    return {**facts(task), **about, **metrics}
 
 
 def export(folder: Path, out: Path, form: str = "safetensors", model: str | None = None) -> dict[str, Any]:
@@ -155,11 +155,14 @@ def find_checkpoint(folder: Path, task: Task) -> Checkpoint | None:
     return newest_whole(folder / "checkpoints", tell, check)
 
 
-def facts(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of a recipe that a summary contains; epsilon is None for a method without attack."""
+def facts(task: Task) -> dict[str, Any]:
+    """Return what a summary says about a run beforehand; epsilon is None for a method without attack."""
     names = ("method", "delay", "model", "batch_size", "chunk_size", "epochs", "seed")
-    attacks = METHODS[recipe.method].maker is not None
-    return {**{name: getattr(recipe, name) for name in names}, "epsilon": recipe.attack.epsilon if attacks else None}
+    return {
+        **{name: getattr(task.recipe, name) for name in names},
+        "epsilon": None if task.twins is None else task.recipe.attack.epsilon,
+        "classes": len(task.data.train.classes),
+    }
 
 
 def _plain_weights(folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
