@@ -236,7 +236,7 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
         write = checkpoint.write_checkpoint
         checkpoint.write_checkpoint = lambda *arguments: (time.sleep(float(settings["SLOW_SAVE"])), write(*arguments))
     if "ENDLESS_LISTING" in settings:
-        build.open_data = lambda *_, share=None, **__: share(_list_endlessly) if share else _list_endlessly()
+        build.open_data = lambda *_, **__: _list_endlessly()
     if settings.get("STOP_RANK") == settings["RANK"]:
         kept = dist.TCPStore("127.0.0.1", int(settings["MASTER_PORT"]), is_master=True, wait_for_workers=False)
         os.kill(os.getpid(), signal.SIGSTOP)

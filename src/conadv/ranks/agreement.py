@@ -61,14 +61,7 @@ def from_main(world: World, work: Callable[[], bytes | None]) -> bytes:
     future = ThreadPoolExecutor(1).submit(work if world.is_main else bytes)
     while world.all_reduce_max(not wait([future], min(_MEETING, world.timeout / 4)).done):
         pass
-    try:
-        answer = b"+" + (future.result() or b"")
-    except ValueError as error:
-        answer = b"-" + str(error).encode()
-    answer = world.broadcast(answer)
-    if answer[:1] == b"-":
-        raise AgreedError(answer[1:].decode())
-    return answer[1:]
+    return world.broadcast(on_all(world, future.result) or b"")
 
 
 def on_all(world: World, work: Callable[[], T]) -> T:
@@ -79,7 +72,7 @@ def on_all(world: World, work: Callable[[], T]) -> T:
     try:
         results.append(work())
     except ValueError as error:
-        problem = (f"rank {world.rank}: " if world.rank else "") + str(error)
+        problem = ("" if world.is_main else f"rank {world.rank}: ") + str(error)
     _raise_on_all(world, problem)
     return results[0]
 
