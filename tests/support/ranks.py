@@ -26,6 +26,7 @@ import torch.distributed as dist
 from conadv import cli
 from conadv.last_words import explained_status
 from conadv.ranks import faults
+from conadv.ranks.world import World
 from conadv.trainer import build, checkpoint
 from support import covering, teams
 
@@ -235,6 +236,9 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
     if "SLOW_SAVE" in settings:
         write = checkpoint.write_checkpoint
         checkpoint.write_checkpoint = lambda *arguments: (time.sleep(float(settings["SLOW_SAVE"])), write(*arguments))
+    if settings.get("SLOW_LEAVE") == settings["RANK"]:
+        barrier = World.barrier
+        World.barrier = lambda world: (barrier(world), time.sleep(3))
     if "ENDLESS_LISTING" in settings:
         build.open_data = lambda *_, **__: _list_endlessly()
     if settings.get("STOP_RANK") == settings["RANK"]:

@@ -165,6 +165,14 @@ def test_whichever_learning_ranks_are_asked_all_stop_in_the_same_step(number, as
     assert run.complaints() == []
 
 
+def test_a_rank_that_leaves_late_ends_with_the_same_status(start):
+    """The others have left a verdict by then, which its thread obeys."""
+    run = start(tiny.words(**ENDLESS, layout="clean | adv+attack"), 2, SLOW_LEAVE="1")
+    run.wait_for_step(3)
+    run.kill(0, TERM)
+    assert run.statuses() == [143] * 2
+
+
 @pytest.mark.slow
 def test_no_rank_ends_before_the_state_is_saved(start):
     """Its launcher would end the rank that still writes."""

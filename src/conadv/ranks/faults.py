@@ -73,7 +73,8 @@ def guarded(
         try:
             yield guard.end_all
         except agreed as error:
-            guard.publish(2 if isinstance(error, ValueError) else 1, str(error))
+            status = getattr(error, "exit_status", 2 if isinstance(error, ValueError) else 1)  # a stop has its own
+            guard.publish(status, str(error))
             raise
         except Exception as error:
             if _is_of_peer(error):
