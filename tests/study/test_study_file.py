@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from conadv.config import flatten, load_recipe
 from conadv.study.results import Cell
 from conadv.study.study_file import Study, read_study
 
@@ -99,6 +100,14 @@ def test_a_recipe_is_found_beside_the_study(tmp_path: Path) -> None:
     (cell,) = study_of(tmp_path, '[base]\nrecipe = "mine.toml"\n').cells
     assert cell.values["epochs"] == 50
     assert cell.command == f"conadv train {tmp_path / 'mine.toml'} --threads 1"
+
+
+def test_without_a_recipe_your_own_data_has_the_defaults_of_train(tmp_path: Path) -> None:
+    (cell,) = study_of(tmp_path, '[base]\n"data.path" = "photos"\n').cells
+    wanted = flatten(load_recipe(None, {"data.path": "photos", "threads": "1"}))
+    assert cell.values == wanted
+    assert wanted["attack.epsilon"] != flatten(load_recipe("digits"))["attack.epsilon"]
+    assert cell.command == "conadv train --data.path photos --threads 1"
 
 
 def test_folders_differ_where_numbers_do_and_only_there(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,17 @@ def test_accuracy_under_attack_is_told_where_it_was_measured(method, twins, robu
     task = build_task(tiny.recipe(method=method), CPU)
     metrics = evaluate_task(task, World(0, 1, CPU), robust)
     assert ("adv_top1" in metrics, "robust_top1" in metrics) == (twins, robust is not None)
+
+
+def test_twins_are_attacked_in_mixed_chunks_where_images_are_sorted_by_class(looked_at):
+    task = build_task(tiny.recipe(method="conadv"), CPU)
+    order = np.argsort(task.data.train.labels, kind="stable")
+    task = replace(task, data=replace(task.data, train=task.data.train.take(order.tolist())))
+    evaluation.twin_top1(task, World(0, 1, CPU), task.twins)
+    (taken,) = looked_at
+    chunk = task.data.train.labels[taken[: task.twins.chunk_size]]
+    assert len(set(chunk)) > 3  # sorted: all of one class, or two
+    assert len(set(taken)) == len(taken)
 
 
 def test_twins_of_recycled_are_attacked_as_its_clean_pass_does():

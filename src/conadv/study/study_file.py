@@ -76,8 +76,8 @@ def read_study(path: Path) -> Study:
                 allowed = "a text" if kind is str else "true or false"
                 raise ValueError(f"{key} is {show(tables[key])} but must be {allowed}")
         base = _flat(tables.get("base", {}), "base")
-        recipe = base.pop("recipe", "digits")
-        if (path.parent / recipe).is_file():
+        recipe = base.pop("recipe", None)
+        if recipe is not None and (path.parent / recipe).is_file():
             recipe = str(path.parent / recipe)
         cells = _expand(recipe, base, _arms(tables.get("arm", [])), _grids(tables.get("grid", {})))
         return Study(text, tables.get("title") or path.stem, tables.get("keep_checkpoints", False), cells)
@@ -87,8 +87,8 @@ def read_study(path: Path) -> Study:
         raise ValueError(f"study {str(path)!r}: {' '.join(str(error).split())}") from None
 
 
-def recipe_values(recipe: str, overrides: Mapping[str, str]) -> dict[str, Any]:
-    """All values of a recipe, by dotted key, with changes on top."""
+def recipe_values(recipe: str | None, overrides: Mapping[str, str]) -> dict[str, Any]:
+    """All values of a recipe (None: the defaults for your own data), by dotted key, with changes on top."""
     return dict(flatten(load_recipe(recipe, overrides)))
 
 
@@ -114,7 +114,9 @@ def identity_of(cell: Cell) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def _expand(recipe: str, base: dict[str, str], arms: Sequence[_Arm], grids: Mapping[str, Axes]) -> tuple[Cell, ...]:
+def _expand(
+    recipe: str | None, base: dict[str, str], arms: Sequence[_Arm], grids: Mapping[str, Axes]
+) -> tuple[Cell, ...]:
     """All cells, grid by grid and arm by arm. A cell that several grids contain is listed once, with all its grids."""
     for arm in arms:
         _check_names(arm.grids, list(grids), f"arm {arm.name}: the list of grids")
@@ -137,7 +139,7 @@ def _expand(recipe: str, base: dict[str, str], arms: Sequence[_Arm], grids: Mapp
     return tuple(found.values())
 
 
-def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str, grid: str) -> Cell:
+def _cell(recipe: str | None, overrides: dict[str, str], axes: dict[str, str], arm: str, grid: str) -> Cell:
     model, data = overrides.get("model", ""), overrides.get("data.path", "")
     if is_callable(model):
         advice = "use a built-in model, or one of timm or torchvision"
@@ -145,13 +147,15 @@ def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str
     if names_dataset(data):
         raise ValueError(f"data.path {data!r} would import code, which a study file may not do: save the data as files")
     overrides.setdefault("threads", "1")
+    if recipe is None and not data:
+        recipe = "digits"  # your own data has the defaults of `conadv train`
     values = recipe_values(recipe, overrides)
     arm = arm or str(values["method"])
     axes = {key: value for key, value in axes.items() if (key, value) != ("method", arm)}
     words = _slug("-".join([arm, *(f"{short(key)}{value}" for key, value in axes.items())]))
     # A hash of the overrides, so that a changed study does not reuse the old cells.
     numbers = {key: text for key, text in overrides.items() if key not in NUMBERLESS}
-    digest = hashlib.sha256(json.dumps([Path(recipe).name, numbers], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([Path(recipe or "").name, numbers], sort_keys=True).encode()).hexdigest()
     return Cell(
         cell=f"{words[:_LONGEST_WORDS]}-{digest[:6]}",
         name=" · ".join([arm, *(f"{short(key)} {value}" for key, value in axes.items())]),
@@ -160,7 +164,7 @@ def _cell(recipe: str, overrides: dict[str, str], axes: dict[str, str], arm: str
         axes=axes,
         overrides=overrides,
         values=values,
-        command=shlex.join(["conadv", "train", recipe, *flags(overrides)]),
+        command=shlex.join(["conadv", "train", *([] if recipe is None else [recipe]), *flags(overrides)]),
     )
 
 

@@ -175,12 +175,12 @@ def twin_top1(task: Task, world: World, twins: TwinTest) -> float:
     """Compute the accuracy in percent on twins of training images, as the model sees them in training.
 
     It is higher than on the images themselves if the network reads the label from the statistics of a batch that was
-    attacked as a whole. Every rank must call it.
+    attacked as a whole. Chunks are random, as in training: files are often sorted by class. Every rank must call it.
     """
     images = len(task.data.train)
     size = min(twins.chunk_size, images)
     group = size * twins.shuffled
-    whole = sampled(images, max(min(_TWINS, images) // group, 1) * group)
+    whole = permutation(images, _SAMPLE_SEED)[: max(min(_TWINS, images) // group, 1) * group]
     chosen, first = _part(world, whole, group)
     batches = evaluation_batches(task.data.train, size, task.augment.fit, task.workers, chosen)
     counts = count_twin_hits(
