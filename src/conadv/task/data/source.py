@@ -126,6 +126,12 @@ class Source:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def images(self) -> Pixels:
+        """All images as (N, H, W, C) bytes; only of sources that are arrays. The examples and the tutorial use it."""
+        assert isinstance(self.pictures, Arrays)
+        return self.pictures.images[self.rows]
+
     def name(self, index: int) -> str:
         """The name of this image in error messages."""
         return self.pictures.name(int(self.rows[index]))
