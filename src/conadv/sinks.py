@@ -38,6 +38,18 @@ class Sink(Protocol):
         """Write everything that is still buffered. Called once, at the end."""
 
 
+class Board(Sink, Protocol):
+    """A sink of `--log`, which also shows pictures."""
+
+    package: str
+    """What it imports."""
+
+    def __init__(self, folder: Path, start: int, values: Mapping[str, Any]) -> None: ...
+
+    def show(self, step: int, name: str, picture: Picture) -> None:
+        """Show a picture."""
+
+
 class TensorBoard:
     """Event files in the folder tensorboard/ of the run: `tensorboard --logdir RUN`.
 
@@ -105,7 +117,7 @@ class Wandb:
         self._run.finish()
 
 
-SINKS: dict[str, type[TensorBoard | Wandb]] = {"tensorboard": TensorBoard, "wandb": Wandb}
+SINKS: dict[str, type[Board]] = {"tensorboard": TensorBoard, "wandb": Wandb}
 
 
 def check_sinks(names: Iterable[str]) -> None:

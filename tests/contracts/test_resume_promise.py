@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 from torch import Tensor
 
+from conadv import catalog
 from conadv.optim import OPTIMIZERS
 from support import tasks, tiny
 from support.promises import few
@@ -30,6 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "conadv-main": {"method": "conadv", "twin_branch": "main"},
     "recycled-main": {"method": "recycled", "twin_branch": "main"},
     "recycled-shuffled": {"method": "recycled", "shuffle_twins": 2, "chunk_size": 2},
+    "recycled-until": {"method": "recycled", "adv_until": 0.5, "adv_weight": 0.3, "attack__norm": "l2"},
     "sam": {"method": "sam"},
     "sam-stale": {"method": "sam", "delay": 1},
 }
@@ -44,6 +46,7 @@ LAYOUTS = {
     "recycled-main": [(2, "clean | adv")],
     "recycled-share": [(2, "clean | adv"), (4, "clean | adv"), (5, "4 clean | adv")],
     "recycled-shuffled": [(2, "clean | adv")],
+    "recycled-until": [(2, "clean | adv")],
     "sam": [(2, "clean")],
     "sam-stale": [(2, "clean")],
     "recycled": [(2, "clean+adv"), (2, "clean | adv"), (4, "adv | clean")],
@@ -198,6 +201,10 @@ def test_a_checkpoint_moves_between_uneven_lanes(undisturbed, pool, tmp_path):
 def test_with_any_option_a_stopped_run_ends_as_if_it_had_not(changes, undisturbed, pool, tmp_path):
     parts = in_parts(pool, tmp_path / "run", [1, 4], **changes)
     assert_same(parts, undisturbed(1, **{**changes, "checkpoint__every": 1}))
+
+
+def test_every_method_is_in_the_table():
+    assert {str(setting["method"]) for setting in SETTINGS.values()} == catalog.METHODS.keys()
 
 
 def test_every_optimizer_is_in_the_table():

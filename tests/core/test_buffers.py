@@ -121,7 +121,8 @@ def test_a_model_that_starts_in_eval_mode_is_looked_at_later() -> None:
         layer.adv.num_batches_tracked.fill_(1)
     method = Setting("disadv", "conadv", delay=0).make(model.eval())
     batch = small_batches(1)[0]
-    method(batch, batch)
+    with pytest.warns(UserWarning, match="eval mode"):
+        method(batch, batch)
     model.train()
     with pytest.raises(ValueError, match="tracks statistics of images in its buffer scale"):
         method(batch, batch)

@@ -35,6 +35,19 @@ def train(method: Any, optimizer: torch.optim.Optimizer, steps: int = 5, accumul
             optimizer.zero_grad()
 
 
+def test_a_step_in_eval_mode_warns_once_and_frozen_layers_do_not() -> None:
+    model = prepared()
+    method = ConAdv(model, F.cross_entropy, ATTACK)
+    train(method, sgd(model), steps=3)  # every branch is trained, also with stale weights
+    model.get_submodule("1").eval()  # a frozen layer
+    train(method, sgd(model), steps=1)
+    model.eval()
+    with pytest.warns(UserWarning, match=r"eval mode.*model.train\(\)") as told:
+        train(method, sgd(model), steps=2)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+
+
 # --- Whose weights the optimizer has -----------------------------------------------------------------------------
 
 

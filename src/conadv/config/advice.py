@@ -24,7 +24,7 @@ ADVICE = {
     "rho": f"it is 0.05, as the authors of SAM have it: {_OWN_LOOP}, conadv.Sam(rho=...)",
     "tf32": "drop it, or write deterministic = true, which keeps all digits of float32",
     "eval_train": "drop it: the training accuracy is that of a fixed sample, as large as the test set",
-    "attack.name": f"it is PGD: {_OWN_LOOP}, where any function is an attack",
+    "attack.name": f"it is PGD: {_OWN_LOOP}, where any conadv.Attack is an attack",
     "optimizer.trust_coefficient": f"it is 0.001; change optimizer.lr instead, or {_OWN_LOOP}, conadv.Lars",
     "optimizer.beta1": f"it is 0.9: {_OWN_LOOP}",
     "optimizer.beta2": f"it is 0.999: {_OWN_LOOP}",

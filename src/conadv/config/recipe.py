@@ -193,7 +193,7 @@ class Recipe:
     """Twins of this many consecutive chunks are shuffled among each other before they are learnt: other images than in
     the attack then share their BatchNorm statistics. 1: not shuffled."""
     adv_until: PositiveShare = 1.0
-    """Share of the run that learns from twins, such as 1/2; the rest learns from the images alone."""
+    """Share of the run that learns from twins, such as 1/2. In the rest they have weight 0, and cost the same time."""
     scale_norms: Annotated[bool, switch("scale-norms")] = False
     """Divide the gradients of BatchNorm's weight and bias by the share of their branch in the loss, so that they learn
     as fast as in vanilla. With sgd or lars."""

@@ -27,7 +27,7 @@ def call_plainly(model: nn.Module, images: Tensor) -> Any:
 
 @runtime_checkable
 class Attack(Protocol):
-    """An attack generates the twins of images. `conadv.PGD` is one; catalog.py lists those that recipes can name."""
+    """An attack generates the twins of images. `conadv.PGD` is one, that of recipes."""
 
     def __call__(
         self, model: nn.Module, loss: Loss, images: Tensor, labels: Any, seed: int = 0, call: Call = call_plainly

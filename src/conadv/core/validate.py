@@ -8,10 +8,11 @@ first updates the optimizer has the weights of this model, and of all of its bra
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -26,7 +27,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from conadv.peers import COMPARED, check_ranks
-from conadv.wrappers import refuse_unused, trainable
+from conadv.wrappers import innermost, refuse_unused, trainable
 
 from .attack import Attack, Loss
 from .branches import owners_of, split_layers
@@ -87,8 +88,9 @@ def check_branches(model: nn.Module, branches: Sequence[str]) -> None:
 
 
 def described(attack: Any) -> dict[str, Any]:
-    """The settings of an attack that have to be the same on all ranks: its type, and those in common with `PGD`."""
-    return {"attack": type(attack).__name__, **{field.name: getattr(attack, field.name, None) for field in fields(PGD)}}
+    """The settings of an attack that have to be the same on all ranks: its type and, of a dataclass, its fields."""
+    own = fields(attack) if is_dataclass(attack) else ()
+    return {"attack": type(attack).__name__, **{field.name: getattr(attack, field.name) for field in own}}
 
 
 class Checks:
@@ -101,7 +103,7 @@ class Checks:
         self._model, self._loss, self._chunk_size, self._branches = model, loss, chunk_size, branches
         self.alone = True  # False: the ranks of a layout check their loop themselves
         self._calls = 0
-        self._seen_images = self._seen_labels = self._seen_loss = False
+        self._seen_images = self._seen_labels = self._seen_loss = self._seen_eval = False
         self._updates: Updates | None = Updates(model, "adv" in branches)
         if branches:
             check_branches(model, branches)
@@ -117,6 +119,13 @@ class Checks:
             raise ValueError(
                 "a method takes training steps, and gradients are off here (torch.no_grad, inference_mode): "
                 "to evaluate, call the model itself"
+            )
+        if not self._seen_eval and not innermost(self._model).training:
+            self._seen_eval = True
+            warnings.warn(
+                "a training step with the model in eval mode: BatchNorm and dropout work as in an evaluation; call "
+                "model.train() after each evaluation (to freeze some layers, put only those into eval mode)",
+                stacklevel=5,
             )
         if self._calls == 0 and self._branches:
             check_branches(self._model, self._branches)  # layers may have been replaced since the method was created

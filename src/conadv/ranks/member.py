@@ -244,7 +244,9 @@ class Member:
         step.count = self.place.chunks
         if isinstance(method, Sam):
             method.twins.adopt([method.direction(t, k, chunk) for k, chunk in chunks])
-        elif isinstance(method, Recycled) and Role.ADV in self.place.role:
+        elif not isinstance(method, Recycled):
+            raise TypeError(f"{type(method).__name__} cannot be resumed: say here what its steps leave behind")
+        elif Role.ADV in self.place.role:
             method.twins.adopt([self._as_maker(method, t, k, chunk) for k, chunk in chunks if step.has_twin(t, k)])
 
     def check_weights(self, step: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from conadv.core.batch import to_pixels
 from conadv.core.branches import split_layers
 from conadv.core.splitbn import routed
-from conadv.sinks import TensorBoard, Wandb
+from conadv.sinks import Board
 from conadv.task.evaluate import evaluate
 from conadv.task.models import in_mode
 from conadv.task.stream import evaluation_batches
@@ -36,7 +36,7 @@ class Showcase:
         sinks: where it goes.
     """
 
-    def __init__(self, task: Task, twins: TwinTest, sinks: Sequence[TensorBoard | Wandb]) -> None:
+    def __init__(self, task: Task, twins: TwinTest, sinks: Sequence[Board]) -> None:
         self._task, self._twins, self._sinks = task, twins, sinks
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -246,6 +246,7 @@ def _prime(job: Job, stale: list[dict[str, Tensor]], step: int) -> None:
     for number, version in zip(range(step - len(stale), step), stale, strict=True):
         if number >= 0:
             job.task.model.load_state_dict(version)
+            job.begin_step(number)
             with closing(job.batches(number, number + 1)) as batches:
                 job.member.prime(next(batches), number)
 

@@ -74,6 +74,8 @@ def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool
         about["best_step"] = found.about["step"]
     with kernels(task.device, recipe.deterministic):
         metrics = evaluate_task(task, World(0, 1, task.device), robust)
+    if best:
+        metrics.pop("adv_top1", None)  # the best weights are those of the main branch only
     return {**facts(task), **about, **metrics}
 
 
