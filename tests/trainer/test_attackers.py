@@ -117,6 +117,7 @@ def test_resumes_bitwise_with_and_without_attackers(made, tmp_path, before, afte
         (["--method", "disadv"], "which only conadv with a delay of 1 or more has"),
         (["--attackers", "many"], "attackers 'many': give a number, or a Ray cluster"),
         (["--attackers", "x@ray://head:10001"], "give a number, or a Ray cluster"),
+        (["--attackers", "4@127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1"),
     ],
 )
 def test_where_attackers_cannot_work_is_one_line(words, said, tmp_path, capsys):

@@ -11,6 +11,7 @@ weights and twins, and notices processes that died.
 from __future__ import annotations
 
 import os
+import socket
 import time
 import warnings
 from collections import Counter, deque
@@ -37,6 +38,7 @@ from .world import World, flat
 _STARTS = 5  # attackers in a row that could not start, after which no more are tried
 _DEPTH = 2  # chunks that an attacker has at once: one to work on, and the next
 _RECENT = 200  # twins, of which attackers should deliver half in time
+_ANSWER = 10.0  # seconds in which a cluster accepts a connection
 _LOOPBACK = "127.0.0.1"
 # Ray's switch for machines that must not be reached from others. It is read when ray is imported, and without it
 # ray.init turns 127.0.0.1 into the host's address and listens on every interface.
@@ -375,6 +377,8 @@ def _connect(ray: Any, address: str | None) -> None:
     """Join a cluster, or start Ray on loopback; ranks of one machine share what the first of them starts."""
     quiet: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
     rank, size = rank_and_size()
+    if address is not None and address != "auto":
+        _check_reachable(address)
     if address is None and rank == 0:
         # "local": without it, Ray would join whatever cluster was last started on this machine.
         ray.init("local", include_dashboard=False, _node_ip_address=_LOOPBACK, **quiet)
@@ -384,3 +388,15 @@ def _connect(ray: Any, address: str | None) -> None:
         address = World(rank, size, device).broadcast(own.encode(), 0).decode()
     if not ray.is_initialized():
         ray.init(address=address, **quiet)
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse an address at which nothing listens, where Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER).close()
+    except (OSError, ValueError) as error:
+        raise ConnectionError(
+            f"no Ray cluster answers at {address} ({error}): start one there with `ray start --head --port=6379`, "
+            "and open its ports between the machines"
+        ) from None
