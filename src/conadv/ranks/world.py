@@ -125,12 +125,23 @@ def joined(timeout: float, main: int = 0) -> Iterator[World]:
             _connect("nccl" if device.type == "cuda" else "gloo", timeout)
     world = World(dist.get_rank(), size, device, timeout, main)
     try:
-        yield replace(world, attempt=world.all_reduce_max(restarts()))
+        yield replace(world, attempt=_most_restarts(world))
     finally:
         gc.collect()  # an unreachable model that still holds the group, such as a DDP, can abort the process at exit
         if not exists:
             with deadline(timeout + GRACE, "error: the process group of the ranks could not be closed"):
                 dist.destroy_process_group()
+
+
+def _most_restarts(world: World) -> int:
+    """How often torchrun has restarted the ranks: machines count their own restarts, and the largest count is taken."""
+    try:
+        return world.all_reduce_max(restarts())
+    except RuntimeError as error:  # no rank is watched yet
+        reason = " ".join(str(error).split())
+        raise ConnectionError(
+            f"a rank of {world.size} ended before the first step ({reason}): see its last line"
+        ) from error
 
 
 def _connect(backend: str, timeout: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Generator
@@ -365,6 +366,13 @@ def attackers_of(recipe: Recipe) -> tuple[int | None, str | None]:
             f"attackers {text!r}: give a number, or a Ray cluster such as HEAD:6379 or, with a number, 8@HEAD:6379"
         )
     return int(count) if at else None, address
+
+
+def attackers_needed(recipe: Recipe) -> int:
+    """How many attackers per rank, and how many steps of delay, hide the attack of a run behind the update."""
+    passes = method_of(recipe).passes
+    learning = sum(cost for duty, cost in passes.items() if duty != Role.ATTACK)
+    return math.ceil(passes.get(Role.ATTACK, 0) / learning)
 
 
 def _build_pool(recipe: Recipe, model: nn.Module, world: World) -> Pool:

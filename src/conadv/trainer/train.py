@@ -30,6 +30,8 @@ from conadv.task.stream import Stream
 from .build import (
     Job,
     Task,
+    attackers_needed,
+    attackers_of,
     build_job,
     build_stream,
     build_task,
@@ -301,12 +303,18 @@ def _recorder(
 
 
 def _notes(job: Job) -> Iterator[str]:
-    """Yield notes about the data to print before training starts."""
+    """Yield notes about the data and the attackers to print before training starts."""
     recipe, data, stream = job.task.recipe, job.task.data, job.stream
     yield from (f"left out: {problem}" for problem in data.skipped)
     yield from data.notes
     if recipe.data.path and job.stop < _FEW and not recipe.pretrained:
         few = f"{counted(job.stop, 'step')} of {counted(stream.batch_size, 'image')}: a network from random weights"
         yield f"{few} needs some hundreds; raise --epochs, lower --batch-size, or try --model timm:NAME --pretrained"
+    attackers, needed = attackers_of(recipe)[0], attackers_needed(recipe)
+    if attackers and min(attackers // job.member.world.size, recipe.delay) < needed:
+        yield (
+            f"{counted(recipe.attack.steps, 'attack step')} hide behind the update with {counted(needed, 'attacker')} "
+            f"per rank and --delay {needed}: with fewer, steps take longer"
+        )
     if stream.remainder:
         yield f"each epoch leaves out {counted(stream.remainder, 'image')}, different ones each time"
