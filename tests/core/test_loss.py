@@ -171,6 +171,13 @@ def test_what_is_not_images_and_labels_is_refused(setting: Setting, item, what: 
         take_steps(method, [item(x, y) for x, y in small_batches(2)])
 
 
+def test_a_pair_of_feed_that_is_passed_as_one_argument_is_refused() -> None:
+    method = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK)
+    (pair,) = method.feed(small_batches(1))
+    with pytest.raises(ValueError, match=r"for now, ahead in method.feed\(loader\): method\(now, ahead\)"):
+        method(pair)
+
+
 # --- checks ------------------------------------------------------------------------------------------------------
 
 

@@ -54,6 +54,10 @@ def as_batch(item: Any) -> Batch:
             "the batch is a Tensor, not (images, labels) as tensors: say how to get them with batch=, "
             "or pass both as one argument, method((images, labels))"
         )
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], tuple | list | dict | Batch | Chunked):
+        raise ValueError(
+            "a pair of batches, as method.feed yields them: for now, ahead in method.feed(loader): method(now, ahead)"
+        )
     what, example = type(item).__name__, "item[0], item[1]"
     if isinstance(item, dict):
         images, labels = [*item, "images", "labels"][:2]
