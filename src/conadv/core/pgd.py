@@ -6,7 +6,6 @@ start (the image, or noise around it) ──► step along the gradient ──�
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,10 +77,8 @@ class PGD:
                 f"epsilon {self.epsilon}: a fraction of the pixel range, from 0 to 1, such as 4/255; "
                 "for inputs that are not pixels pass low=None, high=None"
             )
-        signs = self.norm == "linf" and self.direction in (None, "sign", "noise")
-        largest = 1 if self._pixels and signs else sys.float_info.max  # gradients as they are may need long steps
-        if self.step_size is not None and not 0 <= self.step_size <= largest:
-            raise ValueError(f"step_size {self.step_size}: a fraction of the pixel range, from 0 to 1, such as 1/255")
+        if self.step_size is not None and not (self.step_size >= 0 and math.isfinite(self.step_size)):
+            raise ValueError(f"step_size {self.step_size}: a fraction of the pixel range, such as 1/255")
         if self.steps < 1:
             raise ValueError(f"steps {self.steps}: take at least 1")
         if not 0 <= self.random_start <= 1:

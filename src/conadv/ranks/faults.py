@@ -73,8 +73,10 @@ def guarded(
         try:
             yield guard.end_all
         except agreed as error:
-            status = getattr(error, "exit_status", 2 if isinstance(error, ValueError) else 1)  # a stop has its own
-            guard.publish(status, str(error))
+            # Only by the rank that prints it: after another one's verdict it would be ended before that.
+            if getattr(error, "speaks", world.rank == 0):
+                status = getattr(error, "exit_status", 2 if isinstance(error, ValueError) else 1)  # a stop has its own
+                guard.publish(status, str(error))
             raise
         except Exception as error:
             if _is_of_peer(error):
