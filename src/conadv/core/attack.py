@@ -61,7 +61,7 @@ class Attack(Protocol):
 
 
 def input_gradient(total: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """The gradient of `total(images)` by the images; with inputs named, autograd computes no gradients of weights."""
+    """The gradient of `total(images)` with respect to the images; autograd then computes none of the weights."""
     leaf = images.detach().requires_grad_()
     with torch.enable_grad():
         # A model may work in place, which a leaf of the graph does not allow.

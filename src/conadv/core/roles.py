@@ -21,7 +21,7 @@ class Place:
     Args:
         role: what the process does.
         part: of the global batch, from 0 to 1, that it sees. The gradient is the sum over all processes.
-        averaged: over how many processes gradients are averaged afterwards, so that the loss has to be so much larger.
+        averaged: over how many processes gradients are averaged afterwards; the loss is multiplied by it first.
         first_chunk: the number, within the global batch, of the first chunk that it sees.
         chunks: how many chunks of a batch it sees; None: those that come.
         chunk_offset: how many chunks of its lane come before the first one that it sees.

@@ -87,7 +87,7 @@ class Pass(NamedTuple):
     within: AbstractContextManager[Any] = nullcontext()
     """A context for its forward and backward pass."""
     receive: Callable[[Tensor], None] | None = None
-    """Is given the gradient of the scaled loss by the images, which must be a leaf that requires it."""
+    """Is given the gradient of the scaled loss with respect to the images, a leaf that requires it."""
 
 
 class Step:
@@ -305,7 +305,7 @@ class Step:
         return some.weight * self.place.part * self.place.averaged / self.count
 
     def gradient(self, passes: Sequence[Pass], t: int, k: int, by: Sequence[Tensor]) -> list[Tensor]:
-        """The gradient of the loss of chunk k, by some tensors, to the bit that a backward pass in step t would leave.
+        """The gradient of the loss of chunk k with respect to `by`, to the bit that a backward pass in step t leaves.
 
         Nothing goes into `.grad`. Passes without tracking leave no other trace, either. Not through
         DistributedDataParallel, which expects one backward pass for each forward pass.

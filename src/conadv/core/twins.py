@@ -36,7 +36,7 @@ _Item = TypeVar("_Item")
 
 
 class Twins:
-    """Where the twins of a method come from, with what that carries from one step to the next; here: none, nothing."""
+    """Where the twins of a method come from, and what that carries from one step to the next; this one has no twins."""
 
     reads_ahead: int = 0
     """How many steps before its own a batch is shown to `begin`; 0: never."""
@@ -212,7 +212,7 @@ class LeftTwins(Left[Batch]):
         self._evaluate = evaluate
 
     def expect(self, k: int, along: Callable[[Tensor], Batch]) -> Callable[[Tensor], None]:
-        """Announce the twin of chunk k; what is returned makes it from the gradient by the images."""
+        """Announce the twin of chunk k; what is returned makes it from the gradient of the images."""
         self.put(k, None)
         return lambda gradient: self.put(k, along(gradient))
 

@@ -44,7 +44,7 @@ class StepError(FloatingPointError):
 
     Args:
         text: what, where and when.
-        speaks: whether it is on this rank to print it.
+        speaks: True on the rank that prints it.
     """
 
     def __init__(self, text: str, speaks: bool = True) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from conadv.catalog import METHODS
+
 from .results import Cell, number
 from .study_file import NUMBERLESS, short
 
@@ -163,7 +165,7 @@ def shown(key: str, value: Any) -> str:
 
 def _effective(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that determine a run's results. Methods without twins have no use for an attack."""
-    unused = _OF_TWINS if values["method"] in ("vanilla", "sam") else ()
+    unused = _OF_TWINS if METHODS[values["method"]].maker is None else ()
     return {k: v for k, v in values.items() if k not in NUMBERLESS and k.partition(".")[0] not in unused}
 
 

@@ -235,7 +235,7 @@ class BestWeights:
         self._warned = False
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take note of an evaluation; a step without one is nothing to look at."""
+        """Take note of an evaluation; a step without one changes nothing."""
         metric = next((name for name in BEST_BY if name in metrics), None)
         if metric is None:
             return

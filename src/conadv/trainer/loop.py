@@ -55,7 +55,7 @@ def run(
         for now, ahead in feed:
             job.begin_step(progress.step)
             outcome = job.member.step(now, ahead, request.signal or 0)
-            if job.method.step == progress.step:  # a rank that only attacks hears that the others have stopped
+            if job.method.step == progress.step:  # a rank that only attacks is told that the others have stopped
                 outcomes.signal = outcome.read().signal
                 break
             outcomes.log()  # of the step before
