@@ -89,6 +89,7 @@ def test_a_robust_run_has_its_metrics_and_its_best_weights_can_be_evaluated(
     assert cli.main(["eval", run, "--best", "--robust", "--images", "30", "--json"]) == 0
     evaluated = json.loads(capsys.readouterr().out)
     assert evaluated[METRIC] == max(watched.values()) == watched[evaluated["best_step"]]
+    assert "adv_top1" not in evaluated  # twins went through a branch that the best weights lack
     assert cli.main(["eval", run, "--robust", "--images", "30", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert {name: again[name] for name in names} == {name: summary[name] for name in names}
