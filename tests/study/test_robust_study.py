@@ -1,4 +1,4 @@
-"""The script beside the robust study: its intervals against SciPy's paired test, and which cells it takes."""
+"""The scripts beside the robust study: intervals against SciPy's paired test, which cells they take, and collapses."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 import runpy
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from scipy import stats
 
-SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "studies" / "robust" / "analyse.py"))
+STUDY = Path(__file__).parents[2] / "studies" / "robust"
+SCRIPT = runpy.run_path(str(STUDY / "analyse.py"))
+OVERFITTING = runpy.run_path(str(STUDY / "overfitting.py"))
 
 
 @pytest.mark.parametrize(("shift", "equivalent"), [(0.1, True), (0.9, False), (-2.0, False)])
@@ -49,4 +52,17 @@ def test_the_pages_have_the_table_of_the_results() -> None:
     study = (root / "studies" / "robust" / "README.md").read_text(encoding="utf-8")
     assert SCRIPT["table"](results) in study
     assert SCRIPT["verdicts"](results) in study
-    assert SCRIPT["table"](results) in (root / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "results.md").read_text(encoding="utf-8")
+    assert SCRIPT["table"](results) in page
+    assert SCRIPT["verdicts"](results) in page
+    assert OVERFITTING["table"](pd.read_csv(OVERFITTING["EPOCHS"])) in study
+
+
+def test_a_run_has_collapsed_below_half_of_its_best_so_far() -> None:
+    def collapse(*robust: float) -> int | None:
+        run = pd.DataFrame({"epoch": range(1, len(robust) + 1), "held_out_robust_top1": robust})
+        return OVERFITTING["collapse"](run.sample(frac=1, random_state=0))
+
+    assert collapse(10, 20, 11, 10) is None
+    assert collapse(10, 20, 9, 30) == 3
+    assert collapse(4, 0) == 2
