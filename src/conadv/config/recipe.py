@@ -222,7 +222,7 @@ class Recipe:
     """Start from trained weights: those of the library for timm:NAME and torchvision:NAME, which it downloads, or those
     of a safetensors file, such as one that conadv export wrote. The last layer is new for other classes."""
     width: Annotated[int | None, number(none=True, gte=1, lte=10**4)] = None
-    """Channels of a built-in network's first stage. none: its own, 16 for small images (resnet8-half: 32)
+    """Channels of a built-in network's first stage. none: its own, 16 for small images (those named -half: 32)
     and 64 for large ones."""
     precision: Annotated[Literal["float32", "bfloat16", "float64"], Precision] = "float32"
     """Number format of the forward and backward passes; with bfloat16 the weights stay float32."""

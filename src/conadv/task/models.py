@@ -110,8 +110,8 @@ class ResNet(NamedTuple):
 RESNETS = {
     # Three stages of n blocks, each of two convolutions; the first convolution and the last layer make 6n + 2.
     **{f"resnet{6 * n + 2}": ResNet(BasicBlock, (n, n, n), 16, (3, 1)) for n in (1, 2, 3, 4, 5, 7, 9, 18)},
-    # As much work as ResNet-8, and more accurate in few epochs.
-    "resnet8-half": ResNet(BasicBlock, (1, 1, 1), 32, (3, 2)),
+    # A first convolution of stride 2 and twice the channels: as much work, and more accurate in few epochs.
+    **{f"resnet{6 * n + 2}-half": ResNet(BasicBlock, (n, n, n), 32, (3, 2)) for n in (1, 2)},
     "resnet18": ResNet(BasicBlock, (2, 2, 2, 2), 64, (7, 2), pools=True),
     "resnet34": ResNet(BasicBlock, (3, 4, 6, 3), 64, (7, 2), pools=True),
     "resnet50": ResNet(Bottleneck, (3, 4, 6, 3), 64, (7, 2), pools=True),
@@ -134,7 +134,7 @@ def build_model(
             images in [0, 1] and normalizes them itself.
         classes: number of classes.
         in_channels: channels of the images.
-        width: channels of a ResNet's first stage; None: 16 for small images (resnet8-half: 32), 64 for large ones.
+        width: channels of a ResNet's first stage; None: 16 for small images (-half: 32), 64 for large ones.
         mean: mean of each channel, to normalize images in [0, 1] with; None: do not normalize.
         std: standard deviation of each channel; None: do not normalize.
         pretrained: start from the weights of timm or torchvision, except for the last layer if the number of classes
