@@ -29,9 +29,8 @@ METHODS: dict[str, Callable[..., Any]] = {
     "conadv-3": lambda model, **options: _conadv(model, delay=3, steps=2, **options),
     "recycled": lambda model, **options: conadv.Recycled(model, F.cross_entropy, conadv.PGD(EPSILON), **options),
     "sam": lambda model, **common: conadv.Sam(model, F.cross_entropy, **common),
-    "sam-stale": lambda model, **common: conadv.Sam(model, F.cross_entropy, delay=1, **common),
 }
-WITHOUT_TWINS = ("vanilla", "sam", "sam-stale")
+WITHOUT_TWINS = ("vanilla", "sam")
 
 
 def _conadv(model: nn.Module, twin_branch: str = "adv", steps: int = 1, **options: Any) -> conadv.ConAdv:
@@ -48,7 +47,7 @@ def settings() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     for name, chunk_size, loop in itertools.product(METHODS, (None, 4), loops):
         common = {"chunk_size": chunk_size, "seed": 5}
         if name in WITHOUT_TWINS:
-            if not (name.startswith("sam") and loop["by_loss"]):
+            if not (name == "sam" and loop["by_loss"]):
                 yield name, common, loop
             continue
         for share, branch, weight in itertools.product(("1", "1/2"), ("adv", "main"), (0.3, 0.5, 1)):

@@ -113,8 +113,8 @@ _ROWS = (
     MethodInfo(
         name="sam",
         target="core.sam:Sam",
-        options=("rho", "delay"),
-        delay=None,
+        options=("rho",),
+        delay=0,
         default_delay=0,
         passes={Role.CLEAN: 2 * _LEARN},
         maker=None,

@@ -80,16 +80,15 @@ def twins_for(setting: Setting, history: list[Reference], batches: list[Batch], 
     return [(attacked(model, images, labels), labels) for images, labels in chunks_of(victims, count)]
 
 
-def add_gradient_uphill(model: nn.Module, source: nn.Module, victim: Batch, batch: Batch, count: int) -> None:
-    """SAM by its definition, on copies: the gradient at weights that were moved along that of `victim`."""
-    at_source, moved = copy.deepcopy(source), copy.deepcopy(model)
-    at_source.zero_grad()
-    F.cross_entropy(at_source(victim[0]), victim[1]).backward()
-    length = torch.cat([own.grad.flatten() for own in at_source.parameters()]).norm()
+def add_gradient_uphill(model: nn.Module, batch: Batch, count: int) -> None:
+    """SAM by its definition, on a copy: the gradient at weights that were moved along that of the same images."""
+    moved = copy.deepcopy(model)
+    uphill = torch.autograd.grad(F.cross_entropy(moved(batch[0]), batch[1]), list(moved.parameters()))
+    length = torch.cat([own.flatten() for own in uphill]).norm()
     moved.zero_grad()
     with torch.no_grad():
-        for own, uphill in zip(moved.parameters(), at_source.parameters(), strict=True):
-            own += RHO * uphill.grad / length
+        for own, gradient in zip(moved.parameters(), uphill, strict=True):
+            own += RHO * gradient / length
     (F.cross_entropy(moved(batch[0]), batch[1]) / count).backward()
     for own, other in zip(model.parameters(), moved.parameters(), strict=True):
         own.grad = other.grad if own.grad is None else own.grad + other.grad
@@ -109,11 +108,9 @@ def train_reference(setting: Setting, batches: list[Batch], count: int, adv_weig
             parts += [("adv", reference.adv, twins, adv_weight)]
         for name, model, chunks, weight in parts:
             passes = []
-            for number, (images, labels) in enumerate(chunks):
+            for images, labels in chunks:
                 if setting.method == "sam":
-                    source = max(step - setting.delay, 0)
-                    victim = chunks_of(batches[source], count)[number]
-                    add_gradient_uphill(model, history[source].clean, victim, (images, labels), count)
+                    add_gradient_uphill(model, (images, labels), count)
                     model(images)  # whose statistics count
                 else:
                     (weight / count * F.cross_entropy(model(images), labels)).backward()

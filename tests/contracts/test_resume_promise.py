@@ -33,7 +33,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "recycled-shuffled": {"method": "recycled", "shuffle_twins": 2, "chunk_size": 2},
     "recycled-until": {"method": "recycled", "adv_until": 0.5, "adv_weight": 0.3, "attack__norm": "l2"},
     "sam": {"method": "sam"},
-    "sam-stale": {"method": "sam", "delay": 1},
 }
 # Each optimizer with a learning rate at which the tiny net learns.
 OPTIMIZER_SETTINGS = {
@@ -48,7 +47,6 @@ LAYOUTS = {
     "recycled-shuffled": [(2, "clean | adv")],
     "recycled-until": [(2, "clean | adv")],
     "sam": [(2, "clean")],
-    "sam-stale": [(2, "clean")],
     "recycled": [(2, "clean+adv"), (2, "clean | adv"), (4, "adv | clean")],
 }
 SPLIT = [

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv import Sam, split_batchnorm
+from conadv import Sam
 from support.settings import small_batches, small_cnn
 
 
@@ -47,10 +47,3 @@ def test_a_model_that_is_not_split_keeps_the_statistics_of_its_first_pass() -> N
 def test_a_length_above_0_is_needed(rho: float) -> None:
     with pytest.raises(ValueError, match="a length above 0, such as"):
         Sam(small_cnn(), F.cross_entropy, rho=rho)
-
-
-@pytest.mark.parametrize(("delay", "kept"), [(0, 0), (1, 4)])
-def test_directions_are_kept_only_where_the_next_step_takes_them(delay: int, kept: int) -> None:
-    method = Sam(split_batchnorm(small_cnn(), ("main",)), F.cross_entropy, delay=delay, chunk_size=2)
-    method(small_batches(1)[0])
-    assert len(method.twins.items()) == kept

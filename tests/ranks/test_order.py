@@ -19,7 +19,6 @@ ATTACKED = [
 CASES = [
     ("vanilla", 0, 2, None),
     ("sam", 0, 2, None),
-    ("sam", 1, 2, None),
     ("recycled", 1, 2, None),
     ("recycled", 1, 2, "clean | adv"),
     ("recycled", 1, 4, "adv | clean"),
@@ -29,7 +28,7 @@ CASES = [
 
 
 def fields(method: str, delay: int) -> dict[str, object]:
-    return {"method": method, "delay": delay} if method in ("conadv", "sam") else {"method": method}
+    return {"method": method, "delay": delay} if method == "conadv" else {"method": method}
 
 
 def usual(method: str, delay: int, size: int, layout: str | None, chunks: int) -> bool:

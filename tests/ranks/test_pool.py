@@ -297,7 +297,9 @@ def test_what_cannot_use_a_pool_says_so():
     with pytest.raises(ValueError, match="cannot use a pool"):
         conadv.Recycled(model, F.cross_entropy, attack, twins=some)
     with pytest.raises(ValueError, match="cannot use a pool"):
-        conadv.Sam(model, F.cross_entropy, delay=1, twins=some)
+        conadv.Sam(model, F.cross_entropy, twins=some)
+    with pytest.raises(ValueError, match="delay= is for ConAdv: Recycled takes the twins of the last step, Sam"):
+        conadv.Sam(model, F.cross_entropy, delay=1)
     with pytest.raises(TypeError, match="unknown argument 'chunksize'"):
         conadv.Vanilla(model, F.cross_entropy, chunksize=2)
     with pytest.raises(TypeError, match=r"epsilon belongs to the attack: conadv.PGD\(epsilon=...\)"):

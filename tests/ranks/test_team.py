@@ -21,7 +21,7 @@ from support.settings import small_cnn
 CASES = [
     ("Vanilla", {}, 2, None),
     ("Vanilla", {}, 4, "2 clean"),
-    ("Sam", {"delay": 1}, 2, None),
+    ("Sam", {}, 2, None),
     ("ConAdv", {}, 2, None),
     ("ConAdv", {"delay": 0}, 2, "clean | adv+attack"),
     ("ConAdv", {}, 3, "clean | adv | attack"),

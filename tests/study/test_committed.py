@@ -22,6 +22,7 @@ def test_the_page_and_the_cells_are_those_of_the_results() -> None:
         assert (RESULTS / name / "cells.csv").read_text(encoding="utf-8") == page.csv(name)
 
 
+LEFT = ("SAM, stale",)  # arms with options that the library no longer has
 STUDIES = sorted((ROOT / "studies").glob("**/*.toml"))
 
 
@@ -32,7 +33,8 @@ def test_every_study_file_can_be_swept(path: Path) -> None:
     cells = read_study(path).cells
     if path.name == "study.toml" and path.parent.parent == RESULTS:
         lines = (path.parent / "results.jsonl").read_text(encoding="utf-8").splitlines()
-        assert {cell.cell for cell in cells} == {json.loads(line)["cell"] for line in lines}
+        ran = {cell["cell"] for cell in map(json.loads, lines) if cell["arm"] not in LEFT}
+        assert {cell.cell for cell in cells} == ran
 
 
 @pytest.mark.parametrize(

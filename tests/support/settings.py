@@ -50,7 +50,6 @@ SETTINGS = (
     Setting("conadv-3", "conadv", delay=3),
     Setting("recycled", "recycled"),
     Setting("sam", "sam", delay=0),
-    Setting("sam-stale", "sam"),
 )
 every_method = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 # With twins that are the images, all of these take the step of a plain loop.

@@ -113,7 +113,7 @@ def test_resumes_bitwise_with_and_without_attackers(made, tmp_path, before, afte
     [
         (["--method", "vanilla"], "which only conadv with a delay of 1 or more has"),
         (["--method", "recycled"], "which only conadv with a delay of 1 or more has"),
-        (["--method", "sam", "--delay", "1"], "which only conadv with a delay of 1 or more has"),
+        (["--method", "sam"], "which only conadv with a delay of 1 or more has"),
         (["--method", "disadv"], "which only conadv with a delay of 1 or more has"),
         (["--attackers", "many"], "attackers 'many': give a number, or a Ray cluster"),
         (["--attackers", "x@ray://head:10001"], "give a number, or a Ray cluster"),

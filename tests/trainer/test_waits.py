@@ -95,7 +95,7 @@ STEPS = 4
 # Two chunks per step and two steps per epoch: operators of the meta device are slow.
 SMALL = {"precision": "float32", "epochs": 2, "batch_size": 8, "data__train_size": 16, "checkpoint__every": 1000}
 LATE = ["update", *["read", "update"] * (STEPS - 1), "read"]
-WAYS = [{"method": name} for name in METHODS] + [{"method": "conadv", "delay": 3}, {"method": "sam", "delay": 1}]
+WAYS = [{"method": name} for name in METHODS] + [{"method": "conadv", "delay": 3}]
 LAYOUTS = [
     ("conadv", "clean | adv | attack", 1),
     ("conadv", "clean | adv | attack", 3),

@@ -179,7 +179,7 @@ class Recipe:
     method: Annotated[str, Parameter(choices=tuple(METHODS))] = "conadv"
     """The training method. disadv is conadv with delay 0."""
     delay: Annotated[int, number(gte=0, lte=1000), Parameter(show_default=False)] = None  # type: ignore[assignment]  # until __post_init__ asks the method
-    """Age in steps of the weights that generate the twins. Only conadv (default 1) and sam can change it."""
+    """Age in steps of the weights that generate the twins. Only conadv (default 1) can change it."""
     adv_weight: Share = 0.5
     """Weight of the adversarial loss; the clean loss has the rest. 1: robust training, without a clean pass; it needs
     twin_branch main."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Generic, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,6 @@ from .state import State, below
 
 # twin(t, k, x_t[k]) with the weights that the model has at the moment.
 Evaluate = Callable[[int, int, Batch], Batch]
-_Item = TypeVar("_Item")
 
 
 class Twins:
@@ -129,40 +128,40 @@ class Local(Twins):
         return self._seen != self.stale.changes() or not self.stale.is_newest()
 
 
-class Left(Twins, Generic[_Item]):
-    """What a step leaves behind for the next one, in the order of the chunks: twins, or the directions of `Sam`.
+class LeftTwins(Twins):
+    """Twins that the clean backward pass of a step leaves behind for the next one, in the order of the chunks.
 
-    The first step finds nothing, and takes what belongs to its own batch.
-
-    Args:
-        model: the network, to whose device loaded items are moved.
-        name: of the items, in a state.
-        pack: the tensors of an item by name.
-        unpack: an item from its tensors.
+    The first step finds none, and evaluates those of its own batch.
     """
 
     per_rank = True
 
-    def __init__(
-        self, model: nn.Module, name: str, pack: Callable[[_Item], State], unpack: Callable[[State], _Item]
-    ) -> None:
-        self._model, self.name, self._pack, self._unpack = model, name, pack, unpack
-        self._coming: dict[int, _Item | None] = {}  # of this step, by chunk; None: its backward pass has not run
-        self._waiting: deque[_Item] = deque()  # of the step before
+    def __init__(self, model: nn.Module, evaluate: Evaluate) -> None:
+        self._model, self._evaluate = model, evaluate
+        self._coming: dict[int, Batch | None] = {}  # of this step, by chunk; None: its backward pass has not run
+        self._waiting: deque[Batch] = deque()  # of the step before
         self.found = 0
-        """How many items this step found."""
+        """How many twins this step found."""
 
-    def put(self, k: int, item: _Item | None) -> None:
-        """Leave behind the item of chunk k; None: it comes with the backward pass."""
-        self._coming[k] = item
+    def expect(self, k: int, along: Callable[[Tensor], Batch]) -> Callable[[Tensor], None]:
+        """Announce the twin of chunk k; what is returned makes it from the gradient of the images."""
+        self._coming[k] = None
 
-    def items(self) -> list[_Item]:
+        def receive(gradient: Tensor) -> None:
+            self._coming[k] = along(gradient)
+
+        return receive
+
+    def remember(self, t: int, k: int, chunk: Batch) -> None:
+        """Keep what belongs to the twin of x_t[k] besides its images; here the backward pass does."""
+
+    def items(self) -> list[Batch]:
         """What waits for the next step, in order."""
         return [*self._waiting, *self._arrived()]
 
-    def adopt(self, items: Iterable[_Item]) -> None:
+    def adopt(self, twins: Iterable[Batch]) -> None:
         """Let these wait for the next step."""
-        self._waiting.extend(items)
+        self._waiting.extend(twins)
 
     def begin(self, t: int, ahead: Any) -> None:
         self._waiting.extend(self._arrived())
@@ -170,16 +169,19 @@ class Left(Twins, Generic[_Item]):
         self.found = len(self._waiting)
 
     def check(self, count: int | None) -> None:
-        """Refuse a batch with `count` chunks that take an item, if there are as many not; None: it is not known."""
+        """Refuse a batch with `count` chunks that get twins, if there are as many not; None: it is not known."""
         if count is not None and self.found not in (0, count):
             raise ValueError(
-                f"a batch with {count} chunks of {self.name} follows one with {self.found}: the method needs batches "
+                f"a batch with {count} chunks of twins follows one with {self.found}: the method needs batches "
                 "of one size (drop_last=True drops the smaller last one)"
             )
 
-    def next(self) -> _Item | None:
-        """The item of the next chunk; None in a step that found nothing."""
-        return self._waiting.popleft() if self.found else None
+    def source(self, t: int) -> int:
+        """The step whose batch the twins of step t are of."""
+        return t - 1 if self.found else t
+
+    def take(self, t: int, k: int, chunk: Batch) -> Batch:
+        return self._waiting.popleft() if self.found else self._evaluate(t, k, chunk)
 
     def reset(self) -> None:
         self._waiting.clear()
@@ -187,53 +189,27 @@ class Left(Twins, Generic[_Item]):
 
     def state(self) -> tuple[dict[str, Any], State]:
         tensors: State = {}
-        for number, item in enumerate(self.items()):
-            tensors |= {f"{self.name}.{number}.{name}": tensor for name, tensor in self._pack(item).items()}
+        for number, twin in enumerate(self.items()):
+            if not isinstance(twin.labels, Tensor) or twin.extra:
+                raise ValueError(
+                    "Recycled can save twins only with tensor labels and no extra inputs: use ConAdv to checkpoint "
+                    "other batches"
+                )
+            tensors |= {f"twins.{number}.images": twin.images, f"twins.{number}.labels": twin.labels}
         return {}, tensors
 
     def load(self, about: Mapping[str, Any], tensors: State) -> None:
         self.reset()
         device = next(self._model.parameters()).device
-        while own := below(f"{self.name}.{len(self._waiting)}.", tensors):
-            self._waiting.append(self._unpack({name: tensor.to(device) for name, tensor in own.items()}))
+        while own := below(f"twins.{len(self._waiting)}.", tensors):
+            self._waiting.append(Batch(own["images"].to(device), own["labels"].to(device)))
 
-    def _arrived(self) -> list[_Item]:
+    def _arrived(self) -> list[Batch]:
         """What this step has left behind so far."""
-        if None in self._coming.values():
+        twins = [twin for twin in self._coming.values() if twin is not None]
+        if len(twins) < len(self._coming):
             raise ValueError("backpropagate the loss of each step: recycled takes the twins from there")
-        return cast(list[_Item], list(self._coming.values()))
-
-
-class LeftTwins(Left[Batch]):
-    """Twins that the clean backward pass of a step leaves behind; the first step evaluates those of its own batch."""
-
-    def __init__(self, model: nn.Module, evaluate: Evaluate) -> None:
-        super().__init__(model, "twins", _packed, lambda tensors: Batch(tensors["images"], tensors["labels"]))
-        self._evaluate = evaluate
-
-    def expect(self, k: int, along: Callable[[Tensor], Batch]) -> Callable[[Tensor], None]:
-        """Announce the twin of chunk k; what is returned makes it from the gradient of the images."""
-        self.put(k, None)
-        return lambda gradient: self.put(k, along(gradient))
-
-    def remember(self, t: int, k: int, chunk: Batch) -> None:
-        """Keep what belongs to the twin of x_t[k] besides its images; here the backward pass does."""
-
-    def source(self, t: int) -> int:
-        """The step whose batch the twins of step t are of."""
-        return t - 1 if self.found else t
-
-    def take(self, t: int, k: int, chunk: Batch) -> Batch:
-        return self.next() or self._evaluate(t, k, chunk)
-
-
-def _packed(twin: Batch) -> State:
-    if not isinstance(twin.labels, Tensor) or twin.extra:
-        raise ValueError(
-            "Recycled can save twins only with tensor labels and no extra inputs: use ConAdv to checkpoint other "
-            "batches"
-        )
-    return {"images": twin.images, "labels": twin.labels}
+        return twins
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,11 @@ def check_arguments(model: Any, loss: Any, chunk_size: int | None, twin_branch: 
 
 def check_keywords(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Refuse keyword arguments that a method would not read."""
-    if "twins" in given:
-        raise ValueError("twins= is for ConAdv: recycled and sam take theirs from the last step, and cannot use a pool")
+    if found := given.keys() & {"delay", "twins"}:
+        raise ValueError(
+            f"{min(found)}= is for ConAdv: Recycled takes the twins of the last step, Sam and Vanilla have none, so "
+            "they have no delay and cannot use a pool"
+        )
     if unknown := given.keys() - known.keys():
         if min(unknown) in {field.name for field in fields(PGD)}:
             raise TypeError(f"{min(unknown)} belongs to the attack: conadv.PGD({min(unknown)}=...)")

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from conadv.core.algorithm import ConAdv, Recycled
 from conadv.core.batch import Batch, Chunked
 from conadv.core.roles import Role
-from conadv.core.sam import Sam
 from conadv.core.splitbn import pending_statistics
 from conadv.core.state import State, below, pack, unpack
 from conadv.core.step import Losses, Method
@@ -202,7 +201,7 @@ class Member:
             self._local.load({"versions": len(versions), "updated": True}, tensors)
 
     def state(self) -> State:
-        """What the next step needs besides the weights, in any layout but for `Sam`; every rank must call it."""
+        """What the next step needs besides the weights, in any layout; every rank must call it."""
         method, world = self.method, self.world
         if not isinstance(method, Recycled):
             return method.state_dict(all_ranks=world.size > 1)
@@ -237,16 +236,14 @@ class Member:
         return [self.place.first_chunk + k for k in own if self._step.has_twin(method.step - 1, k)]
 
     def prime(self, batch: Any, t: int) -> None:
-        """Evaluate again what step t left behind for the next one, with the weights that the model has now."""
+        """Evaluate again the twins that step t left behind, with the weights that the model has now."""
         method, step = self.method, self._step
-        chunks = enumerate(step.chunks(step.batch(batch)))
+        if not isinstance(method, Recycled):
+            raise TypeError(f"{type(method).__name__} cannot be resumed: say here what its steps leave behind")
         assert self.place.chunks is not None
         step.count = self.place.chunks
-        if isinstance(method, Sam):
-            method.twins.adopt([method.direction(t, k, chunk) for k, chunk in chunks])
-        elif not isinstance(method, Recycled):
-            raise TypeError(f"{type(method).__name__} cannot be resumed: say here what its steps leave behind")
-        elif Role.ADV in self.place.role:
+        if Role.ADV in self.place.role:
+            chunks = enumerate(step.chunks(step.batch(batch)))
             method.twins.adopt([self._as_maker(method, t, k, chunk) for k, chunk in chunks if step.has_twin(t, k)])
 
     def check_weights(self, step: int) -> None:

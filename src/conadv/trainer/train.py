@@ -237,20 +237,18 @@ def _start(layout: Layout, world: World, place: RunFolder, task: Task, stream: S
         tell(f"written with {then}; now {now}: numbers may differ in their last digits")
     job, stale = build_job(task, stream, layout, world, step), stale_versions(checkpoint.tensors)
     if job.method.delay and not isinstance(job.method, ConAdv):
-        _prime(job, stale, step)
+        _prime(job, stale[-1], step - 1)
     restore(checkpoint, task.model, job.optimizer, job.member.stale)
     job.member.resume(step, stale)
     return job, Progress(step, checkpoint.about["position"]["seconds"])
 
 
-def _prime(job: Job, stale: list[dict[str, Tensor]], step: int) -> None:
-    """Evaluate again what the steps before left behind, each with its weights and its batch."""
-    for number, version in zip(range(step - len(stale), step), stale, strict=True):
-        if number >= 0:
-            job.task.model.load_state_dict(version)
-            job.begin_step(number)
-            with closing(job.batches(number, number + 1)) as batches:
-                job.member.prime(next(batches), number)
+def _prime(job: Job, weights: dict[str, Tensor], step: int) -> None:
+    """Evaluate again what the last step has left behind, with its weights and its batch."""
+    job.task.model.load_state_dict(weights)
+    job.begin_step(step)
+    with closing(job.batches(step, step + 1)) as batches:
+        job.member.prime(next(batches), step)
 
 
 def _recording(job: Job, folder: Path) -> Recording | None:
