@@ -1,6 +1,6 @@
 """What every test starts from: one thread, a known seed, and no process group or default left behind by another.
 
-bfloat16 is tried first, as a run does; a worker that a signal ends is reported with the name of the signal.
+A worker that a signal ends is reported with the name of the signal.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from conadv import bf16
 from conadv.last_words import explained_status
 from support.ranks import Pool, Run
 
 # On a busy two-core machine two threads can be fifteen times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# bfloat16 without AMX, as in a run.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # Read by the datasets library when it is imported: nothing is asked of the hub, and its files are temporary.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="conadv-hf-")
@@ -34,13 +35,6 @@ torch.set_num_threads(1)
 # A busy machine is no failure. Examples are other ones in each run, so that half of the usual number is enough.
 hypothesis.settings.register_profile("patient", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("patient")
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Make bfloat16 work, before pytest-xdist starts its workers, which inherit the environment."""
-    is_worker = hasattr(session.config, "workerinput")
-    if not is_worker and (note := bf16.prepare()):
-        _print(session.config, note)
 
 
 @pytest.hookimpl(optionalhook=True)

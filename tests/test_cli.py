@@ -22,7 +22,7 @@ import conadv.trainer
 from conadv import cli, config, study_commands
 from conadv.config import Data, Recipe, dump_recipe, load_recipe, override, recipe
 from conadv.config.fields import spell
-from conadv.trainer.evaluation import RobustTest
+from conadv.task.evaluate import RobustTest
 from conadv.trainer.stop import Interrupted
 
 FIELDS = config.flatten(Recipe())

@@ -25,23 +25,23 @@ _TABLE = {
     "readable": "",
     "sinks": "atomic",
     "atomic": "",
-    "bf16": "",
     "last_words": "",
     "machine": "",
     "printing": "readable",
     "config": "catalog core optim sinks",
     "task": "catalog core memory atomic machine",
     "ranks": "catalog core wrappers memory last_words",
-    "trainer": "bf16 catalog memory last_words core optim task ranks ray sinks atomic readable machine wrappers",
+    "trainer": "catalog memory last_words core optim task ranks ray sinks atomic readable machine wrappers",
+    "trained": "atomic catalog config core ranks task trainer",
     "study": "atomic catalog core optim task ranks trainer config readable machine",
     "study_commands": "study trainer ranks config printing",
-    "cli": "last_words memory core task ranks trainer study_commands config printing",
+    "cli": "last_words memory task trained ranks trainer study_commands config printing",
     "__main__": "cli",
     "__init__": "core optim ranks config trainer",
 }
 MAY_IMPORT = {part: set(others.split()) for part, others in _TABLE.items()}
 # Others get a recipe with the task, or none.
-MAY_IMPORT_CONFIG = {f"trainer/{name}.py" for name in ("build", "trained", "train")}
+MAY_IMPORT_CONFIG = {f"trainer/{name}.py" for name in ("build", "train")}
 # Other packages: core is torch only, and each part needs nothing that is not its business.
 THIRD_PARTY_OF_CORE = {"torch"}
 

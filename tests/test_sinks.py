@@ -13,8 +13,8 @@ import pytest
 
 from conadv import cli
 from conadv.sinks import SINKS, TensorBoard, Wandb
+from conadv.trainer.evaluation import NAME
 from conadv.trainer.metrics import read_metrics
-from conadv.trainer.showcase import NAME
 from conadv.trainer.train import train_recipe as train
 from support import tiny
 
@@ -66,7 +66,7 @@ def test_tensorboard_has_hyper_parameters_twins_and_the_accuracy_by_branch(tmp_p
     from PIL import Image
 
     plugin_pb2 = pytest.importorskip("tensorboardX.proto.plugin_hparams_pb2")
-    monkeypatch.setattr("conadv.trainer.showcase._IMAGES", 10_000)  # all, as for test_top1
+    monkeypatch.setattr("conadv.trainer.evaluation._SHOWN", 10_000)  # all, as for test_top1
     summary = train(tiny.recipe(log="tensorboard", eval_every=1, seed=7), tmp_path / "run", None, quiet=True)
     found = summaries(tmp_path / "run" / "tensorboard")
     ((_, start),) = found["_hparams_/session_start_info"]

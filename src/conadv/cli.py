@@ -160,8 +160,8 @@ def evaluate(
         raise ValueError("AutoAttack has its own steps and restarts: drop --steps and --restarts")
     moved = {"model": model, "threads": threads, "data.path": data_path, "data.workers": data_workers}
     recipe = config.recipe_of_run(run, {key: value for key, value in moved.items() if value is not None})
-    from conadv.trainer import trained
-    from conadv.trainer.evaluation import RobustTest
+    from conadv import trained
+    from conadv.task.evaluate import RobustTest
 
     known: dict[str, Any] = {"epsilon": recipe.attack.epsilon, "norm": recipe.attack.norm, **attack}
     test = RobustTest(**known, autoattack=autoattack) if robust else None
@@ -194,7 +194,7 @@ def export(
         raise ValueError(f"{str(out)!r} is no kind of export: choose a name that ends in {', '.join(formats)}")
     if format not in (None, formats[out.suffix]):
         raise ValueError(f"--format {format} does not write {out.suffix} files: drop it, or choose another name")
-    from conadv.trainer import trained
+    from conadv import trained
 
     report_result(lambda: trained.export(run, out, formats[out.suffix], model), json)
 
@@ -218,7 +218,7 @@ def predict(
         top: Classes per image, the most likely ones first.
         model: The model of the run, if it is your own package.module:callable.
     """
-    from conadv.trainer import trained
+    from conadv import trained
 
     predictions, problems = trained.predict(source, images, top, model)
     if json:

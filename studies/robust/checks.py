@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from conadv.config import load_recipe
-from conadv.task.evaluate import count_robust
+from conadv.task.evaluate import AutoAttack, count_robust, robust_attack
 from conadv.task.stream import evaluation_batches
 from conadv.trainer.build import Task, build_task
-from conadv.trainer.evaluation import AutoAttack, robust_attack, sampled
+from conadv.trainer.evaluation import sampled
 
 HERE = Path(__file__).parent
 RADII = (0, 2, 4, 8, 16, 32, 64, 128)  # of 255

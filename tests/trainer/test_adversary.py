@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conadv.task.evaluate import count_robust
-from conadv.trainer.evaluation import AutoAttack, RobustTest
+from conadv.task.evaluate import AutoAttack, RobustTest, count_robust
 
 with warnings.catch_warnings():  # its blurring attack imports from where scipy has moved away
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -13,7 +13,7 @@ from torch import nn
 
 from conadv import cli, split_batchnorm
 from conadv.trainer.build import build_task
-from conadv.trainer.evaluation import BEST, BEST_BY, BestWeights, read_best
+from conadv.trainer.checkpoint import BEST, BEST_BY, BestWeights, read_best
 from support import tiny
 from support.settings import small_cnn
 

@@ -22,7 +22,6 @@ from conadv.trainer.checkpoint import (
     checkpoints,
     newest_whole,
     read_checkpoint,
-    set_aside_newer,
     step_of,
     write_checkpoint,
 )
@@ -39,8 +38,9 @@ ABOUT: dict[str, Any] = {
 
 def make(folder: Path, step: int) -> Path:
     tensors = {"model.weight": torch.arange(40.0) + step, "model.count": torch.tensor(step)}
-    write_checkpoint(folder, step, Checkpoint(tensors, ABOUT))
-    return folder / f"step-{step:08d}.safetensors"
+    path = folder / f"step-{step:08d}.safetensors"
+    write_checkpoint(path, Checkpoint(tensors, {**ABOUT, "step": step}))
+    return path
 
 
 @pytest.fixture
@@ -84,15 +84,6 @@ def test_the_newest_come_first_also_beyond_eight_digits(tmp_path):
     assert newest(tmp_path) == (100_000_000, [])
 
 
-def test_checkpoints_that_were_skipped_no_longer_count(two):
-    make(two, 8)
-    for _ in range(2):  # the second time in place of the first
-        set_aside_newer(two, 4)
-        assert [path.stem for path in checkpoints(two)] == ["step-00000004"]
-        assert {path.stem for path in two.glob("damaged-*")} == {"damaged-00000006", "damaged-00000008"}
-        make(two, 6)
-
-
 def test_any_flipped_bit_is_noticed_and_the_previous_checkpoint_is_taken(two):
     whole = sixth(two).read_bytes()
     places = random.Random(0)
@@ -114,27 +105,6 @@ def test_a_truncated_or_longer_file_is_noticed(two):
     for data in (*shorter, whole + b"\0", whole + whole, b"\0" + whole):
         sixth(two).write_bytes(data)
         assert newest(two)[0] == 4
-
-
-def rename(path: Path) -> None:
-    path.rename(path.with_name("step-00000007.safetensors"))
-
-
-def replace_by_another(path: Path) -> None:
-    path.write_bytes(path.with_name("step-00000004.safetensors").read_bytes())
-
-
-def fill_with_nothing(path: Path) -> None:
-    with path.open("ab") as file:
-        file.truncate(2**40)
-
-
-@pytest.mark.parametrize("change", [rename, replace_by_another, fill_with_nothing])
-def test_something_else_in_its_place_is_skipped(change: Callable[[Path], None], two):
-    change(sixth(two))
-    step, told = newest(two)
-    assert step == 4
-    assert len(told) == 2
 
 
 @pytest.mark.parametrize(
@@ -189,8 +159,8 @@ def test_tensors_made_to_harm_are_refused(data, two):
 
 @pytest.mark.parametrize(
     "about",
-    ["", "null", "{", "[" * 200_000, '{"step": ' + "9" * 5000 + "}", '{"format": 3, "step": 1e400}'],
-    ids=range(6),
+    ["", "null", "{", "[" * 200_000, '{"step": ' + "9" * 5000 + "}"],
+    ids=range(5),
 )
 def test_a_description_made_to_harm_is_skipped(about, two):
     describe(sixth(two), about)
@@ -212,8 +182,8 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(part, two, monkeypatch
     assert newest(two) == (6, [])
 
 
-def saver(folder: Path, keep: int = 2, before: Any = lambda: None) -> CheckpointSaver:
-    return CheckpointSaver(folder, keep, ABOUT, before)
+def saver(folder: Path, keep: int = 2, start: int = 0, before: Any = lambda: None) -> CheckpointSaver:
+    return CheckpointSaver(folder, keep, start, ABOUT, before)
 
 
 def save(saver: CheckpointSaver, step: int) -> None:
@@ -250,9 +220,20 @@ def test_each_checkpoint_has_its_state_what_is_flushed_before_it_and_the_oldest_
 
 def test_what_a_killed_run_did_not_remove_is_removed_by_the_next_even_if_it_saves_nothing(tmp_path):
     for step in (1, 2, 3):
-        write_checkpoint(tmp_path / "checkpoints", step, Checkpoint({}, {}))
-    saver(tmp_path).close()
+        make(tmp_path / "checkpoints", step)
+    saver(tmp_path, start=3).close()
     assert steps(tmp_path) == [3, 2]
+
+
+def test_newer_ones_which_could_not_be_used_are_neither_counted_nor_removed(tmp_path):
+    for step in (1, 2, 4, 6):
+        make(tmp_path / "checkpoints", step)
+    one = saver(tmp_path, keep=1, start=2)
+    assert steps(tmp_path) == [6, 4, 2]
+    for step in (3, 4):
+        save(one, step)
+    one.close()
+    assert steps(tmp_path) == [6, 4]
 
 
 @pytest.mark.parametrize("ask", ["check", "close", "save"])

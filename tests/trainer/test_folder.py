@@ -18,7 +18,7 @@ def claim(path: Path, config: str) -> None:
     """A run that came to its end."""
     folder = RunFolder(path, config, is_new=True)
     folder.prepare()
-    folder.open(0)
+    folder.open()
     folder.close()
 
 
@@ -26,7 +26,7 @@ def reopen(path: Path, config: str) -> None:
     """The run is resumed, and comes to its end."""
     folder = RunFolder(path, config, is_new=False)
     folder.prepare()
-    folder.open(0)
+    folder.open()
     folder.close()
 
 
@@ -91,7 +91,7 @@ def test_a_summary_is_json_though_the_run_diverged(tmp_path):
 
 def test_after_bad_input_a_new_run_leaves_nothing_behind(tmp_path):
     folder = RunFolder(tmp_path / "runs" / "one", "config", is_new=True)
-    folder.open(0)
+    folder.open()
     (folder.path / "metrics.jsonl").write_text("{}")
     (folder.path / "checkpoints").mkdir()
     folder.close(status=2)
@@ -101,7 +101,7 @@ def test_after_bad_input_a_new_run_leaves_nothing_behind(tmp_path):
 def test_after_bad_input_what_was_there_before_stays(tmp_path):
     (tmp_path / "run").mkdir()
     folder = RunFolder(tmp_path / "run", "config", is_new=True)
-    folder.open(0)
+    folder.open()
     (tmp_path / "run" / "notes.txt").write_text("put there while it ran")
     folder.close(status=2)
     assert names(tmp_path / "run") == ["notes.txt"]
@@ -112,7 +112,7 @@ def test_a_run_of_which_something_came_stays(case, tmp_path):
     if case == "is resumed":
         claim(tmp_path, "config")
     folder = RunFolder(tmp_path, "config", is_new=case != "is resumed")
-    folder.open(0)
+    folder.open()
     if case == "has a checkpoint":
         (tmp_path / "checkpoints").mkdir()
         (tmp_path / "checkpoints" / "step-00000001.safetensors").touch()
@@ -141,7 +141,7 @@ def test_a_new_run_in_a_folder_that_another_process_just_took_is_refused(tmp_pat
     one = lock(tmp_path)
     folder = RunFolder(tmp_path, "config", is_new=True)
     with pytest.raises(ValueError, match="is in use by"):
-        folder.open(0)
+        folder.open()
     folder.close(status=2)
     assert names(tmp_path) == ["run.lock"]
     one.close()

@@ -14,9 +14,8 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from conadv import cli
+from conadv import cli, trained
 from conadv.task.data.arrays import digits
-from conadv.trainer import trained
 from conadv.trainer.train import train_recipe as train
 from support import tiny
 

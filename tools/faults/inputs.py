@@ -18,12 +18,12 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from conadv import cli, config
+from conadv import cli, config, trained
 from conadv.catalog import METHODS
 from conadv.ranks.layout import Layout
 from conadv.study.study_file import read_study
 from conadv.study.timeline import read_timeline
-from conadv.trainer import checkpoint, metrics, train, trained
+from conadv.trainer import checkpoint, metrics, train
 from faults.hostile import DAMAGES
 from faults.studies import damaged, prepare
 from study.studies import SMALL as STUDY

@@ -1,7 +1,8 @@
-"""Evaluation over all batches: accuracy and loss; accuracy under attack; accuracy on twins, as training sees them."""
+"""Evaluation over batches: accuracy and loss; accuracy under attack; accuracy on twins, as training sees them."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from conadv.core.attack import Attack, Loss, without_trace
 from conadv.core.batch import Batch, to_pixels
-from conadv.core.seeds import mix
+from conadv.core.pgd import PGD, Norm
+from conadv.core.seeds import mix, untouched_randomness
 from conadv.core.twins import Shuffle
 from conadv.task.models import in_mode
 
@@ -23,45 +25,83 @@ Adversary = Callable[[nn.Module, Loss, Tensor, Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """The result of an evaluation. Accuracies are in percent."""
+class RobustTest:
+    """How to measure robust accuracy: the share of images that stay correctly classified under every attack."""
 
-    top1: float
-    top5: float
-    """The label is among the 5 most likely classes (or among all, if there are fewer)."""
-    loss: float
-    """The mean over the images."""
-    images: int
+    epsilon: float
+    norm: Norm = "linf"
+    steps: int = 20
+    """Steps of PGD."""
+    restarts: int = 2
+    """How often PGD starts, at another random point each time."""
+    images: int | None = None
+    """How many images to attack, a fixed sample; None: all."""
+    autoattack: bool = False
+    """AutoAttack, once, instead of PGD."""
+
+    def attack(self) -> Adversary:
+        if self.autoattack:
+            return AutoAttack(self.epsilon, self.norm)
+        return robust_attack(self.epsilon, self.steps, norm=self.norm)
 
 
-def evaluate(model: nn.Module, batches: Batches, autocast: torch.dtype | None = None) -> Evaluation:
+def robust_attack(epsilon: float, steps: int, branch: str = "main", norm: Norm = "linf") -> PGD:
+    """Return PGD within `epsilon`, with a step size large enough to cross the ball and come back."""
+    size = epsilon if steps == 1 else 2.5 * epsilon / steps
+    return PGD(epsilon, size, steps, norm, random_start=1.0, branch=branch, statistics="running")
+
+
+@dataclass(frozen=True)
+class AutoAttack:
+    """The standard ensemble of Croce and Hein (2020), by their own code: APGD-CE, APGD-T, FAB-T and Square."""
+
+    epsilon: float
+    norm: Norm = "linf"
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("pyautoattack") is None:
+            raise ValueError("AutoAttack is not installed: pip install 'conadv[robust]'")
+
+    def __call__(self, model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, seed: int = 0) -> Tensor:
+        """Change the images within epsilon; `loss` is not used, since each of its attacks has its own."""
+        import pyautoattack
+
+        classes = model(images[:1]).shape[1]
+        if classes < 4:
+            raise ValueError(f"AutoAttack needs at least 4 classes, and this model has {classes}: use PGD")
+        norm = {"linf": "Linf", "l2": "L2"}[self.norm]
+        with untouched_randomness(images.device, seed):
+            attack = pyautoattack.AutoAttack(
+                model, norm=norm, eps=self.epsilon, seed=seed % 2**31, device=images.device
+            )
+            attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, classes - 1)
+            changed: Tensor = attack.run_standard_evaluation(images, labels, batch_size=len(images))[0]
+        return changed
+
+
+def evaluate(model: nn.Module, batches: Batches, autocast: torch.dtype | None = None) -> Tensor:
     """Evaluate a model in eval mode, and restore its train/eval modes afterwards.
 
     Args:
         model: the network.
-        batches: of (images, labels, ...), images as bytes or floats in [0, 1].
+        batches: the images.
         autocast: 16-bit type to compute in, as in training; None: the dtype of the weights.
+
+    Returns:
+        Four numbers in float64, on the device: the images, those whose label is the most likely class, those whose
+        label is among the 5 most likely ones (or among all, if there are fewer), and the sum of their losses.
     """
     device = _like(model).device
-    # Sums stay on the device and are read once. Counts are exact in float64.
-    totals = torch.zeros(3, dtype=torch.float64, device=device)
-    count = 0
+    totals = torch.zeros(4, dtype=torch.float64, device=device)  # in which counts are exact
     with in_mode(model, training=False), torch.no_grad(), _precision(device, autocast):
-        for images, raw_labels in _pixels(model, batches, device):
+        for images, labels in _pixels(model, batches):
             outputs: Tensor = model(images)
             logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32))  # 16 bits are too few for a loss
-            labels = _checked(raw_labels, logits.shape[1]).to(device, non_blocking=True)
-            count += len(labels)
-            sums = [
-                _hits(logits, labels, 1),
-                _hits(logits, labels, 5),
-                F.cross_entropy(logits, labels).double() * len(labels),
-            ]
-            totals += torch.stack([part.to(totals) for part in sums])
-    if count == 0:
-        raise ValueError("no images to evaluate on: check the data, or pass a new iterator each time")
-    top1, top5, total = totals.tolist()
-    return Evaluation(100 * top1 / count, 100 * top5 / count, total / count, count)
+            totals[0] += len(labels)
+            totals[1] += _hits(logits, labels, 1)
+            totals[2] += _hits(logits, labels, 5)
+            totals[3] += F.cross_entropy(logits, labels).double() * len(labels)
+    return totals
 
 
 def count_robust(
@@ -79,7 +119,7 @@ def count_robust(
 
     Args:
         model: the network, evaluated and attacked in eval mode.
-        batches: of (images, labels, ...), images as bytes or floats in [0, 1].
+        batches: the images.
         attack: changes images so that they are misclassified.
         restarts: how often it is tried, with other random numbers.
         first: number of the first batch; the random numbers of the attack depend on the number of its batch.
@@ -88,50 +128,62 @@ def count_robust(
     Returns:
         How many images are robust, and how many there are.
     """
-    device = _like(model).device
     robust = count = 0
-    with in_mode(model, training=False), torch.no_grad(), _precision(device, autocast):
-        for number, (images, raw_labels) in enumerate(_pixels(model, batches, device)):
-            labels = raw_labels.long().to(device)
+    with in_mode(model, training=False), torch.no_grad(), _precision(_like(model).device, autocast):
+        for number, (images, labels) in enumerate(_pixels(model, batches), first):
             count += len(labels)
             images, labels = _survivors(model, images, images, labels)
             for restart in range(restarts):
                 if len(labels):
                     with torch.enable_grad():
-                        changed = attack(model, F.cross_entropy, images, labels, mix(0, first + number, 0, restart))
+                        changed = attack(model, F.cross_entropy, images, labels, mix(0, number, 0, restart))
                     images, labels = _survivors(model, changed.detach(), images, labels)
             robust += len(labels)
     return robust, count
 
 
+@dataclass(frozen=True)
+class TwinTest:
+    """How a run generates twins, and groups and routes them when it learns from them."""
+
+    attack: Attack
+    branch: str
+    chunk_size: int
+    shuffled: int = 1
+    """The twins of this many chunks are shuffled before they are learnt."""
+
+
 def count_twin_hits(
     model: nn.Module,
     batches: Batches,
-    attack: Attack,
-    branch: str,
-    *,
+    twins: TwinTest,
     loss: Loss = F.cross_entropy,
     first: int = 0,
     autocast: torch.dtype | None = None,
-    shuffled: int = 1,
 ) -> tuple[int, int]:
     """Count the twins that the model classifies correctly as it learns from them, without changing it.
 
-    Each batch is attacked and classified as a chunk in training: with its own BatchNorm statistics, through `branch`.
-    In between, the twins of every `shuffled` batches are shuffled.
+    Each batch is attacked and classified as a chunk in training: with its own BatchNorm statistics.
+
+    Args:
+        model: the network.
+        batches: the images, in chunks.
+        twins: how they are generated.
+        loss: of the attack.
+        first: number of the first batch, on which random numbers depend.
+        autocast: 16-bit type to compute in; None: the dtype of the weights.
 
     Returns:
         How many twins are classified correctly, and how many there are.
     """
-    device, shuffle = _like(model).device, Shuffle(shuffled)
+    device, shuffle = _like(model).device, Shuffle(twins.shuffled)
     hits = count = 0
     with in_mode(model, training=True):
-        for number, (images, raw_labels) in enumerate(_pixels(model, batches, device), first):
-            labels = raw_labels.long().to(device)
+        for number, (images, labels) in enumerate(_pixels(model, batches), first):
             with _precision(device, autocast):
-                twins = attack(model, loss, images, labels, mix(0, number)).detach()
-                for place, own in shuffle.add(number, Batch(twins, labels), number):
-                    with torch.no_grad(), without_trace(model, branch, "batch", place):
+                changed = twins.attack(model, loss, images, labels, mix(0, number)).detach()
+                for place, own in shuffle.add(number, Batch(changed, labels), number):
+                    with torch.no_grad(), without_trace(model, twins.branch, "batch", place):
                         hits += int((model(own.images).argmax(1) == own.labels).sum())
                     count += len(own.labels)
     return hits, count
@@ -145,22 +197,14 @@ def _precision(device: torch.device, autocast: torch.dtype | None) -> AbstractCo
     return nullcontext() if autocast is None else torch.autocast(device.type, autocast)
 
 
-def _pixels(model: nn.Module, batches: Batches, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """The images of each batch as the model takes them, and their labels as they are."""
-    dtype = _like(model).dtype
+def _pixels(model: nn.Module, batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
+    """The images and labels of each batch as the model and its loss take them."""
+    like = _like(model)
     for images, labels, *_ in batches:
-        if len(images):
-            yield to_pixels(images, device, dtype).to(dtype), labels
-
-
-def _checked(labels: Tensor, classes: int) -> Tensor:
-    """Labels as int64, checked to be classes of the model."""
-    if labels.is_floating_point():
-        raise ValueError(f"labels are {labels.dtype}: give the number of a class for each image")
-    for label in (int(labels.min()), int(labels.max())):
-        if not 0 <= label < classes:
-            raise ValueError(f"label {label} is not one of the model's {classes} classes, 0 to {classes - 1}")
-    return labels.long()
+        yield (
+            to_pixels(images, like.device, like.dtype).to(like.dtype),
+            labels.long().to(like.device, non_blocking=True),
+        )
 
 
 def _hits(logits: Tensor, labels: Tensor, count: int) -> Tensor:

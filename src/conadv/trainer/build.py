@@ -39,11 +39,10 @@ from conadv.ray import Pool
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.data import DataSet, Source, keep, open_data
 from conadv.task.draws import stratified
+from conadv.task.evaluate import TwinTest
 from conadv.task.libraries import LIBRARY, build_pretrained
 from conadv.task.models import build_model, check_output, fastest_memory
 from conadv.task.stream import Stream
-
-from .evaluation import TwinTest
 
 # Mean and standard deviation of ImageNet, for color images; others stay in [0, 1].
 _IMAGENET: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -174,6 +173,9 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
         trains: Load weights to start from, if the recipe says so.
         data: The data; None: open it.
     """
+    if recipe.precision == "bfloat16" and device.type == "cpu":
+        # Without AMX, whose first instruction ends the process on some virtual machines. Read by the first operator.
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
     data = data or open_task_data(recipe)

@@ -1,10 +1,11 @@
-"""Checkpoints: one safetensors file each, complete or absent, written in a thread; and the state of a run in them.
+"""Checkpoints: one safetensors file each, complete or absent, written in a thread; and the best weights of a run.
 
 checkpoints/step-00000120.safetensors
     model.NAME           weights and buffers
     optimizer.NAME:KEY   optimizer state of a parameter
     stale.0.NAME         weights that twins in flight were generated with
     metadata             progress, recipe, versions and numbers of the optimizer as JSON; a SHA-256 digest of everything
+best.safetensors         the weights of the best evaluation, for the plain model
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conadv.atomic import replacing_path, writing
+from conadv.core.splitbn import plain_state_dict
 from conadv.core.state import below
 from conadv.core.twins import StaleWeights
 
 _FORMAT = 3
+BEST = "best.safetensors"
+# The first of these that an evaluation has decides which weights are the best ones.
+BEST_BY = ("held_out_robust_top1", "test_top1")
+_COLLAPSE = 0.5  # of the best robust accuracy
 
 
 class Checkpoint(NamedTuple):
@@ -48,7 +54,7 @@ class Checkpoint(NamedTuple):
         return cls(safetensors.torch.load(data[end:]), json.loads(data[8:end]))
 
 
-def write_state(path: Path, state: Checkpoint) -> None:
+def write_checkpoint(path: Path, state: Checkpoint) -> None:
     """Write a file with a digest: to a temporary one, flushed, then renamed, so that readers see all of it or nothing.
 
     Args:
@@ -66,8 +72,8 @@ def write_state(path: Path, state: Checkpoint) -> None:
                 raise OSError(re.sub(r" \(os error \d+\)|.*: ", "", str(error))) from None
 
 
-def read_state(path: Path) -> Checkpoint:
-    """Read what `write_state` wrote, and verify its digest; a ValueError says what is wrong with the file."""
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read what `write_checkpoint` wrote, and verify its digest; a ValueError says what is wrong with the file."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
@@ -82,28 +88,6 @@ def read_state(path: Path) -> Checkpoint:
     if not is_known:
         raise ValueError("was written by another version")
     return Checkpoint(tensors, about)
-
-
-def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> None:
-    """Write the checkpoint after `step` steps into the folder of all checkpoints."""
-    about = {**checkpoint.about, "step": step}
-    write_state(folder / f"step-{step:08d}.safetensors", Checkpoint(checkpoint.tensors, about))
-
-
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint; a ValueError says what is wrong with the file."""
-    checkpoint = read_state(path)
-    match checkpoint.about:
-        case {
-            "step": int(step),
-            "recipe": dict(),
-            "versions": dict(),
-            "plain": [*plain],
-            "numbers": dict(),
-            "position": {"seconds": int() | float()},
-        } if step == step_of(path) and all(f"model.{name}" in checkpoint.tensors for name in plain):
-            return checkpoint
-    raise ValueError("belongs to another step or version")
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -137,29 +121,23 @@ def newest_whole(
     raise ValueError(f"{folder} has no intact checkpoint of this run to resume from: start a new run")
 
 
-def set_aside_newer(folder: Path, step: int) -> None:
-    """Rename checkpoints newer than `step`, which were skipped, so that they are not counted among those to keep."""
-    for path in checkpoints(folder):
-        if step_of(path) > step:
-            path.replace(path.with_name(path.name.replace("step-", "damaged-")))
-
-
 class CheckpointSaver:
     """Writes checkpoints into the folder of a run, one after the other, and removes all but the newest.
 
     Args:
         folder: The folder of the run.
         keep: How many of the newest checkpoints to keep.
+        start: The step that the run starts at; newer checkpoints could not be used, and are not counted.
         about: The description of the run that every checkpoint contains.
         before: Called in the thread before each checkpoint is written: it flushes the metrics, which must not be older.
     """
 
-    def __init__(self, folder: Path, keep: int, about: dict[str, Any], before: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, keep: int, start: int, about: dict[str, Any], before: Callable[[], None]) -> None:
         self._folder, self._keep = folder / "checkpoints", keep
         self._about, self._before = about, before
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        self._prune()  # a killed run may have left one checkpoint more
+        self._prune(start)  # a killed run may have left one checkpoint more
 
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written, if there is one so far."""
@@ -169,7 +147,7 @@ class CheckpointSaver:
     def save(self, step: int, state: Checkpoint, position: dict[str, Any]) -> None:
         """Start to write the state after `step` steps, as `gather` returns it."""
         self._wait()
-        checkpoint = Checkpoint(state.tensors, {**self._about, **state.about, "position": position})
+        checkpoint = Checkpoint(state.tensors, {**self._about, **state.about, "step": step, "position": position})
         self._writing = self._thread.submit(self._write, step, checkpoint)
 
     def close(self) -> None:
@@ -181,11 +159,12 @@ class CheckpointSaver:
 
     def _write(self, step: int, checkpoint: Checkpoint) -> None:
         self._before()
-        write_checkpoint(self._folder, step, checkpoint)
-        self._prune()
+        write_checkpoint(self._folder / f"step-{step:08d}.safetensors", checkpoint)
+        self._prune(step)
 
-    def _prune(self) -> None:
-        for old in checkpoints(self._folder)[self._keep :]:
+    def _prune(self, step: int) -> None:
+        written = [path for path in checkpoints(self._folder) if step_of(path) <= step]
+        for old in written[self._keep :]:
             old.unlink()
 
     def _wait(self) -> None:
@@ -260,3 +239,53 @@ def _digest(tensors: dict[str, Tensor], about: str) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+class BestWeights:
+    """A sink that keeps the weights of the best evaluation: robust accuracy on held-out images, or test accuracy.
+
+    Robust training with few steps may collapse within an epoch (catastrophic overfitting): the accuracy under a weak
+    attack still rises, and that under a strong one falls to zero.
+
+    Args:
+        folder: of the run; weights of an earlier part of the run are found there.
+        model: the network, split or not.
+        say: prints a line.
+    """
+
+    def __init__(self, folder: Path, model: nn.Module, say: Callable[[str], None]) -> None:
+        self._path = folder / BEST
+        self._model, self._say = model, say
+        self._best = read_best(self._path).about if self._path.exists() else None
+        self._warned = False
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take note of an evaluation; a step without one changes nothing."""
+        metric = next((name for name in BEST_BY if name in metrics), None)
+        if metric is None:
+            return
+        accuracy = float(metrics[metric])
+        if self._best is None or accuracy > self._best[metric]:
+            self._best = {"step": step, metric: accuracy}
+            tensors = {name: one.cpu().contiguous() for name, one in plain_state_dict(self._model).items()}
+            write_checkpoint(self._path, Checkpoint(tensors, self._best))
+        elif metric == BEST_BY[0] and accuracy < _COLLAPSE * self._best[metric] and not self._warned:
+            self._warned = True
+            self._say(
+                f"robust accuracy on the held-out images fell from {self._best[metric]:.1f} % (step "
+                f"{self._best['step']}) to {accuracy:.1f} %, which is catastrophic overfitting: those weights "
+                f"are in {self._path}; try more --attack.steps or a smaller --attack.step-size"
+            )
+
+    def close(self) -> None:
+        pass
+
+
+def read_best(path: Path) -> Checkpoint:
+    """Return the weights in best.safetensors, by the names of the plain model, with their step and accuracy."""
+    if not path.exists():
+        raise ValueError(f"{path}: no such file; a run with --eval-every writes it")
+    try:
+        return read_checkpoint(path)
+    except ValueError as error:
+        raise ValueError(f"{path} {error}: remove it") from None

@@ -1,109 +1,46 @@
-"""Evaluation of a model on all ranks: accuracy as it is, on twins, and under attack; and the best weights of a run."""
+"""Evaluation of a model on all ranks: accuracy as it is, on twins, and under attack; what is shown beside it."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from conadv.core.attack import Attack, Loss
-from conadv.core.pgd import PGD, Norm
-from conadv.core.seeds import untouched_randomness
-from conadv.core.splitbn import plain_state_dict
+from conadv.core.batch import to_pixels
+from conadv.core.branches import split_layers
+from conadv.core.splitbn import routed
 from conadv.ranks.world import World
+from conadv.sinks import Board
 from conadv.task.data import Source
 from conadv.task.draws import permutation
-from conadv.task.evaluate import Adversary, Evaluation, count_robust, count_twin_hits, evaluate
-from conadv.task.stream import evaluation_batches
+from conadv.task.evaluate import RobustTest, TwinTest, count_robust, count_twin_hits, evaluate
+from conadv.task.models import in_mode
+from conadv.task.stream import Chunk, evaluation_batches
 
-from .checkpoint import Checkpoint, read_state, write_state
+from .build import Task
 
-if TYPE_CHECKING:
-    from .build import Task
-
-BEST = "best.safetensors"
-# The first of these that an evaluation has decides which weights are the best ones.
-BEST_BY = ("held_out_robust_top1", "test_top1")
-_COLLAPSE = 0.5  # of the best robust accuracy
 _WATCH_STEPS = 10  # of PGD on held-out images: it runs during training
 _BATCH = 256
 # Seed of the sample of training images: the same in every run, so that runs can be compared.
 _SAMPLE_SEED = 14
 _TWINS = 1000  # training images, about, whose twins are evaluated
+_SHOWN = 1000  # test images whose accuracy by branch is computed
+_PAIRS = 8
+NAME = "images_twins_differences"  # the differences are enlarged
 
 
-@dataclass(frozen=True)
-class RobustTest:
-    """How to measure robust accuracy: the share of images that stay correctly classified under every attack."""
+class Accuracy(NamedTuple):
+    """Accuracies in percent, and the mean loss."""
 
-    epsilon: float
-    norm: Norm = "linf"
-    steps: int = 20
-    """Steps of PGD."""
-    restarts: int = 2
-    """How often PGD starts, at another random point each time."""
-    images: int | None = None
-    """How many images to attack, a fixed sample; None: all."""
-    autoattack: bool = False
-    """AutoAttack, once, instead of PGD."""
-
-    def attack(self) -> Adversary:
-        if self.autoattack:
-            return AutoAttack(self.epsilon, self.norm)
-        return robust_attack(self.epsilon, self.steps, norm=self.norm)
-
-
-@dataclass(frozen=True)
-class AutoAttack:
-    """The standard ensemble of Croce and Hein (2020), by their own code: APGD-CE, APGD-T, FAB-T and Square."""
-
-    epsilon: float
-    norm: Norm = "linf"
-
-    def __post_init__(self) -> None:
-        if importlib.util.find_spec("pyautoattack") is None:
-            raise ValueError("AutoAttack is not installed: pip install 'conadv[robust]'")
-
-    def __call__(self, model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, seed: int = 0) -> Tensor:
-        """Change the images within epsilon; `loss` is not used, since each of its attacks has its own."""
-        import pyautoattack
-
-        classes = model(images[:1]).shape[1]
-        if classes < 4:
-            raise ValueError(f"AutoAttack needs at least 4 classes, and this model has {classes}: use PGD")
-        norm = {"linf": "Linf", "l2": "L2"}[self.norm]
-        with untouched_randomness(images.device, seed):
-            attack = pyautoattack.AutoAttack(
-                model, norm=norm, eps=self.epsilon, seed=seed % 2**31, device=images.device
-            )
-            attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, classes - 1)
-            changed: Tensor = attack.run_standard_evaluation(images, labels, batch_size=len(images))[0]
-        return changed
-
-
-def robust_attack(epsilon: float, steps: int, branch: str = "main", norm: Norm = "linf") -> PGD:
-    """Return PGD within `epsilon`, with a step size large enough to cross the ball and come back."""
-    size = epsilon if steps == 1 else 2.5 * epsilon / steps
-    return PGD(epsilon, size, steps, norm, random_start=1.0, branch=branch, statistics="running")
-
-
-@dataclass(frozen=True)
-class TwinTest:
-    """How a run generates twins, and groups and routes them when it learns from them."""
-
-    attack: Attack
-    branch: str
-    chunk_size: int
-    shuffled: int = 1
-    """The twins of this many chunks are shuffled before they are learnt."""
+    top1: float
+    top5: float
+    loss: float
 
 
 def evaluate_task(task: Task, world: World, robust: RobustTest | None = None) -> dict[str, float]:
@@ -134,38 +71,17 @@ def evaluate_task(task: Task, world: World, robust: RobustTest | None = None) ->
     return metrics
 
 
-def evaluate_source(task: Task, world: World, source: Source, sample: int | None = None) -> Evaluation:
-    """Compute accuracy and loss on the images of a source, without augmentation; ranks share the images.
-
-    Args:
-        task: the model and its settings.
-        world: the ranks, all of which must call this.
-        source: the images.
-        sample: how many of the images to use, always the same ones; None: all.
-    """
-    chosen = sampled(len(source), sample)
-    first, last = (len(chosen) * rank // world.size for rank in (world.rank, world.rank + 1))
-    part = chosen[first:last].tolist()
-    totals = torch.zeros(4, dtype=torch.float64, device=world.device)
-    if part:
-        pin_memory = task.device.type == "cuda"
-        batches = evaluation_batches(source, _BATCH, task.augment.fit, task.workers, part, pin_memory=pin_memory)
-        own = evaluate(task.model, batches, task.autocast)
-        means = (own.top1, own.top5, own.loss)
-        totals += totals.new_tensor([own.images, *(mean * own.images for mean in means)])
-    images, *sums = world.all_reduce(totals).tolist()
-    top1, top5, loss = (total / images for total in sums)
-    return Evaluation(top1, top5, loss, int(images))
+def evaluate_source(task: Task, world: World, source: Source, sample: int | None = None) -> Accuracy:
+    """Compute accuracy and loss on the images of a source, or a sample of them. Every rank must call it."""
+    batches, _ = _part(task, world, source, sampled(len(source), sample), _BATCH)
+    images, top1, top5, loss = world.all_reduce(evaluate(task.model, batches, task.autocast)).tolist()
+    return Accuracy(100 * top1 / images, 100 * top5 / images, loss / images)
 
 
 def robust_top1(task: Task, world: World, source: Source, test: RobustTest) -> float:
-    """Compute the robust accuracy in percent, of the model in eval mode. Every rank must call it.
-
-    Ranks share whole batches, on which the random starts depend: the result is that of one rank.
-    """
-    chosen, first = _part(world, sampled(len(source), test.images), _BATCH)
+    """Compute the robust accuracy in percent, of the model in eval mode. Every rank must call it."""
+    batches, first = _part(task, world, source, sampled(len(source), test.images), _BATCH)
     restarts = 1 if test.autoattack else test.restarts
-    batches = evaluation_batches(source, _BATCH, task.augment.fit, task.workers, chosen)
     return _percent(
         world, count_robust(task.model, batches, test.attack(), restarts=restarts, first=first, autocast=task.autocast)
     )
@@ -181,32 +97,8 @@ def twin_top1(task: Task, world: World, twins: TwinTest) -> float:
     size = min(twins.chunk_size, images)
     group = size * twins.shuffled
     whole = permutation(images, _SAMPLE_SEED)[: max(min(_TWINS, images) // group, 1) * group]
-    chosen, first = _part(world, whole, group)
-    batches = evaluation_batches(task.data.train, size, task.augment.fit, task.workers, chosen)
-    counts = count_twin_hits(
-        task.model,
-        batches,
-        twins.attack,
-        twins.branch,
-        loss=task.loss,
-        first=first * twins.shuffled,
-        autocast=task.autocast,
-        shuffled=twins.shuffled,
-    )
-    return _percent(world, counts)
-
-
-def _part(world: World, chosen: NDArray[np.int64], size: int) -> tuple[list[int], int]:
-    """The indices in the batches of `size` that this rank evaluates, and the number of its first batch."""
-    count = math.ceil(len(chosen) / size)
-    first, last = (count * rank // world.size for rank in (world.rank, world.rank + 1))
-    return chosen[first * size : last * size].tolist(), first
-
-
-def _percent(world: World, counts: tuple[int, int]) -> float:
-    """The share of hits over all ranks, from the hits and images of each."""
-    hits, images = world.all_reduce(torch.tensor(counts, dtype=torch.float64, device=world.device)).tolist()
-    return float(100 * hits / images) if images else math.nan  # fewer images than ranks
+    batches, first = _part(task, world, task.data.train, whole, size, twins.shuffled)
+    return _percent(world, count_twin_hits(task.model, batches, twins, task.loss, first, task.autocast))
 
 
 def sampled(length: int, count: int | None) -> NDArray[np.int64]:
@@ -216,51 +108,71 @@ def sampled(length: int, count: int | None) -> NDArray[np.int64]:
     return np.sort(permutation(length, _SAMPLE_SEED)[:count])
 
 
-class BestWeights:
-    """A sink that keeps the weights of the best evaluation: robust accuracy on held-out images, or test accuracy.
+def _part(
+    task: Task, world: World, source: Source, chosen: NDArray[np.int64], size: int, group: int = 1
+) -> tuple[Iterator[Chunk], int]:
+    """The batches of chosen images that this rank evaluates, without augmentation, and the number of the first.
 
-    Robust training with few steps may collapse within an epoch (catastrophic overfitting): the accuracy under a weak
-    attack still rises, and that under a strong one falls to zero.
-
-    Args:
-        folder: of the run; weights of an earlier part of the run are found there.
-        model: the network, split or not.
-        say: prints a line.
+    Ranks share whole groups of batches, on which random numbers depend: the result is that of one rank.
     """
+    together = size * group
+    count = math.ceil(len(chosen) / together)
+    first, last = (count * rank // world.size for rank in (world.rank, world.rank + 1))
+    own, pin_memory = chosen[first * together : last * together].tolist(), task.device.type == "cuda"
+    return evaluation_batches(source, size, task.augment.fit, task.workers, own, pin_memory), first * group
 
-    def __init__(self, folder: Path, model: nn.Module, say: Callable[[str], None]) -> None:
-        self._path = folder / BEST
-        self._model, self._say = model, say
-        self._best = read_best(self._path).about if self._path.exists() else None
-        self._warned = False
+
+def _percent(world: World, counts: tuple[int, int]) -> float:
+    """The share of hits over all ranks, from the hits and images of each."""
+    hits, images = world.all_reduce(torch.tensor(counts, dtype=torch.float64, device=world.device)).tolist()
+    return float(100 * hits / images) if images else math.nan  # fewer images than ranks
+
+
+class Showcase:
+    """A sink that adds twins and the accuracy by branch to each evaluation of some sinks, on this rank alone."""
+
+    def __init__(self, task: Task, twins: TwinTest, sinks: Sequence[Board]) -> None:
+        self._task, self._twins, self._sinks = task, twins, sinks
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take note of an evaluation; a step without one changes nothing."""
-        metric = next((name for name in BEST_BY if name in metrics), None)
-        if metric is None:
+        """Add to an evaluation; a step without one is nothing to show."""
+        if "test_top1" not in metrics:
             return
-        accuracy = float(metrics[metric])
-        if self._best is None or accuracy > self._best[metric]:
-            self._best = {"step": step, metric: accuracy}
-            tensors = {name: one.cpu().contiguous() for name, one in plain_state_dict(self._model).items()}
-            write_state(self._path, Checkpoint(tensors, self._best))
-        elif metric == BEST_BY[0] and accuracy < _COLLAPSE * self._best[metric] and not self._warned:
-            self._warned = True
-            self._say(
-                f"robust accuracy on the held-out images fell from {self._best[metric]:.1f} % (step "
-                f"{self._best['step']}) to {accuracy:.1f} %, which is catastrophic overfitting: those weights "
-                f"are in {self._path}; try more --attack.steps or a smaller --attack.step-size"
-            )
+        accuracies, picture = branch_top1(self._task), twins_below(self._task, self._twins)
+        for sink in self._sinks:
+            sink.log(step, accuracies)
+            sink.show(step, NAME, picture)
 
     def close(self) -> None:
         pass
 
 
-def read_best(path: Path) -> Checkpoint:
-    """Return the weights in best.safetensors, by the names of the plain model, with their step and accuracy."""
-    if not path.exists():
-        raise ValueError(f"{path}: no such file; a run with --eval-every writes it")
-    try:
-        return read_state(path)
-    except ValueError as error:
-        raise ValueError(f"{path} {error}: remove it") from None
+def branch_top1(task: Task) -> dict[str, float]:
+    """Return the accuracy in percent on a sample of test images, as they are, through each branch of BatchNorm."""
+    found = {}
+    for branch in split_layers(task.model)[0].branches:
+        with routed(task.model, branch, tracking="off"):
+            accuracy = evaluate_source(task, World(0, 1, task.device), task.data.test, sample=_SHOWN)
+        found[f"{branch}_branch_top1"] = accuracy.top1
+    return found
+
+
+def twins_below(task: Task, twins: TwinTest) -> NDArray[np.uint8]:
+    """Return a picture of some training images, their twins below them, and their differences below those."""
+    chosen = sampled(len(task.data.train), max(_PAIRS, min(twins.chunk_size, len(task.data.train)))).tolist()
+    (raw, labels, *_), *_ = evaluation_batches(task.data.train, len(chosen), task.augment.fit, task.workers, chosen)
+    like = next(task.model.parameters())
+    images = to_pixels(raw, like.device, like.dtype).to(like.dtype)
+    precision = nullcontext() if task.autocast is None else torch.autocast(like.device.type, task.autocast)
+    with in_mode(task.model, training=True), precision:
+        changed = twins.attack(task.model, task.loss, images, labels.long().to(like.device), 0).detach()
+    difference = changed - images
+    enlarged = 0.5 + 0.5 * difference / difference.abs().max().clamp(min=1e-9)
+    return np.concatenate([_row(several) for several in (images, changed, enlarged)])
+
+
+def _row(images: Tensor) -> NDArray[np.uint8]:
+    """The first images side by side, (height, all widths, 3)."""
+    some = images[:_PAIRS].float().clamp(0, 1).mul(255).round().byte().cpu()
+    row: NDArray[np.uint8] = torch.cat(list(some), dim=2).permute(1, 2, 0).numpy()
+    return row if row.shape[2] == 3 else row[:, :, :1].repeat(3, axis=2)

@@ -18,7 +18,7 @@ from conadv.catalog import is_callable, names_dataset
 from conadv.ranks.launch import launcher_command
 from conadv.readable import for_json
 
-from .checkpoint import checkpoints, set_aside_newer
+from .checkpoint import checkpoints
 
 _LOCK = "run.lock"
 _PARTIAL_CONFIG = ".config.toml.*partial"
@@ -63,17 +63,14 @@ class RunFolder:
             _check_free(self.path)
             return
         self._acquire()
-        if not checkpoints(self.path / "checkpoints") and any(self.path.glob("checkpoints/step-*/")):
-            raise ValueError(f"{self.path} has checkpoints of conadv 0.2: resume it with that version")
 
-    def open(self, step: int) -> None:
-        """Create the folder of a new run, or reopen it at the checkpoint of `step`."""
+    def open(self) -> None:
+        """Create the folder of a new run, or reopen it."""
         if self.is_new:
             self._claim()
             write_atomically(self.path / "config.toml", self._config)
             return
         _sweep(self.path)
-        set_aside_newer(self.path / "checkpoints", step)
         if not holds(self.path, self._config):  # the recipe was changed by flags
             write_atomically(self.path / "config.toml", self._config)
 

@@ -22,11 +22,12 @@ from conadv.core.branches import split_layers
 from conadv.core.splitbn import update_running_stats
 from conadv.ranks.member import Outcome, StepError
 from conadv.sinks import Sink
+from conadv.task.evaluate import RobustTest
 from conadv.wrappers import span
 
 from .build import Job
 from .checkpoint import CheckpointSaver, gather
-from .evaluation import RobustTest, evaluate_task
+from .evaluation import evaluate_task
 from .profiling import Recording, profiled
 from .stop import StopRequest
 

@@ -13,18 +13,18 @@ from typing import Any
 
 from torch import Tensor
 
-from conadv import bf16
-from conadv.config import Recipe, dump_recipe, flatten, load_recipe, override, recipe_of_run
+from conadv.config import RESUMABLE, Recipe, dump_recipe, flatten, load_recipe, override, recipe_of_run
 from conadv.core.algorithm import ConAdv
 from conadv.core.splitbn import plain_state_dict
 from conadv.ranks.agreement import AgreedError, check_agreement, from_main, on_all
 from conadv.ranks.faults import guarded
-from conadv.ranks.launch import local_rank, world_size
+from conadv.ranks.launch import world_size
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import StepError
 from conadv.ranks.world import World, joined
 from conadv.sinks import SINKS, Sink, check_sinks
 from conadv.task.data import DataSet
+from conadv.task.evaluate import RobustTest
 from conadv.task.stream import Stream
 
 from .build import (
@@ -41,8 +41,17 @@ from .build import (
     with_batch_size,
     with_chunk_size,
 )
-from .checkpoint import Checkpoint, CheckpointSaver, restore, stale_versions
-from .evaluation import BestWeights, RobustTest
+from .checkpoint import (
+    BestWeights,
+    Checkpoint,
+    CheckpointSaver,
+    check_tensors,
+    checkpoints,
+    newest_whole,
+    restore,
+    stale_versions,
+)
+from .evaluation import Showcase
 from .fingerprint import data_facts, software_facts, versions
 from .folder import RunFolder, default_folder, holds, resume_command, write_summary
 from .kernels import kernels
@@ -50,9 +59,7 @@ from .loop import Progress, evaluate, position, run
 from .metrics import Callback, Metrics, OnMetrics
 from .profiling import Recording
 from .progress import ProgressBar, counted, preview, tell
-from .showcase import Showcase
 from .stop import Interrupted, listening, stopped_early
-from .trained import facts, find_checkpoint
 
 # Flags that may differ between machines. The content of the data is compared separately.
 _MACHINE_FLAGS = ("threads", "data.path", "data.workers")
@@ -147,7 +154,7 @@ def train_recipe(
         if owns_process:
             advice = [to_resume] if resume else []
             request.obey_by(lambda number: end_all(128 + number, stopped_early(number, *advice)))
-        task, stream = _build(recipe, world, data, sets_limits=owns_process)
+        task, stream = _build(recipe, world, data)
         with kernels(task.device, recipe.deterministic), ExitStack() as until_evaluated:
             check_agreement(
                 world, {"data": data_facts(task.data, recipe.data.path), "software": software_facts(task.model)}
@@ -155,7 +162,7 @@ def train_recipe(
             job, progress = _start(layout, world, place, task, stream)
             until_evaluated.callback(job.close)
             request.obey_by(None)
-            from_main(world, lambda: place.open(progress.step))
+            from_main(world, place.open)
             if progress.step >= job.stop and not quiet:
                 tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
             sinks = [*_sinks(job, place.path, progress.step), *callbacks] if world.is_main else []
@@ -177,14 +184,10 @@ def train_recipe(
     return {**summary, "run": str(place.path)} if world.is_main else {}
 
 
-def _build(recipe: Recipe, world: World, data: DataSet | None, sets_limits: bool) -> tuple[Task, Stream]:
+def _build(recipe: Recipe, world: World, data: DataSet | None) -> tuple[Task, Stream]:
     """Build the network and the data; an error of any rank is raised on all of them."""
     flags = {key: value for key, value in flatten(recipe).items() if key not in _MACHINE_FLAGS}
     check_agreement(world, {"flags": flags})  # first, since everything else depends on the flags
-    if recipe.precision == "bfloat16" and world.device.type == "cpu":
-        note = bf16.prepare(world.all_reduce_max, tries=local_rank() == 0, sets=sets_limits)
-        if note:
-            tell(note)
     opened = [] if data is None else [data]
     if world.size > 1:  # rank 0 first: the others find its index of shards and its search for damage in the cache
         from_main(world, lambda: opened.append(open_task_data(recipe)))
@@ -243,6 +246,32 @@ def _start(layout: Layout, world: World, place: RunFolder, task: Task, stream: S
     return job, Progress(step, checkpoint.about["position"]["seconds"])
 
 
+def find_checkpoint(folder: Path, task: Task) -> Checkpoint | None:
+    """Return the newest intact checkpoint of a run; None if there is none yet."""
+    if not checkpoints(folder / "checkpoints"):
+        return None
+
+    def check(checkpoint: Checkpoint) -> None:
+        # Fields that were added after it was written stand for their defaults.
+        theirs, own = {**flatten(Recipe()), **checkpoint.about["recipe"]}, flatten(task.recipe)
+        other = [key for key in own if key not in RESUMABLE and theirs.get(key) != own[key]]
+        if other:
+            raise ValueError(f"is of another run: its recipe differs in {', '.join(other)}")
+        check_tensors(checkpoint.tensors, task.model, task.recipe.delay)
+
+    return newest_whole(folder / "checkpoints", tell, check)
+
+
+def facts(task: Task) -> dict[str, Any]:
+    """Return what a summary says about a run beforehand; epsilon is None for a method without attack."""
+    names = ("method", "delay", "model", "batch_size", "chunk_size", "epochs", "seed")
+    return {
+        **{name: getattr(task.recipe, name) for name in names},
+        "epsilon": None if task.twins is None else task.recipe.attack.epsilon,
+        "classes": len(task.data.train.classes),
+    }
+
+
 def _prime(job: Job, weights: dict[str, Tensor], step: int) -> None:
     """Evaluate again what the last step has left behind, with its weights and its batch."""
     job.task.model.load_state_dict(weights)
@@ -288,7 +317,7 @@ def _recorder(
     with (
         closing(ProgressBar(start, job.stop, quiet)) as bar,
         closing(Metrics(folder / "metrics.jsonl", start)) as metrics,
-        closing(CheckpointSaver(folder, job.task.recipe.checkpoint.keep, about, before=metrics.flush)) as saver,
+        closing(CheckpointSaver(folder, job.task.recipe.checkpoint.keep, start, about, before=metrics.flush)) as saver,
     ):
         if not quiet and start < job.stop:
             for line in preview(job, start):

@@ -20,10 +20,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from conadv import bf16
 from conadv.atomic import replace_file
 from conadv.catalog import is_callable
-from conadv.config import RESUMABLE, Recipe, check_run_folder, flatten
+from conadv.config import Recipe, check_run_folder
 from conadv.core.batch import to_pixels
 from conadv.core.state import below
 from conadv.ranks.world import World, own_device
@@ -31,15 +30,16 @@ from conadv.task.data.decode import EXTENSIONS, open_picture
 from conadv.task.data.files import read_file
 from conadv.task.data.fit import Fit
 from conadv.task.data.source import Planes, naming
+from conadv.task.evaluate import RobustTest
 from conadv.task.libraries import first_line
 from conadv.task.models import build_model, in_mode
-
-from .build import Task, build_task
-from .checkpoint import Checkpoint, check_tensors, checkpoints, newest_whole
-from .evaluation import BEST, RobustTest, evaluate_task, read_best
-from .folder import resume_command
-from .kernels import kernels
-from .progress import tell
+from conadv.trainer.build import build_task
+from conadv.trainer.checkpoint import BEST, Checkpoint, newest_whole, read_best
+from conadv.trainer.evaluation import evaluate_task
+from conadv.trainer.folder import resume_command
+from conadv.trainer.kernels import kernels
+from conadv.trainer.progress import tell
+from conadv.trainer.train import facts, find_checkpoint
 
 NETWORK = "network"
 """The key of the facts about the network, as JSON, in the metadata of an export."""
@@ -57,10 +57,7 @@ def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool
         robust: How to measure robust accuracy; None: not at all.
         best: Evaluate the weights of the best evaluation during the run, not the newest checkpoint.
     """
-    device = own_device()
-    if recipe.precision == "bfloat16" and device.type == "cpu" and (note := bf16.prepare()):
-        tell(note)
-    task = build_task(recipe, device)
+    task = build_task(recipe, own_device())
     checkpoint = find_checkpoint(folder, task)
     if checkpoint is None:
         command = resume_command(folder, recipe.model, recipe.data.path)
@@ -139,32 +136,6 @@ def predict(source: Path, images: Sequence[Path], top: int, model: str | None = 
     if not predictions:
         raise ValueError(problems[0])
     return predictions, problems
-
-
-def find_checkpoint(folder: Path, task: Task) -> Checkpoint | None:
-    """Return the newest intact checkpoint of a run; None if there is none yet."""
-    if not checkpoints(folder / "checkpoints"):
-        return None
-
-    def check(checkpoint: Checkpoint) -> None:
-        # Fields that were added after it was written stand for their defaults.
-        theirs, own = {**flatten(Recipe()), **checkpoint.about["recipe"]}, flatten(task.recipe)
-        other = [key for key in own if key not in RESUMABLE and theirs.get(key) != own[key]]
-        if other:
-            raise ValueError(f"is of another run: its recipe differs in {', '.join(other)}")
-        check_tensors(checkpoint.tensors, task.model, task.recipe.delay)
-
-    return newest_whole(folder / "checkpoints", tell, check)
-
-
-def facts(task: Task) -> dict[str, Any]:
-    """Return what a summary says about a run beforehand; epsilon is None for a method without attack."""
-    names = ("method", "delay", "model", "batch_size", "chunk_size", "epochs", "seed")
-    return {
-        **{name: getattr(task.recipe, name) for name in names},
-        "epsilon": None if task.twins is None else task.recipe.attack.epsilon,
-        "classes": len(task.data.train.classes),
-    }
 
 
 def _plain_weights(folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
