@@ -190,7 +190,7 @@ def test_pretrained_takes_a_file_or_nothing(words, pretrained, commands, tmp_pat
         ("train --determinstic", "Did you mean --deterministic?"),
         ("train digits --deterministic yes", "unexpected argument 'yes'"),
         ("train digits --deterministic=2", "--deterministic"),
-        ("train --batch-size 200", "larger than the 100 training images"),
+        ("train --batch-size 200", "does not fit 100 training images"),
         ("train digits more", "unexpected argument 'more'. See conadv train --help"),
         ("train --resume nowhere", "not a run folder"),
         ("train digits --resume RUN", "drop RECIPE"),

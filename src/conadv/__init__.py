@@ -30,34 +30,10 @@ if TYPE_CHECKING:
     from .trainer.train import train
 
 __all__ = [
-    "PGD",
-    "Attack",
-    "Batch",
-    "Common",
-    "ConAdv",
-    "Feed",
-    "Lamb",
-    "Lars",
-    "Layout",
-    "Losses",
-    "Method",
-    "Muon",
-    "Recycled",
-    "Role",
-    "Sam",
-    "SignalToNoise",
-    "Team",
-    "Vanilla",
-    "load_recipe",
-    "parameter_groups",
-    "plain_state_dict",
-    "route",
-    "split_batchnorm",
-    "train",
-    "warmup_constant",
-    "warmup_cosine",
-    "warmup_poly",
-]
+    "PGD", "Attack", "Batch", "Common", "ConAdv", "Feed", "Lamb", "Lars", "Layout", "Losses", "Method", "Muon",
+    "Recycled", "Role", "Sam", "SignalToNoise", "Team", "Vanilla", "load_recipe", "parameter_groups",
+    "plain_state_dict", "route", "split_batchnorm", "train", "warmup_constant", "warmup_cosine", "warmup_poly",
+]  # fmt: skip
 try:
     __version__ = _version("conadv")
 except PackageNotFoundError:  # a copy of the source that was never installed

@@ -20,11 +20,11 @@ from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 from conadv import config, study_commands
 from conadv.config import Recipe
 from conadv.config.advice import explain
-from conadv.config.fields import OptionalText, number, one_line
+from conadv.config.fields import OptionalText, number
 from conadv.config.files import check_resumable, flags_over_file
 from conadv.last_words import witnessed
-from conadv.memory import ADVICE, is_out_of_memory
-from conadv.printing import allow_any_encoding, say
+from conadv.machine import ADVICE, is_out_of_memory
+from conadv.printing import allow_any_encoding, one_line, say
 from conadv.printing import report as report_result
 from conadv.ranks.agreement import AgreedError
 from conadv.ranks.launch import local_rank, own_rank, world_size

@@ -71,15 +71,6 @@ def test_a_stream_of_three_views_has_images_labels_and_augmented() -> None:
         assert augmented.is_contiguous()
 
 
-def test_wrong_names_and_views_are_refused() -> None:
-    with pytest.raises(ValueError, match="augmentation 'mixup': choose one of none, crop"):
-        augmentation("mixup")
-    with pytest.raises(ValueError, match="three views need an augmentation"):
-        augmentation("none", three_views=True)
-    with pytest.raises(ValueError, match="size 0"):
-        augmentation("resized-crop", 0)
-
-
 MANY = mix_all(7, np.arange(4000))
 
 

@@ -129,7 +129,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("classes", [7, 1000])
 def test_the_weights_of_a_library(name: str, classes: int) -> None:
     build = partial(build_model, name, classes, 3)
-    model, line = build_pretrained(build, "library", classes)
+    model, line = build_pretrained(build, True, classes)
     assert line.startswith("pretrained: the weights of its library")
     assert model.stem.weight.mean().item() == TRAINED
     assert build().stem.weight.mean().item() == NEW
@@ -150,11 +150,11 @@ def test_the_weights_of_a_library(name: str, classes: int) -> None:
 )
 def test_without_weights_of_a_library_it_is_one_line(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
-        build_pretrained(partial(build_model, name, 7, 3), "library", 7)
+        build_pretrained(partial(build_model, name, 7, 3), True, 7)
     caught.match(message)
 
 
-@pytest.mark.parametrize("library", ["timm", "torchvision"])
+@pytest.mark.parametrize(True, ["timm", "torchvision"])
 def test_a_library_that_is_not_installed(
     library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

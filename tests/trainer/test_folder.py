@@ -17,7 +17,6 @@ from conadv.trainer.folder import RunFolder, default_folder, holds, write_summar
 def claim(path: Path, config: str) -> None:
     """A run that came to its end."""
     folder = RunFolder(path, config, is_new=True)
-    folder.prepare()
     folder.open()
     folder.close()
 
@@ -25,7 +24,6 @@ def claim(path: Path, config: str) -> None:
 def reopen(path: Path, config: str) -> None:
     """The run is resumed, and comes to its end."""
     folder = RunFolder(path, config, is_new=False)
-    folder.prepare()
     folder.open()
     folder.close()
 
@@ -123,7 +121,7 @@ def test_a_run_of_which_something_came_stays(case, tmp_path):
 def lock(path: Path) -> RunFolder:
     """A process that resumes the run of a folder."""
     folder = RunFolder(path, "config", is_new=False)
-    folder.prepare()
+    folder._acquire()
     return folder
 
 
@@ -149,7 +147,7 @@ def test_a_new_run_in_a_folder_that_another_process_just_took_is_refused(tmp_pat
 
 def test_the_lock_of_a_dead_process_is_taken_over_at_once(tmp_path):
     code = f"import os; from pathlib import Path; from conadv.trainer.folder import RunFolder; \
-folder = RunFolder(Path({str(tmp_path)!r}), '', False); folder.prepare(); os._exit(9)"
+folder = RunFolder(Path({str(tmp_path)!r}), '', False); folder.open(); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
     mine = lock(tmp_path)
     assert (tmp_path / "run.lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}"

@@ -58,14 +58,14 @@ def test_resumed_anywhere_there_is_no_gap_and_no_line_twice(tmp_path_factory, re
     ],
     ids=range(10),
 )  # fmt: skip
-def test_a_damaged_line_is_left_out_and_counted(damage, tmp_path):
+def test_a_damaged_line_ends_what_is_kept_and_the_rest_is_counted(damage, tmp_path):
     path = tmp_path / "metrics.jsonl"
     write(path, 0, 4)
     whole = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(whole[0] + damage + b"".join(whole[2:]))
-    assert write(path, 4, 6).missing == 1
-    assert [line["step"] for line in read_metrics(path)] == [0, 2, 3, 4, 5]
-    assert path.read_bytes().startswith(whole[0] + whole[2] + whole[3])
+    assert write(path, 4, 6).missing == 3
+    assert [line["step"] for line in read_metrics(path)] == [0, 4, 5]
+    assert path.read_bytes().startswith(whole[0])
 
 
 def test_a_lost_file_is_begun_again_and_its_steps_are_missing(tmp_path):

@@ -194,4 +194,4 @@ def test_damaged_metrics_are_told(run, capsys):
     text = path.read_text().splitlines(keepends=True)
     path.write_text("".join([text[0], "x\n", *text[2:]]))
     assert resume(run) == 0
-    assert "metrics.jsonl was damaged: 1 of the steps before 4 have no line" in capsys.readouterr().err
+    assert "metrics.jsonl was damaged: 3 of the steps before 4 have no line" in capsys.readouterr().err

@@ -7,7 +7,9 @@ import shlex
 
 from cyclopts import CycloptsError, UnknownOptionError
 
-from .fields import did_you_mean, one_line, show
+from conadv.printing import one_line
+
+from .fields import did_you_mean, show
 from .recipe import Recipe, flag, flatten
 
 _OWN_LOOP = "drop it, or choose it in your own loop (docs/own-loop.md)"

@@ -21,13 +21,6 @@ def show(value: object) -> str:
     return text if len(text) <= 160 else f"{text[:80]}...{text[-70:]}"
 
 
-def one_line(text: str) -> str:
-    """A text of any length and content as one line that a terminal can show."""
-    plain = "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
-    plain = " ".join(plain.split())
-    return plain if len(plain) <= 900 else f"{plain[:600]} ... {plain[-250:]}"
-
-
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """Return the end of an error message that names the most similar known name, if there is one."""
     near = get_close_matches(name, known, 1)

@@ -18,9 +18,10 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Dict
 
 from conadv.catalog import is_callable, names_dataset
+from conadv.printing import one_line
 
 from .advice import ADVICE, explain
-from .fields import did_you_mean, one_line, show, spell
+from .fields import did_you_mean, show, spell
 from .recipe import Recipe, flag, flatten
 
 # What may change when a run is resumed: it does not affect the results.

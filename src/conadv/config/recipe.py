@@ -273,11 +273,6 @@ class Recipe:
                 f"a batch of {self.batch_size} images is not a whole number of chunks of {self.chunk_size}: "
                 "change --batch-size or --chunk-size"
             )
-        if self.data.train_size is not None and self.batch_size > self.data.train_size:
-            raise ValueError(
-                f"a batch of {self.batch_size} is larger than the {self.data.train_size} training images: "
-                "lower --batch-size or raise --data.train-size"
-            )
         if self.chunk_size and self.batch_size // self.chunk_size % self.data.copies:
             raise ValueError(
                 f"{self.batch_size // self.chunk_size} chunks per batch cannot hold {self.data.copies} copies of each "

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from conadv import last_words
 from conadv.last_words import end_process, say_line
-from conadv.memory import ADVICE, is_out_of_memory
+from conadv.machine import ADVICE, is_out_of_memory
 
 from .launch import rank_0_keeps_store, started_by_torchrun
 from .layout import Layout

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from conadv import __version__
 from conadv.atomic import read_text, write_atomically
 from conadv.machine import processor
-from conadv.readable import for_json
+from conadv.printing import for_json
 
 FILE, ORIGIN = "results.jsonl", "origin.json"
 _LARGEST_NUMBER = 1e18

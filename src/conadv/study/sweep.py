@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from conadv.atomic import write_atomically
 from conadv.machine import usable_cores
-from conadv.readable import duration
+from conadv.printing import duration
 from conadv.trainer.stop import Interrupted, StopRequest, listening
 
 from .results import FILE, Cell, read_results, read_summary, record_origin, write_results

@@ -76,10 +76,6 @@ AUGMENTATIONS = {
 
 def augmentation(name: str, size: int | None = None, three_views: bool = False) -> Augmentation:
     """The augmentation called `name`, for images of `size` × `size` pixels (None: the size of the data, or 224)."""
-    if name not in AUGMENTATIONS:
-        raise ValueError(f"augmentation {name!r}: choose one of {', '.join(AUGMENTATIONS)}")
-    if three_views and name == "none":
-        raise ValueError("three views need an augmentation: choose one other than none")
     chosen = AUGMENTATIONS[name]
     fit = chosen.fit if size is None else replace(chosen.fit, size=size)
     return replace(chosen, fit=fit, three_views=three_views)

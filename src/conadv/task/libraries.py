@@ -21,8 +21,6 @@ from torch import Tensor, nn
 
 from conadv.catalog import MODEL_LIBRARIES
 
-LIBRARY = "library"
-"""Stands for the weights that the library of a model has."""
 _NORMALIZE = "normalize_pixels"
 _LONGEST = 300  # characters of another library's message
 # They return more than logits in training.
@@ -88,19 +86,19 @@ def build_from_callable(reference: str, classes: int, in_channels: int) -> nn.Mo
     return model
 
 
-def build_pretrained(build: Callable[..., nn.Module], start: str, classes: int) -> tuple[nn.Module, str]:
+def build_pretrained(build: Callable[..., nn.Module], start: bool | str, classes: int) -> tuple[nn.Module, str]:
     """Build a model that starts from trained weights; for another number of classes, its last layer is new.
 
     Args:
         build: `build_model` with its arguments, except for `pretrained`.
-        start: "library": the weights that timm or torchvision has for the model, which it downloads. Otherwise the path
-            of a safetensors file, such as one that `conadv export` wrote.
+        start: True: the weights that timm or torchvision has for the model, which it downloads. Otherwise the path of a
+            safetensors file, such as one that `conadv export` wrote.
         classes: Number of classes of the model.
 
     Returns:
         The model, without branches, and one line that says what it starts from.
     """
-    if start == LIBRARY:
+    if isinstance(start, bool):
         return build(pretrained=True), "pretrained: the weights of its library, with a new last layer for other classes"
     try:
         weights = safetensors.torch.load_file(start)

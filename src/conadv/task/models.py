@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from conadv.catalog import is_built_in, is_callable
 from conadv.core.seeds import untouched_randomness
-from conadv.memory import is_out_of_memory
+from conadv.machine import is_out_of_memory
 
 from .libraries import build_from_callable, build_from_library, first_line
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conadv.core.batch import Chunked
-from conadv.memory import is_out_of_memory
+from conadv.machine import is_out_of_memory
 from conadv.task.data.fit import Fit, fitted
 from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Planes, Source
 from conadv.task.draws import Seeds, mix_all, permutation
@@ -62,13 +62,8 @@ class Stream:
                 f"batch_size {self.batch_size} does not fit {len(self.source)} training images: "
                 "choose a smaller batch size, or use more data"
             )
-        if self.chunk_size < 1 or self.batch_size % self.chunk_size:
-            raise ValueError(
-                f"batch_size {self.batch_size} is not a whole number of chunks of {self.chunk_size} images: "
-                "choose a chunk_size that divides it"
-            )
-        if self.chunks_per_step % self.copies:
-            raise ValueError(f"{self.chunks_per_step} chunks per batch cannot hold {self.copies} copies of each image")
+        assert self.batch_size % self.chunk_size == 0
+        assert self.chunks_per_step % self.copies == 0
 
     @property
     def steps_per_epoch(self) -> int:

@@ -40,7 +40,7 @@ from conadv.task.augment import Augmentation, augmentation
 from conadv.task.data import DataSet, Source, keep, open_data
 from conadv.task.draws import stratified
 from conadv.task.evaluate import TwinTest
-from conadv.task.libraries import LIBRARY, build_pretrained
+from conadv.task.libraries import build_pretrained
 from conadv.task.models import build_model, check_output, fastest_memory
 from conadv.task.stream import Stream
 
@@ -48,7 +48,6 @@ from conadv.task.stream import Stream
 _IMAGENET: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 # Images above this height and width, in pixels, are photographs: their network downsamples first.
 _SMALL = 64
-_KEPT = 1024  # MiB of decoded images that a rank keeps in memory
 _BATCH = 256  # images, unless a recipe says otherwise
 _LARGEST_CHUNK = 64  # images, as in the paper; a recipe may have more
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
@@ -186,7 +185,7 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
         workers = max(1, len(usable_cores()) // ranks) if _photographs(recipe, data) else 0
     data, held_out = _hold_out(recipe, data)
     augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
-    data = keep(data, augment.fit, _KEPT, train=augment.looks_at_fit)
+    data = keep(data, augment.fit, train=augment.looks_at_fit)
     with untouched_randomness(device, recipe.seed):
         model, notes = _model(recipe, data, augment, device, trains)
     return Task(
@@ -226,7 +225,7 @@ def _model(
     build = partial(build_model, recipe.model, classes, shape[0], recipe.width, pixels.get("mean"), pixels.get("std"))
     model, notes = build(), list[str]()
     if recipe.pretrained and trains:  # otherwise a checkpoint has the weights
-        model, note = build_pretrained(build, LIBRARY if recipe.pretrained is True else recipe.pretrained, classes)
+        model, note = build_pretrained(build, recipe.pretrained, classes)
         notes.append(note)
     check_output(model, shape, classes)
     main, *adv = METHODS[recipe.method].branches if recipe.twin_branch == "adv" else ("main",)

@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 
 from conadv.atomic import read_text, write_atomically, writing
 from conadv.catalog import is_callable, names_dataset
+from conadv.printing import for_json
 from conadv.ranks.launch import launcher_command
-from conadv.readable import for_json
 
 from .checkpoint import checkpoints
 
@@ -57,21 +57,14 @@ class RunFolder:
         self._lock = FileLock(path / _LOCK, timeout=0, thread_local=False)
         self._created: list[Path] | None = None  # folders that we created, outermost first; None: not opened yet
 
-    def prepare(self) -> None:
-        """Check that the folder of a new run is free, or lock that of a run to resume; writes nothing else."""
-        if self.is_new:
-            _check_free(self.path)
-            return
-        self._acquire()
-
     def open(self) -> None:
-        """Create the folder of a new run, or reopen it."""
+        """Create and lock the folder of a new run, or lock that of a run to resume, and write its recipe."""
         if self.is_new:
             self._claim()
-            write_atomically(self.path / "config.toml", self._config)
-            return
+        else:
+            self._acquire()
         _sweep(self.path)
-        if not holds(self.path, self._config):  # the recipe was changed by flags
+        if not holds(self.path, self._config):  # it is new, or was changed by flags
             write_atomically(self.path / "config.toml", self._config)
 
     def close(self, status: int = 0) -> None:
@@ -97,7 +90,6 @@ class RunFolder:
         self._acquire()
         _check_free(self.path)
         self._created = missing
-        _sweep(self.path)
 
     def _acquire(self) -> None:
         """Lock the folder until this process ends; a ValueError names the process that has it."""

@@ -12,7 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -49,22 +50,23 @@ def run(
     recording: Recording | None = None,
 ) -> int:
     """Take the remaining steps, or stop early after a signal; return the number of that signal, or 0."""
-    outcomes = _Outcomes(job, sinks)
-    first = progress.step
+    first, stopped = progress.step, 0
+    last: _Taken | None = None  # not logged yet
     began = time.monotonic() - progress.seconds
     with closing(profiled(job.feed(progress.step), recording)) as feed:
         for now, ahead in feed:
             job.begin_step(progress.step)
             outcome = job.member.step(now, ahead, request.signal or 0)
             if job.method.step == progress.step:  # a rank that only attacks is told that the others have stopped
-                outcomes.signal = outcome.read().signal
+                stopped = outcome.read().signal
                 break
-            outcomes.log()  # of the step before
+            if last is not None:
+                stopped = _log(job, sinks, last)
             rate = job.rate(progress.step)
             with span("update"):
                 _update(job, progress.step, rate)
             progress.seconds = time.monotonic() - began
-            outcomes.add(progress.step, rate, progress.seconds, outcome)
+            last = _Taken(progress.step, rate, progress.seconds, job.pool.metrics() if job.pool else {}, outcome)
             progress.step += 1
             if saver is not None:
                 saver.check()
@@ -72,18 +74,20 @@ def run(
                 break
             saves = progress.step % job.save_steps == 0
             evaluates = job.evaluate_steps > 0 and progress.step % job.evaluate_steps == 0
-            if not job.late or saves or evaluates or outcomes.signal:
-                outcomes.read()  # an error ends the run before such weights are evaluated or saved
-                outcomes.log(evaluate(job) if evaluates else {})
-            if outcomes.signal:
+            if not job.late or saves or evaluates or stopped:
+                _read(job, last)  # an error ends the run before such weights are evaluated or saved
+                stopped = _log(job, sinks, last, evaluate(job) if evaluates else {}) or stopped
+                last = None
+            if stopped:
                 break
             if saves:
                 _save(job, progress, saver)
-    outcomes.log()
-    job.member.drain(outcomes.signal if progress.step < job.stop else 0)
+    if last is not None:
+        stopped = _log(job, sinks, last) or stopped
+    job.member.drain(stopped if progress.step < job.stop else 0)
     if progress.step > first:  # otherwise it is the state that was resumed from
         _save(job, progress, saver)
-    return outcomes.signal
+    return stopped
 
 
 def evaluate(job: Job, robust: RobustTest | None = None) -> dict[str, float]:
@@ -104,61 +108,43 @@ def position(job: Job, progress: Progress) -> dict[str, Any]:
     }
 
 
-class _Outcomes:
-    """Reads and logs the outcomes of steps in their order: the last step waits to be read."""
+class _Taken(NamedTuple):
+    """A step that was taken, whose outcome may still be on the device."""
 
-    def __init__(self, job: Job, sinks: Sequence[Sink]) -> None:
-        self._job, self._sinks = job, sinks
-        self._last: tuple[int, dict[str, float], float] | None = None  # not logged yet
-        self._unread: Outcome | None = None
-        self._outcome: Outcome | None = None
-        self.signal = 0
-        """The signal that asked some rank to stop; 0: none did."""
+    step: int
+    rate: float
+    seconds: float
+    pool: dict[str, float]
+    outcome: Outcome
 
-    def add(self, step: int, rate: float, seconds: float, outcome: Outcome) -> None:
-        """Add a step; the one before is logged already."""
-        pool = {} if self._job.pool is None else self._job.pool.metrics()
-        self._last, self._unread = (step, {"lr": rate, **pool}, seconds), outcome
 
-    def read(self) -> None:
-        """Wait for the outcome of the last step, the same on all ranks; every rank must call this.
+def _read(job: Job, taken: _Taken) -> Outcome:
+    """Wait for the outcome of a step, the same on all ranks; a StepError says what is not finite, and what to try."""
+    try:
+        return taken.outcome.read()
+    except StepError as error:
+        epoch, batch = divmod(taken.step, job.stream.steps_per_epoch)
+        at = f"epoch {epoch}, batch {batch}, learning rate {taken.rate:.4g}"
+        advice = "try a lower --optimizer.lr or a longer --schedule.warmup-epochs"
+        raise StepError(f"{error} ({at}): {advice}", error.speaks) from None
 
-        Raises:
-            StepError: a number is not finite.
-        """
-        if self._last is None or self._unread is None:
-            return
-        unread, self._unread = self._unread, None
-        try:
-            self._outcome = unread.read()
-            self.signal = self.signal or self._outcome.signal
-        except StepError as error:
-            step, known, _ = self._last
-            epoch, batch = divmod(step, self._job.stream.steps_per_epoch)
-            at = f"epoch {epoch}, batch {batch}, learning rate {known['lr']:.4g}"
-            advice = "try a lower --optimizer.lr or a longer --schedule.warmup-epochs"
-            raise StepError(f"{error} ({at}): {advice}", error.speaks) from None
 
-    def log(self, evaluation: Mapping[str, float] | None = None) -> None:
-        """Log the last step unless that was done already, with the metrics of an evaluation after it."""
-        self.read()
-        if self._last is None:
-            return
-        (step, known, seconds), self._last = self._last, None
-        outcome, weight = self._outcome, self._job.adv_weight(step)
-        assert outcome is not None
-        metrics = {
-            "epoch": (step + 1) / self._job.stream.steps_per_epoch,
-            "lr": known.pop("lr"),
-            "loss": (1 - weight) * outcome.clean_loss + weight * outcome.adv_loss,
-            "clean_loss": outcome.clean_loss,
-            "adv_loss": outcome.adv_loss,
-            **known,
-            **(evaluation or {}),
-            "seconds": seconds,
-        }
-        for sink in self._sinks:
-            sink.log(step, metrics)
+def _log(job: Job, sinks: Sequence[Sink], taken: _Taken, evaluation: Mapping[str, float] = MappingProxyType({})) -> int:
+    """Log a step, with the metrics of an evaluation after it; return the signal that asked some rank to stop, or 0."""
+    outcome, weight = _read(job, taken), job.adv_weight(taken.step)
+    metrics = {
+        "epoch": (taken.step + 1) / job.stream.steps_per_epoch,
+        "lr": taken.rate,
+        "loss": (1 - weight) * outcome.clean_loss + weight * outcome.adv_loss,
+        "clean_loss": outcome.clean_loss,
+        "adv_loss": outcome.adv_loss,
+        **taken.pool,
+        **evaluation,
+        "seconds": taken.seconds,
+    }
+    for sink in sinks:
+        sink.log(taken.step, metrics)
+    return outcome.signal
 
 
 def _update(job: Job, step: int, rate: float) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from conadv.atomic import replace_file, writing
+from conadv.printing import for_json
 
 OnMetrics = Callable[[dict[str, Any]], None]
 
@@ -24,23 +24,15 @@ class Metrics:
 
     def __init__(self, path: Path, start: int) -> None:
         self._path = path
-        kept, last = [], -1
-        for line in _lines(path):
-            fields = _parsed(line)
-            if fields is not None and last < fields["step"] < start:
-                last = fields["step"]
-                kept.append(line)
+        kept = [line for line in read_metrics(path) if line["step"] < start]
         self.missing = start - len(kept)
         """How many steps before `start` have no line, because the file was damaged."""
         with writing(path):
-            replace_file(path, b"".join(kept))
+            replace_file(path, b"".join(_line(fields) for fields in kept))
         self._file = path.open("ab", buffering=0)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        # JSON has neither NaN nor infinity.
-        odd = {name for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)}
-        line = {"step": step, **metrics, **dict.fromkeys(odd)}
-        data = json.dumps(line).encode() + b"\n"
+        data = _line({"step": step, **for_json(metrics)})
         before = self._file.tell()
         with writing(self._path):
             try:
@@ -84,30 +76,26 @@ def _is_of_evaluation(name: str) -> bool:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a metrics file, one dictionary each, up to the first one that is damaged or incomplete.
+    """Read the lines of a metrics file, one dictionary each, up to the first one that is damaged or out of order.
 
     Args:
         path: The file; if it does not exist, there are no lines.
     """
+    if path.exists() and not path.is_file():  # a pipe or a device would keep us waiting, or never end
+        raise ValueError(f"{path} is not a regular file: remove it")
     lines: list[dict[str, Any]] = []
-    for data in _lines(path):
-        line = _parsed(data)
-        if line is None:
+    for data in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        try:
+            found: Any = json.loads(data) if data.endswith(b"\n") else None
+            match found:
+                case {"step": int(step)} as line if step > (lines[-1]["step"] if lines else -1):
+                    lines.append(line)
+                case _:
+                    break
+        except (ValueError, RecursionError):
             break
-        lines.append(line)
     return lines
 
 
-def _lines(path: Path) -> list[bytes]:
-    if path.exists() and not path.is_file():  # a pipe or a device would keep us waiting, or never end
-        raise ValueError(f"{path} is not a regular file: remove it")
-    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
-
-
-def _parsed(data: bytes) -> dict[str, Any] | None:
-    """Parse a line; None if it is damaged."""
-    try:
-        line = json.loads(data) if data.endswith(b"\n") else None
-    except (ValueError, RecursionError):
-        return None
-    return line if isinstance(line, dict) and type(line.get("step")) is int else None
+def _line(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields).encode() + b"\n"

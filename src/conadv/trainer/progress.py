@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from conadv.core.splitbn import plain_state_dict
+from conadv.printing import duration, readable
 from conadv.ranks.launch import own_rank
-from conadv.readable import duration, readable
 
 from .build import Job
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from conadv import __version__
 from conadv.config import RESUMABLE, Recipe, dump_recipe, flatten, load_recipe, override, recipe_of_run
 from conadv.core.algorithm import ConAdv
 from conadv.core.splitbn import plain_state_dict
@@ -52,7 +56,6 @@ from .checkpoint import (
     stale_versions,
 )
 from .evaluation import Showcase
-from .fingerprint import data_facts, software_facts, versions
 from .folder import RunFolder, default_folder, holds, resume_command, write_summary
 from .kernels import kernels
 from .loop import Progress, evaluate, position, run
@@ -156,13 +159,10 @@ def train_recipe(
             request.obey_by(lambda number: end_all(128 + number, stopped_early(number, *advice)))
         task, stream = _build(recipe, world, data)
         with kernels(task.device, recipe.deterministic), ExitStack() as until_evaluated:
-            check_agreement(
-                world, {"data": data_facts(task.data, recipe.data.path), "software": software_facts(task.model)}
-            )
+            check_agreement(world, _in_common(task))
             job, progress = _start(layout, world, place, task, stream)
             until_evaluated.callback(job.close)
             request.obey_by(None)
-            from_main(world, place.open)
             if progress.step >= job.stop and not quiet:
                 tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
             sinks = [*_sinks(job, place.path, progress.step), *callbacks] if world.is_main else []
@@ -199,6 +199,30 @@ def _build(recipe: Recipe, world: World, data: DataSet | None) -> tuple[Task, St
     return on_all(world, build)
 
 
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    return {"conadv": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _in_common(task: Task) -> dict[str, dict[str, Any]]:
+    """Return what all ranks must have in common besides flags: data, and software."""
+    train, test = task.data.train, task.data.test
+    tensors = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in task.model.state_dict().items()]
+    data = {
+        "classes": list(train.classes),
+        "training images": len(train),
+        "training labels": _digest(train.labels.tobytes()),
+        "training pixels": _digest(train.image(0).tobytes()),  # all would take minutes
+        "test images": len(test),
+        "test labels": _digest(test.labels.tobytes()),
+    }
+    return {"data": data, "software": {**versions(), "model": _digest("\n".join(tensors).encode())}}
+
+
+def _digest(data: bytes) -> str:
+    return sha256(data).hexdigest()[:12]
+
+
 @contextmanager
 def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world: World) -> Iterator[RunFolder]:
     """The folder of the run, unlocked at the end; only rank 0 opens it."""
@@ -221,10 +245,10 @@ def _start(layout: Layout, world: World, place: RunFolder, task: Task, stream: S
     """Build the job of a new run, or restore it from the newest checkpoint; every rank must call it."""
 
     def find() -> bytes:
-        place.prepare()
         found = None if place.is_new else find_checkpoint(place.path, task)
         if found is None and not place.is_new:
             tell(f"{place.path} has no checkpoint yet: starting from its first step")
+        place.open()
         return b"" if found is None else found.pack()
 
     # Only rank 0 reads the folder, so that all ranks resume from the same checkpoint.

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from conadv.memory import check_memory, free_memory
 from conadv.task.data import Source
 from conadv.task.data import files as files_module
 from conadv.task.data.files import cached, find_folders, find_shards
@@ -168,9 +167,6 @@ def test_a_lack_of_memory_is_no_damage() -> None:
     with pytest.raises(ValueError, match="file: not enough memory") as caught, naming("file"):
         raise MemoryError
     assert not isinstance(caught.value, DamagedError)
-    check_memory(free_memory() // 2, "half", "none")
-    with pytest.raises(ValueError, match=r"x: needs 1048576\.0 GiB of memory, and .* are free; use less"):
-        check_memory(2**50, "x", "use less")
 
 
 def never() -> list[int]:

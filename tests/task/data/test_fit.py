@@ -123,12 +123,6 @@ def test_arrays_are_brought_to_a_size() -> None:
     np.testing.assert_array_equal(images[1], Fit(8)(source.picture(0)))
 
 
-def test_no_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="size 0: choose 1 to 8,192 pixels"):
-        Fit(0)
-    assert Fit(1)(held(picture(3))).shape == (3, 1, 1)
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> DataSet:
     return open_data("path", write_shards_by_hand(tmp_path / "toy", TRAIN, TEST))
@@ -146,14 +140,14 @@ def test_training_sees_the_same_bytes_with_and_without_memory(
 ) -> None:
     views = name != "none"
     augment = augmentation(name, size, views)
-    remembered = keep(data, augment.fit, 10, augment.looks_at_fit)
+    remembered = keep(data, augment.fit, augment.looks_at_fit)
     ours, theirs = (chunks(part, name, size, workers, views) for part in (remembered, data))
     assert all(map(torch.equal, ours, theirs))
     assert len(ours) == len(theirs) > 0
 
 
 def test_evaluation_sees_the_same_bytes_twice(data: DataSet) -> None:
-    remembered = keep(data, Fit(16), 10)
+    remembered = keep(data, Fit(16))
     plain = list(evaluation_batches(data.test, 3, Fit(16)))
     for _ in range(2):
         for ours, theirs in zip(evaluation_batches(remembered.test, 3, Fit(16), workers=2), plain, strict=True):
@@ -165,7 +159,7 @@ def test_evaluation_sees_the_same_bytes_twice(data: DataSet) -> None:
 def test_an_image_is_decoded_once(data: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     decoded = fit_module._decoded
-    source = keep(data, Fit(16), 10).train
+    source = keep(data, Fit(16)).train
     monkeypatch.setattr(fit_module, "_decoded", lambda *rest: asked.extend(rest[1].tolist()) or decoded(*rest))
     for indices in ([3, 1], [1, 3, 5], [5, 3]):
         fitted(source, np.array(indices), Fit(16))
@@ -173,35 +167,32 @@ def test_an_image_is_decoded_once(data: DataSet, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_does_not_fit_is_decoded_again_and_one_line_says_so(data: DataSet) -> None:
-    large = keep(data, Fit(512), 9)  # 12 × 3 × 512 × 512 bytes are exactly 9 MiB
+    large = keep(data, Fit(512), room=9 * 2**20)  # 12 × 3 × 512 × 512 bytes are exactly 9 MiB
     assert (large.train.kept is None, large.test.kept is None, large.notes) == (False, True, ())
-    larger = keep(data, Fit(512), 8)
+    larger = keep(data, Fit(512), room=8 * 2**20)
     assert (larger.train.kept is None, larger.test.kept is None) == (True, False)
-    assert larger.notes == (
-        "train images are decoded in every epoch: they take 9 MiB, more than is left of the 8 MiB for them",
-    )
-    assert keep(data, Fit(512), 0).notes == ()
+    assert larger.notes == ("train images are decoded in every epoch: they take 9 MiB, more than the 8 MiB for them",)
 
 
 def test_no_more_than_half_of_the_free_memory_is_taken(data: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_module, "free_memory", lambda: 2 * 12 * 3 * 16 * 16 - 2)
-    assert keep(data, Fit(16), 1000).train.kept is None
+    assert keep(data, Fit(16)).train.kept is None
 
 
 def test_arrays_that_are_used_as_they_are_need_no_second_place() -> None:
-    assert keep(digits(100), Fit(), 1000).train.kept is None
-    assert keep(digits(100), Fit(4), 1000).train.kept is not None
+    assert keep(digits(100), Fit()).train.kept is None
+    assert keep(digits(100), Fit(4)).train.kept is not None
 
 
 def test_images_of_different_shapes_are_refused_as_without_memory(tmp_path: Path) -> None:
     samples = [*jpeg_set(2), (jpeg_set(1, height=9, width=9)[0][0], 1)]
-    data = keep(open_data("path", write_folder(tmp_path, samples, samples)), Fit(), 10)
+    data = keep(open_data("path", write_folder(tmp_path, samples, samples)), Fit())
     for indices in ([2], [0, 2]):
         with pytest.raises(ValueError, match=r"set data\.image_size to resize them all"):
             fitted(data.train, np.array(indices), Fit())
 
 
 def test_a_damaged_first_image_is_named_when_it_is_needed(tmp_path: Path) -> None:
-    data = keep(open_data("path", write_folder(tmp_path, [(b"text", 0), *TRAIN], TEST)), Fit(8), 10)
+    data = keep(open_data("path", write_folder(tmp_path, [(b"text", 0), *TRAIN], TEST)), Fit(8))
     with pytest.raises(ValueError, match=r"0000\.JPEG: not an image of a known format; repair"):
         list(evaluation_batches(data.train, 4, Fit(8)))

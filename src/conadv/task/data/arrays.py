@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
-from conadv.memory import check_memory
 from conadv.task.data.files import class_names
 from conadv.task.data.source import Arrays, DataSet, Found, Source, labelled, naming
 from conadv.task.draws import mix_all, stratified
@@ -41,11 +39,6 @@ def digits(train_size: int = 1437) -> DataSet:
 
 def synthetic(shape: tuple[int, int, int], count: int) -> DataSet:
     """Noise of shape (H, W, C) in ten classes, for speed tests; a tenth as many test images. It takes little memory."""
-    if min(*shape, count) < 1:
-        raise ValueError(f"synthetic data of shape {shape}, {count} images: choose 1 or more")
-    size = math.prod(shape)  # the strip takes four times its bytes while it is made, and a label 16
-    advice = "lower --data.train-size, --data.image-size or --data.channels"
-    check_memory(20 * count + 4 * size, "synthetic data", advice)
     return DataSet(_noise(shape, count, 0), _noise(shape, max(1, count // 10), 1), "synthetic")
 
 

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from conadv.memory import free_memory
+from conadv.machine import free_memory
 from conadv.task.data.source import Arrays, DamagedError, DataSet, Picture, Planes, Source
 
 Box = tuple[int, int, int, int]
 """Left, top, right, bottom, in pixels."""
 
-_MAX_SIDE = 8_192  # pixels
 _MIB = 2**20
 
 
@@ -28,10 +27,6 @@ class Fit:
     """Height and width of the result; None leaves images as they are."""
     zoom: float = 1.0
     """256/224 is the usual choice for ImageNet, 1 for small images."""
-
-    def __post_init__(self) -> None:
-        if self.size is not None and not 1 <= self.size <= _MAX_SIDE:
-            raise ValueError(f"size {self.size}: choose 1 to {_MAX_SIDE:,} pixels")
 
     def keeps(self, height: int, width: int) -> bool:
         """Whether images of this size are left unchanged."""
@@ -100,19 +95,19 @@ def _decoded(source: Source, indices: NDArray[np.int64], fit: Fit, shape: tuple[
     return np.stack(images)
 
 
-def keep(data: DataSet, fit: Fit, megabytes: int, train: bool = True) -> DataSet:
+def keep(data: DataSet, fit: Fit, train: bool = True, room: int = 1024 * _MIB) -> DataSet:
     """Keep the decoded images of a data set in memory, training images first, if they fit.
 
     Args:
         data: The data set; arrays that are used without resizing are in memory already.
         fit: How evaluation resizes images, and training too unless it has its own crop.
-        megabytes: Largest memory to use, in MiB.
         train: Whether training uses `fit`.
+        room: Largest memory to use, in bytes.
 
     Returns:
         The data set. If training images will be decoded again in every epoch, `DataSet.notes` says so.
     """
-    room, notes = megabytes * _MIB, data.notes
+    notes = data.notes
     parts = {"train": copy.copy(data.train), "test": copy.copy(data.test)}
     for part, source in parts.items():
         shape = _kept_shape(source, fit) if part == "test" or train else None
@@ -122,8 +117,8 @@ def keep(data: DataSet, fit: Fit, megabytes: int, train: bool = True) -> DataSet
         if size <= min(room, free_memory() // 2):
             images = np.empty((len(source), *shape), np.uint8)
             source.kept, room = Kept(fit, images, np.zeros(len(source), np.bool_)), room - size
-        elif megabytes and part == "train":
-            needed = f"{size / _MIB:,.0f} MiB, more than is left of the {megabytes:,} MiB for them"
+        elif part == "train":
+            needed = f"{size / _MIB:,.0f} MiB, more than the {room // _MIB:,} MiB for them"
             notes += (f"train images are decoded in every epoch: they take {needed}",)
     return replace(data, train=parts["train"], test=parts["test"], notes=notes)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from conadv.printing import one_line
 from conadv.task.data.open import find_data, without_damaged
-from conadv.task.data.source import naming, one_line
+from conadv.task.data.source import naming
 
 _LISTED = 20  # damaged files in the text
 _NAME = 60  # characters of a class name in the text

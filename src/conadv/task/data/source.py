@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from conadv.printing import one_line
+
 # Bytes as stored in files: (H, W, C) for one image, (N, H, W, C) for several.
 Pixels = NDArray[np.uint8]
 # Bytes as models take them: (C, H, W), or (N, C, H, W).
@@ -22,14 +24,7 @@ Planes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
 DAMAGE_ADVICE = "repair the data, or leave out what is damaged (data.damaged skip)"
-_LINE = 1000  # characters
 _MAX_CLASSES = 100_000  # more than any data set has: a label beyond it is a mistake, not a class
-
-
-def one_line(text: object) -> str:
-    """A text or the message of an exception as one printable line, whatever a file put into it."""
-    words = " ".join(str(text).split()) or type(text).__name__
-    return "".join(character if character.isprintable() else "?" for character in words[:_LINE])
 
 
 class DamagedError(ValueError):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conadv.readable import duration, readable
+from conadv.printing import duration, readable
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_durations_are_as_people_say_them(seconds, text):
         ("seconds", 754.2, "13 min"),
         ("images_per_second", 12345.67, "12,346"),
         ("test_top1", 91.6, "91.60 %"),
-        ("eigenvalues", [0.55849924, 0.5], "0.5585, 0.5"),
+        ("train_loss", 0.55849924, "0.5585"),
         ("raw_test_top1", 91.6, "91.60 %"),
         ("gap", -0.126, "-0.13 points"),
         ("epsilon", 8 / 255, "8/255"),
