@@ -75,7 +75,7 @@ def natural_noise(random: np.random.Generator, height: int, width: int) -> Any:
 
 def ours(folder: Path, size: int, batch_size: int, workers: int) -> int:
     """One epoch of the trainer's loader; returns how many images it gave."""
-    source = open_data("path", folder).train
+    source = open_data(None, folder).train
     stream = Stream(source, batch_size, batch_size // 4, 0, augmentation("resized-crop", size), workers)
     return sum(len(chunk[0]) for batch in stream.batches(0, stream.steps_per_epoch) for chunk in batch.chunks)
 

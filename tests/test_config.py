@@ -158,7 +158,6 @@ def test_a_method_on_the_command_line_does_not_inherit_the_delay_of_another(tmp_
         ({"method": "conadw"}, 'Did you mean "conadv"?'),
         ({"log": "tensorboard,wandbe"}, "did you mean wandb?"),
         ({"batch_size": 100, "chunk_size": 64}, "--chunk-size"),
-        ({"batch_size": 200}, "--data.train-size"),
         ({"chunk_size": 50, "data.copies": 4}, "--data.copies"),
         ({"epochs": 10, "schedule.warmup_epochs": 11}, "--schedule.warmup-epochs"),
         *(
@@ -318,7 +317,7 @@ def test_a_built_in_name_wins_over_a_file_in_the_folder(tmp_path, monkeypatch):
 def test_an_installed_package_carries_its_recipes_and_config_needs_only_the_catalogs(tmp_path):
     source, package = Path(conadv.__file__).parent, tmp_path / "conadv"
     shutil.copytree(source / "config", package / "config")
-    catalogs = ("sinks", "atomic", "catalog", "core/__init__", "core/roles", "optim/__init__")
+    catalogs = ("sinks", "atomic", "catalog", "printing", "core/__init__", "core/roles", "optim/__init__")
     for module in catalogs:
         (package / module).parent.mkdir(exist_ok=True)
         shutil.copy(source / f"{module}.py", package / f"{module}.py")

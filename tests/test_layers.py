@@ -32,8 +32,7 @@ _TABLE = {
     "trainer": "catalog last_words core optim task ranks ray sinks atomic printing machine wrappers",
     "trained": "atomic catalog config core ranks task trainer",
     "study": "atomic catalog core optim task ranks trainer config printing machine",
-    "study_commands": "study trainer ranks config printing",
-    "cli": "last_words machine task trained ranks trainer study_commands config printing",
+    "cli": "last_words machine task trained ranks trainer study config printing",
     "__main__": "cli",
     "__init__": "core optim ranks config trainer",
 }

@@ -1,4 +1,4 @@
-"""Files that a run writes and reads: atomic writes, errors that say what to do, and reads of limited size."""
+"""Files that a run writes and reads: atomic writes, errors that say what to do, and regular files only."""
 
 from __future__ import annotations
 
@@ -54,27 +54,9 @@ def writing(path: Path) -> Iterator[None]:
 
 def read_text(path: Path) -> str:
     """Read the text of a regular file; a missing one is a FileNotFoundError, a pipe or a device an OSError."""
-    _check_regular(path)
-    return path.read_text(encoding="utf-8")
-
-
-def read_bounded(path: Path, largest: int) -> bytes:
-    """Read a file of at most `largest` bytes; an OSError names the file and says what is wrong with it."""
-    _check_regular(path)
-    try:
-        with path.open("rb") as file:
-            data = file.read(largest + 1)
-    except OSError as error:
-        raise OSError(f"{path} cannot be read ({error.strerror or error})") from None
-    if len(data) > largest:
-        raise OSError(f"{path} has more than {largest} bytes, so it was not written by this run")
-    return data
-
-
-def _check_regular(path: Path) -> None:
-    """Refuse a pipe or a device: it would keep us waiting, or never end."""
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file():  # it would keep us waiting, or never end
         raise OSError(f"{path} is not a regular file")
+    return path.read_text(encoding="utf-8")
 
 
 def _flush(path: Path) -> None:

@@ -6,7 +6,7 @@ A new method is a class, one row here, and one row in tests/support/settings.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from importlib import import_module
 from operator import or_
@@ -17,7 +17,7 @@ from .core.roles import Role
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """One method as recipes, the planner and the benchmarks know it."""
+    """One method as recipes and the benchmarks know it."""
 
     name: str
     target: str
@@ -65,10 +65,16 @@ class MethodInfo:
 
 
 _LEARN, _ATTACK = 3, 2
-_ATTACKED = {Role.CLEAN: _LEARN, Role.ADV: _LEARN, Role.ATTACK: _ATTACK}
-_ATTACKED_OPTIONS = ("attack", "delay", "adv_weight", "twin_share", "twin_branch", "shuffle_twins")
-_ATTACKED_LAYOUTS = ("clean+adv+attack", "clean | adv+attack", "clean+adv | attack", "clean | adv | attack")
-
+_CONADV = MethodInfo(
+    name="conadv",
+    target="core.algorithm:ConAdv",
+    options=("attack", "delay", "adv_weight", "twin_share", "twin_branch", "shuffle_twins"),
+    delay=None,
+    default_delay=1,
+    passes={Role.CLEAN: _LEARN, Role.ADV: _LEARN, Role.ATTACK: _ATTACK},
+    maker=Role.ATTACK,
+    layouts=("clean+adv+attack", "clean | adv+attack", "clean+adv | attack", "clean | adv | attack"),
+)
 _ROWS = (
     MethodInfo(
         name="vanilla",
@@ -80,26 +86,8 @@ _ROWS = (
         maker=None,
         layouts=("clean",),
     ),
-    MethodInfo(
-        name="disadv",
-        target="core.algorithm:ConAdv",
-        options=_ATTACKED_OPTIONS,
-        delay=0,
-        default_delay=0,
-        passes=_ATTACKED,
-        maker=Role.ATTACK,
-        layouts=_ATTACKED_LAYOUTS,
-    ),
-    MethodInfo(
-        name="conadv",
-        target="core.algorithm:ConAdv",
-        options=_ATTACKED_OPTIONS,
-        delay=None,
-        default_delay=1,
-        passes=_ATTACKED,
-        maker=Role.ATTACK,
-        layouts=_ATTACKED_LAYOUTS,
-    ),
+    replace(_CONADV, name="disadv", delay=0, default_delay=0),
+    _CONADV,
     MethodInfo(
         name="recycled",
         target="core.algorithm:Recycled",

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
-from conadv import config, study_commands
+from conadv import config
 from conadv.config import Recipe
 from conadv.config.advice import explain
 from conadv.config.fields import OptionalText, number
@@ -28,7 +28,6 @@ from conadv.printing import allow_any_encoding, one_line, say
 from conadv.printing import report as report_result
 from conadv.ranks.agreement import AgreedError
 from conadv.ranks.launch import local_rank, own_rank, world_size
-from conadv.study_commands import Json, Switch
 from conadv.trainer.stop import Interrupted
 
 # Seconds that a rank waits for lower ranks to print the error.
@@ -37,6 +36,9 @@ _TURN = 5.0
 _FIELDS = Group("Recipe", help=" ".join((Recipe.__doc__ or "").split()), sort_key=1)
 
 OptionalCount = Annotated[int | None, number(none=True, gte=1, lte=10**12)]
+Switch = Annotated[bool, Parameter(negative="", show_default=False)]
+Json = Annotated[Switch, Parameter(help="Print one JSON object on standard output, and nothing else there.")]
+Out = Parameter(name=("--out", "-o"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,9 +129,7 @@ def evaluate(
     best: Switch = False,
     json: Json = False,
     model: OptionalText = None,
-    threads: OptionalCount = None,
     data_path: Annotated[OptionalText, Parameter(name="--data.path")] = None,
-    data_workers: Annotated[OptionalCount, Parameter(name="--data.workers")] = None,
 ) -> None:
     """Evaluate the newest checkpoint of a run.
 
@@ -145,9 +145,7 @@ def evaluate(
         autoattack: Attack by AutoAttack; needs pip install 'conadv[robust]'.
         best: Evaluate RUN/best.safetensors, not the newest checkpoint.
         model: The model of the run, if it is your own package.module:callable.
-        threads: CPU threads. none: those of the run.
         data_path: Where the data of the run is now. none: where it was.
-        data_workers: Threads that load images. none: those of the run.
     """
     given = {"epsilon": epsilon, "steps": steps, "restarts": restarts, "images": images}
     attack = {key: value for key, value in given.items() if value is not None}
@@ -158,7 +156,7 @@ def evaluate(
         )
     if autoattack and (steps is not None or restarts is not None):
         raise ValueError("AutoAttack has its own steps and restarts: drop --steps and --restarts")
-    moved = {"model": model, "threads": threads, "data.path": data_path, "data.workers": data_workers}
+    moved = {"model": model, "data.path": data_path}
     recipe = config.recipe_of_run(run, {key: value for key, value in moved.items() if value is not None})
     from conadv import trained
     from conadv.task.evaluate import RobustTest
@@ -240,7 +238,7 @@ def inspect_data(path: Path, /, *, json: Json = False) -> None:
     Args:
         path: The folder or file of a data set.
     """
-    from conadv.task.data.inspection import as_lines, inspect_data
+    from conadv.task.data.open import as_lines, inspect_data
 
     found = inspect_data(path)
     if json:
@@ -252,6 +250,66 @@ def inspect_data(path: Path, /, *, json: Json = False) -> None:
 def recipes(*, json: Json = False) -> None:
     """List the built-in recipes, which conadv train takes by name."""
     report_result(lambda: {name: _title(config.find_recipe(name)) for name in config.recipe_names()}, json)
+
+
+def sweep(
+    study: Path,
+    /,
+    *,
+    out: Path | None = None,
+    jobs: Annotated[int | None, number(gte=1, lte=10**4)] = None,
+    quiet: Switch = False,
+    json: Json = False,
+) -> int:
+    """Run the cells of a study as ordinary runs. Finished cells are skipped, and stopped ones are resumed.
+
+    The exit status is 1 if cells failed. For example: conadv sweep study.toml --out runs/study
+
+    Args:
+        study: A study file (TOML): a base, arms and a grid.
+        out: The folder to write. none: runs/STUDY.
+        jobs: How many cells to run at a time. none: as many as the cores allow.
+        quiet: Print no progress.
+    """
+    from conadv.study.study_file import read_study
+    from conadv.study.sweep import sweep as run_sweep
+
+    folder = out or Path("runs") / study.stem
+    tell = (lambda text: None) if quiet else say
+    return 1 if report_result(lambda: run_sweep(read_study(study), folder, jobs, tell), json)["failed"] else 0
+
+
+def report(
+    folder: Path, /, *, out: Annotated[Path | None, Out] = None, paper: Switch = False, json: Json = False
+) -> None:
+    """Write the results of a study as one self-contained HTML page.
+
+    For example: conadv report runs/study -o study.html
+
+    Args:
+        folder: The folder of a study, written by conadv sweep.
+        out: The page to write; a CSV file of all cells goes next to it. none: FOLDER/report.html.
+        paper: Add the numbers of the paper.
+    """
+    try:
+        from conadv.study.report import write_report
+    except ImportError as error:
+        raise ValueError(f"a report needs {error.name}: pip install 'conadv[study]'") from None
+    report_result(lambda: write_report(folder, out, paper), json)
+
+
+def timeline(runs: list[Path], /, *, out: Annotated[Path, Out] = Path("timeline.svg"), json: Json = False) -> None:
+    """Draw what each rank does during one step: one row per rank, time from left to right, for one or more runs.
+
+    For example: conadv timeline runs/profiled -o steps.svg
+
+    Args:
+        runs: Folders of runs that were profiled with conadv train --profile 5.
+        out: The picture to write: .svg, .png or .pdf.
+    """
+    from conadv.study.timeline import draw_timeline, read_timeline
+
+    report_result(lambda: draw_timeline([(run.name, read_timeline(run)) for run in runs], out), json)
 
 
 def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
@@ -284,8 +342,7 @@ def _app() -> App:
     )
     data = App(name="data", help="Inspect data sets.")
     data.command(inspect_data, name="inspect")
-    studies = (study_commands.sweep, study_commands.report, study_commands.timeline)
-    commands: tuple[Any, ...] = (train, evaluate, export, predict, recipes, data, *studies)
+    commands: tuple[Any, ...] = (train, evaluate, export, predict, recipes, data, sweep, report, timeline)
     for order, command in enumerate(commands):
         if isinstance(command, App):
             command.sort_key = order

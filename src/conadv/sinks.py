@@ -34,9 +34,6 @@ class Sink(Protocol):
             metrics: numbers by name; those of an evaluation are among them in steps that had one.
         """
 
-    def close(self) -> None:
-        """Write everything that is still buffered. Called once, at the end."""
-
 
 class Board(Sink, Protocol):
     """A sink of `--log`, which also shows pictures."""
@@ -48,6 +45,9 @@ class Board(Sink, Protocol):
 
     def show(self, step: int, name: str, picture: Picture) -> None:
         """Show a picture."""
+
+    def close(self) -> None:
+        """Write everything that is still buffered. Called once, at the end."""
 
 
 class TensorBoard:

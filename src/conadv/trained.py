@@ -34,7 +34,7 @@ from conadv.task.evaluate import RobustTest
 from conadv.task.libraries import first_line
 from conadv.task.models import build_model, in_mode
 from conadv.trainer.build import build_task
-from conadv.trainer.checkpoint import BEST, Checkpoint, newest_whole, read_best
+from conadv.trainer.checkpoint import BEST, newest_whole, read_best
 from conadv.trainer.evaluation import evaluate_task
 from conadv.trainer.folder import resume_command
 from conadv.trainer.kernels import kernels
@@ -85,8 +85,7 @@ def export(folder: Path, out: Path, form: str = "safetensors", model: str | None
         form: Weights as "safetensors", or the network with its weights as "torch-export" or "onnx".
         model: The model, if it is a callable: code is never imported because a file names it.
     """
-    checkpoint, tensors = _plain_weights(folder)
-    facts = checkpoint.about.get("network")
+    facts, tensors, step = _plain_weights(folder)
     if form == "safetensors":
         data = safetensors.torch.save(tensors, {NETWORK: json.dumps(facts)})
     else:
@@ -96,7 +95,7 @@ def export(folder: Path, out: Path, form: str = "safetensors", model: str | None
         replace_file(out, data)
     except OSError as error:
         raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
-    return {"file": str(out), "tensors": len(tensors), "step": checkpoint.about["step"]}
+    return {"file": str(out), "tensors": len(tensors), "step": step}
 
 
 def predict(source: Path, images: Sequence[Path], top: int, model: str | None = None) -> tuple[Predictions, list[str]]:
@@ -111,11 +110,7 @@ def predict(source: Path, images: Sequence[Path], top: int, model: str | None = 
     Returns:
         The most likely classes of each image, by its path; and a line about each file that cannot be read.
     """
-    if source.is_dir():
-        checkpoint, tensors = _plain_weights(source)
-        facts = checkpoint.about.get("network")
-    else:
-        facts, tensors = read_export(source)
+    facts, tensors, _ = _plain_weights(source) if source.is_dir() else (*read_export(source), None)
     network = rebuild(source, facts, tensors, model, own_device())
     found = [image for path in images for image in (_images_below(path) if path.is_dir() else [path])]
     if not found:
@@ -138,11 +133,11 @@ def predict(source: Path, images: Sequence[Path], top: int, model: str | None = 
     return predictions, problems
 
 
-def _plain_weights(folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
-    """Return the newest checkpoint of a run, and its weights for the plain model."""
+def _plain_weights(folder: Path) -> tuple[Any, dict[str, Tensor], int]:
+    """Return the facts about the network of a run, its newest weights for the plain model, and their step."""
     check_run_folder(folder)
-    checkpoint = newest_whole(folder / "checkpoints", tell)
-    return checkpoint, {name: checkpoint.tensors[f"model.{name}"] for name in checkpoint.about["plain"]}
+    tensors, about = newest_whole(folder / "checkpoints", tell)
+    return about.get("network"), {name: tensors[f"model.{name}"] for name in about["plain"]}, about["step"]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import re
 import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -18,8 +17,8 @@ import pytest
 from conadv import cli
 from conadv.study import figures
 from conadv.study.compare import cells, conditions, main_cells
-from conadv.study.report import chance_note, find_curves, verdict
-from conadv.study.results import read_results, write_results
+from conadv.study.report import find_curves, verdict
+from conadv.study.results import read_results
 from study.studies import SMALL, make_study
 
 
@@ -139,19 +138,6 @@ def test_a_verdict_names_what_is_better_and_worse(tmp_path: Path) -> None:
 def test_a_verdict_does_not_prefer_one_of_equals(tmp_path: Path) -> None:
     found = verdict_of(tmp_path, lambda v: 40.0 if v["method"] == "recycled" else 50.0)
     assert found[0].startswith("“vanilla” and “conadv” share the highest test accuracy, 50.0 ± 0.0 %")
-
-
-@pytest.mark.parametrize(("classes", "guess"), [(10, 11.9), (2, 51.9), (1000, 0.11)])
-def test_an_arm_at_chance_level_is_named(tmp_path: Path, classes: int, guess: float) -> None:
-    accuracies = {"vanilla": guess, "recycled": 1.2 * guess, "conadv": 90.0}
-    results = read_results(make_study(tmp_path, SMALL, lambda v: accuracies[v["method"]]))
-    table = conditions(main_cells(cells(results)))
-    assert chance_note(table) == "", "a summary without the number of classes"
-    write_results(tmp_path, [replace(one, summary={**one.summary, "classes": classes}) for one in results])
-    note = chance_note(conditions(main_cells(cells(read_results(tmp_path)))))
-    assert note.startswith(f"At chance level: “vanilla” ({guess:.1f} %, guessing: {100 / classes:.3g} %). Such a run")
-    assert cli.main(["report", str(tmp_path)]) == 0
-    assert note in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

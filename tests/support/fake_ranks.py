@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conadv.ranks import world as world_module
 from conadv.ranks.world import World
 from conadv.trainer import train as training
-from conadv.trainer.build import build_job, build_stream, build_task, check_fit
+from conadv.trainer.build import build_job, build_task, check_fit
 from conadv.trainer.loop import Progress, run
 from conadv.trainer.stop import StopRequest
 from support import tiny
@@ -137,12 +137,11 @@ def record_rank(rank: int, size: int, changes: dict[str, Any], device: str = "cp
     layout = check_fit(recipe, size)
     world = World(rank, size, torch.device(device), 60, layout.learners()[0])
     task = build_task(recipe, world.device)
-    stream = build_stream(task)
     with pytest.MonkeyPatch.context() as patch, _alone(patch) as calls:
         if size > 1:
             dist.init_process_group("fake", store=CountingStore(), rank=rank, world_size=size)
         try:
-            job = build_job(task, stream, layout, world, start=0)
+            job = build_job(task, layout, world, start=0)
             run(replace(job, late=job.late or late), Progress(), StopRequest())
         finally:
             if size > 1:

@@ -33,7 +33,7 @@ from conadv.ranks.layout import Layout
 from conadv.ranks.member import Member, StepError
 from conadv.ranks.world import joined, own_device
 from conadv.trainer import train as training
-from conadv.trainer.build import build_job, build_stream, build_task, check_fit
+from conadv.trainer.build import build_job, build_task, check_fit
 from conadv.trainer.checkpoint import gather
 from conadv.trainer.loop import Progress, run
 from conadv.trainer.stop import Interrupted, StopRequest
@@ -45,9 +45,8 @@ def take_steps(changes: dict[str, Any], out: str) -> str:
     recipe = tiny.recipe(**changes)
     layout = check_fit(recipe, world_size())
     task = build_task(recipe, own_device())
-    stream = build_stream(task)
     with joined(recipe.timeout, main=layout.learners()[0]) as world:
-        job = build_job(task, stream, layout, world, start=0)
+        job = build_job(task, layout, world, start=0)
         run(job, Progress(), StopRequest())
         job.member.share_weights()  # else a rank that only attacks has those of its last step
         state = gather(task.model, job.optimizer, StaleWeights(task.model, 0)).tensors
@@ -78,7 +77,7 @@ def count_messages(method: str, layout: str, delay: int) -> tuple[int, int]:
     recipe = tiny.recipe(**changes, **({"delay": delay} if method == "conadv" else {}))
     plan, task = check_fit(recipe, world_size()), build_task(recipe, own_device())
     with joined(30, main=plan.learners()[0]) as world:
-        job = build_job(task, build_stream(task), plan, world, start=0)
+        job = build_job(task, plan, world, start=0)
         most = 0
         for now, ahead in job.feed(0):
             job.member.step(now, ahead)
@@ -276,7 +275,7 @@ def listening_addresses(environment: dict[str, str]) -> list[str]:
         recipe = tiny.recipe(epochs=1)
         task = build_task(recipe, own_device())
         with joined(recipe.timeout) as world:
-            job = build_job(task, build_stream(task), check_fit(recipe, world.size), world, start=0)
+            job = build_job(task, check_fit(recipe, world.size), world, start=0)
             run(job, Progress(), StopRequest())
             return sorted(address for inode, address in _listening().items() if inode not in before)
 

@@ -154,7 +154,7 @@ def test_without_weights_of_a_library_it_is_one_line(name: str, message: str) ->
     caught.match(message)
 
 
-@pytest.mark.parametrize(True, ["timm", "torchvision"])
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
 def test_a_library_that_is_not_installed(
     library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

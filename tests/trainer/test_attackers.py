@@ -129,19 +129,6 @@ def test_where_attackers_cannot_work_is_one_line(words, said, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "needed"),
-    [
-        ({}, 1),  # 2 beside learning from images and twins, 6
-        ({"attack__steps": 5}, 2),
-        ({"attack__steps": 5, "adv_weight": 1.0, "twin_branch": "main"}, 4),  # 10 beside 3
-        ({"method": "vanilla"}, 0),
-    ],
-)
-def test_attackers_that_hide_an_attack_behind_the_update(changes, needed):
-    assert build.attackers_needed(tiny.recipe(**{"method": "conadv", **changes})) == needed
-
-
 def test_roles_and_attackers_exclude_each_other():
     recipe = tiny.recipe(method="conadv", layout="clean | adv | attack", attackers="2")
     with pytest.raises(ValueError, match="exclude each other: drop --layout or --attackers"):

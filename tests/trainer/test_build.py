@@ -49,7 +49,7 @@ def photographs(folder: Path, size: tuple[int, int], count: int = 4) -> Path:
 def test_network_and_augmentation_follow_the_size_of_the_images(size, image_size, model, augment, tmp_path):
     path = str(photographs(tmp_path / "photos", size, count=1))
     recipe = Recipe(data=Data(path=path, image_size=image_size))
-    chosen = resolved(recipe, open_data("path", path))
+    chosen = resolved(recipe, open_data(None, path))
     assert (chosen.model, chosen.data.augment) == (model, augment)
     changes = {"data.image_size": image_size, "model": model, "data.augment": augment}
     assert chosen == load_recipe(None, {"data.path": path, **changes})
@@ -76,7 +76,7 @@ def test_workers_follow_the_cores_for_photographs(size, workers, ranks, expected
 def test_what_a_recipe_says_stays(tmp_path):
     path = str(photographs(tmp_path / "photos", (100, 80), count=1))
     recipe = Recipe(model="resnet18", data=Data(path=path, augment="none"))
-    assert resolved(recipe, open_data("path", path)) == recipe
+    assert resolved(recipe, open_data(None, path)) == recipe
     digits = load_recipe("digits")
     assert resolved(digits, open_data("digits", train_size=100)) == digits
 

@@ -67,13 +67,12 @@ def plain_losses(method: str, half: int, steps: int) -> list[float]:
     """The clean losses of the same run by hand: the weight of the twins is set to 0 in the middle."""
     import conadv
     from conadv.ranks.world import World
-    from conadv.trainer.build import build_job, build_stream, build_task, check_fit
+    from conadv.trainer.build import build_job, build_task, check_fit
 
     recipe = tiny.recipe(method=method, epochs=6, adv_weight=0.25, twin_branch="main")
     device = torch.device("cpu")
     task = build_task(recipe, device, trains=True)
-    stream = build_stream(task)
-    job = build_job(task, stream, check_fit(recipe, 1), World(0, 1, device), start=0)
+    job = build_job(task, check_fit(recipe, 1), World(0, 1, device), start=0)
     attack = PGD(
         recipe.attack.epsilon,
         recipe.attack.step_size,
@@ -85,7 +84,7 @@ def plain_losses(method: str, half: int, steps: int) -> list[float]:
     kind = {"conadv": conadv.ConAdv, "recycled": conadv.Recycled}[method]
     own = kind(task.model, task.loss, attack, batch=lambda chunk: conadv.Batch(*chunk), **options)
     losses = []
-    for step, batch in enumerate(stream.batches(0, steps)):
+    for step, batch in enumerate(job.stream.batches(0, steps)):
         if step == half:
             own.adv_weight = 0.0
         job.optimizer.zero_grad()

@@ -24,7 +24,7 @@ from PIL import Image
 
 from conadv.task.augment import augmentation
 from conadv.task.data import Fit, open_data
-from conadv.task.data.inspection import as_lines, inspect_data
+from conadv.task.data.open import as_lines, inspect_data
 from conadv.task.stream import Stream, evaluation_batches
 from task.data.samples import (
     cifar,
@@ -82,7 +82,7 @@ def _allowed(use: Callable[[], None]) -> bool:
 
 
 def _train(path: Path | str, augment: str, size: int | None) -> None:
-    data = open_data("path", path)
+    data = open_data(None, path)
     stream = Stream(data.train, 1, 1, 0, augmentation(augment, size))
     for batch in stream.batches(0, min(4, len(data.train))):
         for _ in batch.chunks:

@@ -62,7 +62,6 @@ def cells(results: Sequence[Cell]) -> pd.DataFrame:
             "commit": result.commit,
         }
         summary = result.summary or {}
-        known["classes"] = number(summary.get("classes"))  # older summaries do not have it
         held_out = known["tuning"] and HELD_OUT in summary
         known |= {"held_out": held_out, ACCURACY: number(summary.get(HELD_OUT if held_out else TOP1))}
         rows.append({**known, **{name: number(summary.get(name)) for name in METRICS[1:]}})
@@ -86,7 +85,7 @@ def main_cells(table: pd.DataFrame) -> pd.DataFrame:
 def conditions(chosen: pd.DataFrame) -> pd.DataFrame:
     """One row per condition: means, standard deviations, and the paired difference from its vanilla.
 
-    Columns: rate, n, failed, missing, chance (the accuracy of guessing, in percent), mean and std of each metric
+    Columns: rate, n, failed, missing, mean and std of each metric
     (`accuracy`, `accuracy_std`, ...), baseline, difference, difference_low, difference_high, pairs (the seeds of both),
     p and p_holm.
     """
@@ -106,7 +105,6 @@ def conditions(chosen: pd.DataFrame) -> pd.DataFrame:
             "failed": failed,
             "missing": len(everyone) - len(own) - failed,
             "held_out": own.held_out.any(),
-            "chance": 100 / own.classes.max(),
             **metrics.mean(),
             **metrics.std().add_suffix("_std"),
             "baseline": base,

@@ -77,7 +77,6 @@ def render(folder: Path, results: list[Cell], everyone: pd.DataFrame, with_paper
         about=_paragraphs(study.get("about")),
         conclusions=_paragraphs(study.get("conclusions")),
         verdict=verdict(everyone, table),
-        chance=chance_note(table) if known else "",
         opening=opening,
         table=_html(accuracy_table(table)) if known else "",
         comparisons=int(table.p.notna().sum()) if known else 0,
@@ -122,14 +121,6 @@ def verdict(everyone: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     return [f"{first}.", f"{second[0].upper()}{second[1:]} (paired t-test, p < {LEVEL} after Holm's correction).", last]
 
 
-def chance_note(table: pd.DataFrame) -> str:
-    """The conditions whose accuracy is that of guessing, to a fifth of it and to 2 points."""
-    guessing = table[table[ACCURACY] <= table.chance + (table.chance / 5).clip(upper=2)]
-    names = [f"“{label}” ({row[ACCURACY]:.1f} %, guessing: {row.chance:.3g} %)" for label, row in guessing.iterrows()]
-    advice = "Such a run has learnt nothing: try another learning rate, or more steps."
-    return f"At chance level: {', '.join(names)}. {advice}" if names else ""
-
-
 def accuracy_table(table: pd.DataFrame) -> pd.DataFrame:
     """The main table as texts."""
     shown = pd.DataFrame({"arm": table.index}, index=table.index)
@@ -159,13 +150,9 @@ def rate_table(everyone: pd.DataFrame) -> pd.DataFrame:
     wide = wide[wide.notna().sum(axis=1) > 1]
     shown = wide.astype(object).map(lambda mean: "–" if np.isnan(mean) else f"{mean:.1f}")
     shown = shown.rename(columns=lambda rate: f"{rate:g}")
-    shown["best"] = [_best_rate(row.dropna()) for _, row in wide.iterrows()]
+    tried = [(row.idxmax(), row.dropna().index) for _, row in wide.iterrows()]
+    shown["best"] = [f"{best:g}" + ", at the edge" * (best in (rates.min(), rates.max())) for best, rates in tried]
     return shown.reset_index(names="arm")
-
-
-def _best_rate(accuracies: pd.Series) -> str:
-    best = accuracies.idxmax()
-    return f"{best:g}" + (", at the edge" if best in (accuracies.index.min(), accuracies.index.max()) else "")
 
 
 # Curves

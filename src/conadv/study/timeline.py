@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, NamedTuple
 
-from conadv.atomic import read_bounded, replace_file
+from conadv.atomic import read_text, replace_file
 
 # As core/step.py names them, which needs torch.
 PREFIX, STEP = "conadv: ", "step"
@@ -23,7 +23,6 @@ COLOURS = {
     "gradient sum": "#3a9d6e",
     "update": "#5b5b5b",
 }
-_LARGEST_TRACE = 2**30
 
 
 class Span(NamedTuple):
@@ -139,7 +138,7 @@ def _events(path: Path) -> list[tuple[int, Span]]:
     """Our spans of a Chrome trace, by process, on the clock that all processes of a machine share."""
     found = []
     try:
-        document = json.loads(read_bounded(path, _LARGEST_TRACE))
+        document = json.loads(read_text(path))
         base = float(document.get("baseTimeNanoseconds", 0)) / 1e6
         for event in document["traceEvents"]:
             name = str(event.get("name", ""))

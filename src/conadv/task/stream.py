@@ -57,22 +57,13 @@ class Stream:
     """How often each image is in a batch, augmented differently; copies of an image are in consecutive chunks."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch_size <= len(self.source):
-            raise ValueError(
-                f"batch_size {self.batch_size} does not fit {len(self.source)} training images: "
-                "choose a smaller batch size, or use more data"
-            )
+        assert 1 <= self.batch_size <= len(self.source)
         assert self.batch_size % self.chunk_size == 0
         assert self.chunks_per_step % self.copies == 0
 
     @property
     def steps_per_epoch(self) -> int:
         return len(self.source) * self.copies // self.batch_size
-
-    @property
-    def remainder(self) -> int:
-        """Images left out of each epoch, different ones every time."""
-        return len(self.source) % (self.batch_size // self.copies)
 
     @property
     def chunks_per_step(self) -> int:

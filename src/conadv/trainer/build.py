@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 from collections.abc import Generator
@@ -137,14 +136,7 @@ class Job:
 def open_task_data(recipe: Recipe) -> DataSet:
     """Open the data of a recipe."""
     data = recipe.data
-    return open_data(
-        data.name or "path",
-        path=data.path,
-        train_size=data.train_size,
-        image_size=data.image_size,
-        channels=data.channels,
-        damaged=data.damaged,
-    )
+    return open_data(data.name, data.path, data.train_size, data.image_size, data.channels, data.damaged)
 
 
 def resolved(recipe: Recipe, data: DataSet) -> Recipe:
@@ -169,7 +161,7 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
     Args:
         recipe: What to train or evaluate.
         device: Where to put the network.
-        trains: Load weights to start from, if the recipe says so.
+        trains: Check that a batch fits the data, and load weights to start from if the recipe says so.
         data: The data; None: open it.
     """
     if recipe.precision == "bfloat16" and device.type == "cpu":
@@ -183,7 +175,16 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
     if workers is None:  # this rank's share of the cores for photographs
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this machine, from torchrun
         workers = max(1, len(usable_cores()) // ranks) if _photographs(recipe, data) else 0
-    data, held_out = _hold_out(recipe, data)
+    held_out = None
+    if recipe.data.held_out:  # the same images in every run
+        chosen = stratified(data.train.labels, len(data.train.classes), recipe.data.held_out)
+        held_out, rest = (data.train.take(mask.nonzero()[0].tolist()) for mask in (chosen, ~chosen))
+        data = replace(data, train=rest)
+    if trains and recipe.batch_size > len(data.train):
+        raise ValueError(
+            f"batch_size {recipe.batch_size} does not fit {len(data.train)} training images: choose a smaller batch "
+            "size, use more data, or hold out less"
+        )
     augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
     data = keep(data, augment.fit, train=augment.looks_at_fit)
     with untouched_randomness(device, recipe.seed):
@@ -199,21 +200,6 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
         held_out,
         twins_of(recipe),
     )
-
-
-def _hold_out(recipe: Recipe, data: DataSet) -> tuple[DataSet, Source | None]:
-    """Take the held-out images from the training images, the same ones in every run."""
-    count = recipe.data.held_out
-    if not count:
-        return data, None
-    if count + recipe.batch_size > len(data.train):
-        raise ValueError(
-            f"data.held_out {count} leaves {max(len(data.train) - count, 0)} training images, less than a batch of "
-            f"{recipe.batch_size}: lower --data.held-out or --batch-size"
-        )
-    chosen = stratified(data.train.labels, len(data.train.classes), count)
-    held_out, rest = (data.train.take(mask.nonzero()[0].tolist()) for mask in (chosen, ~chosen))
-    return replace(data, train=rest), held_out
 
 
 def _model(
@@ -369,13 +355,6 @@ def attackers_of(recipe: Recipe) -> tuple[int | None, str | None]:
     return int(count) if at else None, address
 
 
-def attackers_needed(recipe: Recipe) -> int:
-    """How many attackers per rank, and how many steps of delay, hide the attack of a run behind the update."""
-    passes = method_of(recipe).passes
-    learning = sum(cost for duty, cost in passes.items() if duty != Role.ATTACK)
-    return math.ceil(passes.get(Role.ATTACK, 0) / learning)
-
-
 def _build_pool(recipe: Recipe, model: nn.Module, world: World) -> Pool:
     """Start attackers in the background, or on a cluster; every rank must call it."""
     count, address = attackers_of(recipe)
@@ -394,9 +373,10 @@ def _build_pool(recipe: Recipe, model: nn.Module, world: World) -> Pool:
     return pool
 
 
-def build_stream(task: Task) -> Stream:
-    recipe = task.recipe
-    return Stream(
+def build_job(task: Task, layout: Layout, world: World, start: int) -> Job:
+    """Build everything that this rank needs for a run from step `start` on."""
+    recipe, attack = task.recipe, attack_of(task.recipe)
+    stream = Stream(
         task.data.train,
         recipe.batch_size,
         recipe.chunk_size,
@@ -406,11 +386,6 @@ def build_stream(task: Task) -> Stream:
         pin_memory=task.device.type == "cuda",
         copies=recipe.data.copies,
     )
-
-
-def build_job(task: Task, stream: Stream, layout: Layout, world: World, start: int) -> Job:
-    """Build everything that this rank needs for a run from step `start` on."""
-    recipe, attack = task.recipe, attack_of(task.recipe)
     steps = stream.steps_per_epoch * recipe.epochs
     stop = max(start, min(steps, recipe.max_steps or steps))
     with_twins = round(steps * recipe.adv_until) if task.twins is not None else 0

@@ -277,9 +277,6 @@ class BestWeights:
                 f"are in {self._path}; try more --attack.steps or a smaller --attack.step-size"
             )
 
-    def close(self) -> None:
-        pass
-
 
 def read_best(path: Path) -> Checkpoint:
     """Return the weights in best.safetensors, by the names of the plain model, with their step and accuracy."""

@@ -143,9 +143,6 @@ class Showcase:
             sink.log(step, accuracies)
             sink.show(step, NAME, picture)
 
-    def close(self) -> None:
-        pass
-
 
 def branch_top1(task: Task) -> dict[str, float]:
     """Return the accuracy in percent on a sample of test images, as they are, through each branch of BatchNorm."""

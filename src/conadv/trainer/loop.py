@@ -9,10 +9,9 @@ A rank that only attacks takes the same loop: it has no gradients to update with
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -75,8 +74,7 @@ def run(
             saves = progress.step % job.save_steps == 0
             evaluates = job.evaluate_steps > 0 and progress.step % job.evaluate_steps == 0
             if not job.late or saves or evaluates or stopped:
-                _read(job, last)  # an error ends the run before such weights are evaluated or saved
-                stopped = _log(job, sinks, last, evaluate(job) if evaluates else {}) or stopped
+                stopped = _log(job, sinks, last, evaluates) or stopped
                 last = None
             if stopped:
                 break
@@ -118,20 +116,22 @@ class _Taken(NamedTuple):
     outcome: Outcome
 
 
-def _read(job: Job, taken: _Taken) -> Outcome:
-    """Wait for the outcome of a step, the same on all ranks; a StepError says what is not finite, and what to try."""
+def _log(job: Job, sinks: Sequence[Sink], taken: _Taken, evaluates: bool = False) -> int:
+    """Read the outcome of a step, the same on all ranks, and log it, with an evaluation after it if that is due.
+
+    A number that is not finite ends the run before such weights are evaluated or saved.
+
+    Returns:
+        The signal that asked some rank to stop, or 0.
+    """
+    epoch, batch = divmod(taken.step, job.stream.steps_per_epoch)
     try:
-        return taken.outcome.read()
+        outcome = taken.outcome.read()
     except StepError as error:
-        epoch, batch = divmod(taken.step, job.stream.steps_per_epoch)
         at = f"epoch {epoch}, batch {batch}, learning rate {taken.rate:.4g}"
         advice = "try a lower --optimizer.lr or a longer --schedule.warmup-epochs"
         raise StepError(f"{error} ({at}): {advice}", error.speaks) from None
-
-
-def _log(job: Job, sinks: Sequence[Sink], taken: _Taken, evaluation: Mapping[str, float] = MappingProxyType({})) -> int:
-    """Log a step, with the metrics of an evaluation after it; return the signal that asked some rank to stop, or 0."""
-    outcome, weight = _read(job, taken), job.adv_weight(taken.step)
+    weight = job.adv_weight(taken.step)
     metrics = {
         "epoch": (taken.step + 1) / job.stream.steps_per_epoch,
         "lr": taken.rate,
@@ -139,7 +139,7 @@ def _log(job: Job, sinks: Sequence[Sink], taken: _Taken, evaluation: Mapping[str
         "clean_loss": outcome.clean_loss,
         "adv_loss": outcome.adv_loss,
         **taken.pool,
-        **evaluation,
+        **(evaluate(job) if evaluates else {}),
         "seconds": taken.seconds,
     }
     for sink in sinks:

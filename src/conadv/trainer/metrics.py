@@ -67,9 +67,6 @@ class Callback:
         if chosen:
             self._function({"step": step, **chosen})
 
-    def close(self) -> None:
-        pass
-
 
 def _is_of_evaluation(name: str) -> bool:
     return name in ("gap", "test_loss", "train_loss") or name.endswith(("_top1", "_top5"))

@@ -18,6 +18,7 @@ from conadv.ranks.launch import own_rank
 
 from .build import Job
 
+_FEW = 100  # steps, in which a network learns little
 _PAUSE = 5.0  # seconds, at least, between two lines without a terminal
 
 
@@ -34,7 +35,7 @@ def counted(number: int, what: str) -> str:
 
 
 def preview(job: Job, start: int) -> Iterator[str]:
-    """Yield lines about the model, the data, the method and the ranks of a run that starts at step `start`."""
+    """Yield lines about the model, the data, the method and the ranks of a run from step `start` on, and notes."""
     task, stream, member, recipe = job.task, job.stream, job.member, job.task.recipe
     channels, height, width = task.shape
     plain = plain_state_dict(task.model)
@@ -55,6 +56,11 @@ def preview(job: Job, start: int) -> Iterator[str]:
         f"run     {steps} of {counted(stream.batch_size, 'image')} on {counted(member.world.size, 'rank')} "
         f"({member.layout}), {device}, chunks of {stream.chunk_size}"
     )
+    yield from (f"left out: {problem}" for problem in task.data.skipped)
+    yield from task.data.notes
+    if recipe.data.path and job.stop < _FEW and not recipe.pretrained:
+        few = f"{counted(job.stop, 'step')} of {counted(stream.batch_size, 'image')}: a network from random weights"
+        yield f"{few} needs some hundreds; raise --epochs, lower --batch-size, or try --model timm:NAME --pretrained"
 
 
 class ProgressBar:

@@ -29,15 +29,11 @@ from conadv.ranks.world import World, joined
 from conadv.sinks import SINKS, Sink, check_sinks
 from conadv.task.data import DataSet
 from conadv.task.evaluate import RobustTest
-from conadv.task.stream import Stream
 
 from .build import (
     Job,
     Task,
-    attackers_needed,
-    attackers_of,
     build_job,
-    build_stream,
     build_task,
     check_fit,
     network_facts,
@@ -66,7 +62,6 @@ from .stop import Interrupted, listening, stopped_early
 
 # Flags that may differ between machines. The content of the data is compared separately.
 _MACHINE_FLAGS = ("threads", "data.path", "data.workers")
-_FEW = 100  # steps, in which a network learns little
 # Errors that all ranks raise together.
 _AGREED = (AgreedError, Interrupted, StepError)
 
@@ -157,17 +152,15 @@ def train_recipe(
         if owns_process:
             advice = [to_resume] if resume else []
             request.obey_by(lambda number: end_all(128 + number, stopped_early(number, *advice)))
-        task, stream = _build(recipe, world, data)
+        task = _build(recipe, world, data)
         with kernels(task.device, recipe.deterministic), ExitStack() as until_evaluated:
             check_agreement(world, _in_common(task))
-            job, progress = _start(layout, world, place, task, stream)
+            job, progress = _start(layout, world, place, task)
             until_evaluated.callback(job.close)
             request.obey_by(None)
             if progress.step >= job.stop and not quiet:
                 tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
-            sinks = [*_sinks(job, place.path, progress.step), *callbacks] if world.is_main else []
-            for sink in sinks:
-                until_evaluated.callback(sink.close)
+            sinks = [*_sinks(job, place.path, progress.step, until_evaluated), *callbacks] if world.is_main else []
             with _recorder(job, place.path, progress.step, quiet) as (own_sinks, saver):
                 signal_number = run(job, progress, request, [*own_sinks, *sinks], saver, _recording(job, place.path))
             if progress.step < job.stop:
@@ -184,7 +177,7 @@ def train_recipe(
     return {**summary, "run": str(place.path)} if world.is_main else {}
 
 
-def _build(recipe: Recipe, world: World, data: DataSet | None) -> tuple[Task, Stream]:
+def _build(recipe: Recipe, world: World, data: DataSet | None) -> Task:
     """Build the network and the data; an error of any rank is raised on all of them."""
     flags = {key: value for key, value in flatten(recipe).items() if key not in _MACHINE_FLAGS}
     check_agreement(world, {"flags": flags})  # first, since everything else depends on the flags
@@ -192,11 +185,7 @@ def _build(recipe: Recipe, world: World, data: DataSet | None) -> tuple[Task, St
     if world.size > 1:  # rank 0 first: the others find its index of shards and its search for damage in the cache
         from_main(world, lambda: opened.append(open_task_data(recipe)))
 
-    def build() -> tuple[Task, Stream]:
-        task = build_task(recipe, world.device, trains=True, data=opened[0] if opened else open_task_data(recipe))
-        return task, build_stream(task)
-
-    return on_all(world, build)
+    return on_all(world, lambda: build_task(recipe, world.device, trains=True, data=opened[0] if opened else None))
 
 
 def versions() -> dict[str, str]:
@@ -241,7 +230,7 @@ def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world:
         place.close()
 
 
-def _start(layout: Layout, world: World, place: RunFolder, task: Task, stream: Stream) -> tuple[Job, Progress]:
+def _start(layout: Layout, world: World, place: RunFolder, task: Task) -> tuple[Job, Progress]:
     """Build the job of a new run, or restore it from the newest checkpoint; every rank must call it."""
 
     def find() -> bytes:
@@ -256,13 +245,13 @@ def _start(layout: Layout, world: World, place: RunFolder, task: Task, stream: S
     # All ranks use the same seed, but machines may differ in the last digits.
     world.broadcast_tensors([*task.model.parameters(), *task.model.buffers()])
     if not packed:
-        return build_job(task, stream, layout, world, start=0), Progress()
+        return build_job(task, layout, world, start=0), Progress()
     checkpoint = Checkpoint.unpack(packed)
     step, before = checkpoint.about["step"], checkpoint.about["versions"]
     if before != versions():
         then, now = (", ".join(f"{what} {number}" for what, number in sorted(v.items())) for v in (before, versions()))
         tell(f"written with {then}; now {now}: numbers may differ in their last digits")
-    job, stale = build_job(task, stream, layout, world, step), stale_versions(checkpoint.tensors)
+    job, stale = build_job(task, layout, world, step), stale_versions(checkpoint.tensors)
     if job.method.delay and not isinstance(job.method, ConAdv):
         _prime(job, stale[-1], step - 1)
     restore(checkpoint, task.model, job.optimizer, job.member.stale)
@@ -313,10 +302,12 @@ def _recording(job: Job, folder: Path) -> Recording | None:
     return Recording(steps, traces / f"rank-{world.rank}.json", job.pool)
 
 
-def _sinks(job: Job, folder: Path, start: int) -> Iterator[Sink]:
+def _sinks(job: Job, folder: Path, start: int, until_evaluated: ExitStack) -> Iterator[Sink]:
     """Make the sinks of --log and the best weights, which also get the final evaluation."""
     recipe, task = job.task.recipe, job.task
     boards = [SINKS[name](folder, start, flatten(recipe)) for name in dict.fromkeys(recipe.log)]
+    for board in boards:
+        until_evaluated.callback(board.close)
     yield from boards
     if boards and task.twins is not None:
         yield Showcase(task, task.twins, boards)
@@ -343,29 +334,9 @@ def _recorder(
         closing(Metrics(folder / "metrics.jsonl", start)) as metrics,
         closing(CheckpointSaver(folder, job.task.recipe.checkpoint.keep, start, about, before=metrics.flush)) as saver,
     ):
-        if not quiet and start < job.stop:
+        if start < job.stop:
             for line in preview(job, start):
                 bar.say(line)
-        for note in _notes(job):
-            bar.say(note)
         if metrics.missing:
             tell(f"metrics.jsonl was damaged: {metrics.missing} of the steps before {start} have no line")
         yield [metrics, bar], saver
-
-
-def _notes(job: Job) -> Iterator[str]:
-    """Yield notes about the data and the attackers to print before training starts."""
-    recipe, data, stream = job.task.recipe, job.task.data, job.stream
-    yield from (f"left out: {problem}" for problem in data.skipped)
-    yield from data.notes
-    if recipe.data.path and job.stop < _FEW and not recipe.pretrained:
-        few = f"{counted(job.stop, 'step')} of {counted(stream.batch_size, 'image')}: a network from random weights"
-        yield f"{few} needs some hundreds; raise --epochs, lower --batch-size, or try --model timm:NAME --pretrained"
-    attackers, needed = attackers_of(recipe)[0], attackers_needed(recipe)
-    if attackers and min(attackers // job.member.world.size, recipe.delay) < needed:
-        yield (
-            f"{counted(recipe.attack.steps, 'attack step')} hide behind the update with {counted(needed, 'attacker')} "
-            f"per rank and --delay {needed}: with fewer, steps take longer"
-        )
-    if stream.remainder:
-        yield f"each epoch leaves out {counted(stream.remainder, 'image')}, different ones each time"

@@ -76,7 +76,7 @@ def write(path: Path, **changed: np.ndarray) -> Path:
 
 @BOTH
 def test_numpy_files_are_read(tmp_path: Path, name: str) -> None:
-    data = open_data("path", write(tmp_path / name))
+    data = open_data(None, write(tmp_path / name))
     np.testing.assert_array_equal(images_of(data.train), ARRAYS["train_images"])
     np.testing.assert_array_equal(data.test.labels, [1, 0])
     assert (data.train.classes, data.name, data.train.name(2)) == (("0", "1", "2"), name, "image 2")
@@ -85,7 +85,7 @@ def test_numpy_files_are_read(tmp_path: Path, name: str) -> None:
 def test_grey_images_and_labels_in_a_column_as_keras_has_them(tmp_path: Path) -> None:
     arrays = {name: array[..., 0] if array.ndim == 4 else array[:, None] for name, array in ARRAYS.items()}
     np.savez_compressed(tmp_path / "k.npz", **arrays)
-    data = open_data("path", tmp_path / "k.npz")
+    data = open_data(None, tmp_path / "k.npz")
     assert images_of(data.train).shape == (4, 3, 2, 1)
     assert data.train.labels.tolist() == [0, 1, 2, 1]
 
@@ -93,13 +93,13 @@ def test_grey_images_and_labels_in_a_column_as_keras_has_them(tmp_path: Path) ->
 def test_names_of_classes_bound_the_labels(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder")
     (folder / "classes.txt").write_text("a\nb\nkrähe\nd\n", "utf-8")
-    assert open_data("path", folder).train.classes == ("a", "b", "krähe", "d")
+    assert open_data(None, folder).train.classes == ("a", "b", "krähe", "d")
     (folder / "classes.txt").write_text("a\nb\n")
     with pytest.raises(ValueError, match="image 2 has label 2, but the 2 classes are numbered 0 to 1"):
-        open_data("path", folder)
+        open_data(None, folder)
     (folder / "classes.txt").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"classes\.txt: .*; write one class per line, as UTF-8"):
-        open_data("path", folder)
+        open_data(None, folder)
 
 
 @BOTH
@@ -118,7 +118,7 @@ def test_names_of_classes_bound_the_labels(tmp_path: Path) -> None:
 )
 def test_wrong_arrays_are_refused(tmp_path: Path, name: str, changed: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        open_data("path", write(tmp_path / name, **changed))
+        open_data(None, write(tmp_path / name, **changed))
     assert str(caught.value).startswith(f"{tmp_path / name}")
     assert str(caught.value).isprintable()
 
@@ -135,7 +135,7 @@ def test_cifar_is_read(tmp_path: Path, classes: int, place: str) -> None:
         (tmp_path / place).mkdir(parents=True)
         for name, content in files.items():
             (tmp_path / place / name).write_bytes(content)
-    data = open_data("path", path)
+    data = open_data(None, path)
     assert data.train.labels.tolist() == labels
     np.testing.assert_array_equal(images_of(data.train).transpose(0, 3, 1, 2).reshape(len(pixels), -1), pixels)
     assert data.train.classes == tuple(f"name{n}" for n in range(classes))
@@ -147,11 +147,11 @@ def test_damaged_files_of_cifar_are_named(tmp_path: Path) -> None:
     for name in files:
         damaged = {**files, name: files[name][: len(files[name]) // 2 + 1]}
         with pytest.raises(ValueError, match=rf"c\.tar\.gz/{name}: .*; download it again"):
-            open_data("path", write_archive(tmp_path / "c.tar.gz", damaged))
+            open_data(None, write_archive(tmp_path / "c.tar.gz", damaged))
     path = write_archive(tmp_path / "c.tar.gz", files)
     path.write_bytes(path.read_bytes()[:30_000])
     with pytest.raises(ValueError, match=r"c\.tar\.gz: .*; download it again"):
-        open_data("path", path)
+        open_data(None, path)
 
 
 class Evil:
@@ -185,7 +185,7 @@ def test_a_pickle_of_something_else_is_refused_and_calls_nothing(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ValueError, match=r"data_batch_1: .*; download it again"):
-        open_data("path", write_archive(tmp_path / "c.tar", {**cifar(10)[0], "data_batch_1": content}))
+        open_data(None, write_archive(tmp_path / "c.tar", {**cifar(10)[0], "data_batch_1": content}))
     assert list((tmp_path / "here").iterdir()) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from conadv.cli import main
 from conadv.task.data import Fit, open_data
-from conadv.task.data.inspection import inspect_data
+from conadv.task.data.open import inspect_data
 from conadv.task.stream import evaluation_batches
 from faults.hostile import FORMATS, build, exercise
 from task.data.samples import jpeg_set, members_of, write_folder, write_tar
@@ -42,7 +42,7 @@ def little_memory() -> Iterator[None]:
 
 def refused(path: Path, message: str) -> None:
     """Opened or inspected, the data set is refused in one line."""
-    for use in (lambda: open_data("path", path), lambda: inspect_data(path)):
+    for use in (lambda: open_data(None, path), lambda: inspect_data(path)):
         with pytest.raises(ValueError, match=message) as caught:
             use()
         assert str(caught.value).isprintable()
@@ -58,10 +58,10 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make, place: str) -> 
         write_tar(root / "val.tar", members_of(jpeg_set(2)))
     make(root / place)
     if place == "train_images.npy":  # not one of the arrays
-        assert len(open_data("path", root).train) == 4
+        assert len(open_data(None, root).train) == 4
         return
     with pytest.raises(ValueError, match=rf"{Path(place).name}.*(not a regular file|Illegal seek|not an image)"):
-        list(evaluation_batches(open_data("path", root).train, 1, Fit(8)))
+        list(evaluation_batches(open_data(None, root).train, 1, Fit(8)))
     if "/" in place:
         assert [Path(problem["name"]).name for problem in inspect_data(root)["damaged"]] == ["x.jpg"]
 
@@ -71,7 +71,7 @@ def test_a_name_on_disk_cannot_break_the_line(tmp_path: Path, name: str, capsys)
     root = write_folder(tmp_path, jpeg_set(4), jpeg_set(2))
     (root / "train" / "class0" / name).write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"not an image") as caught:
-        list(evaluation_batches(open_data("path", root).train, 1, Fit(8)))
+        list(evaluation_batches(open_data(None, root).train, 1, Fit(8)))
     assert str(caught.value).isprintable()
     assert main(["data", "inspect", str(root)]) == 0
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())

@@ -125,7 +125,7 @@ def test_arrays_are_brought_to_a_size() -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> DataSet:
-    return open_data("path", write_shards_by_hand(tmp_path / "toy", TRAIN, TEST))
+    return open_data(None, write_shards_by_hand(tmp_path / "toy", TRAIN, TEST))
 
 
 def chunks(data: DataSet, name: str, size: int | None, workers: int, views: bool) -> list[torch.Tensor]:
@@ -186,13 +186,13 @@ def test_arrays_that_are_used_as_they_are_need_no_second_place() -> None:
 
 def test_images_of_different_shapes_are_refused_as_without_memory(tmp_path: Path) -> None:
     samples = [*jpeg_set(2), (jpeg_set(1, height=9, width=9)[0][0], 1)]
-    data = keep(open_data("path", write_folder(tmp_path, samples, samples)), Fit())
+    data = keep(open_data(None, write_folder(tmp_path, samples, samples)), Fit())
     for indices in ([2], [0, 2]):
         with pytest.raises(ValueError, match=r"set data\.image_size to resize them all"):
             fitted(data.train, np.array(indices), Fit())
 
 
 def test_a_damaged_first_image_is_named_when_it_is_needed(tmp_path: Path) -> None:
-    data = keep(open_data("path", write_folder(tmp_path, [(b"text", 0), *TRAIN], TEST)), Fit(8))
+    data = keep(open_data(None, write_folder(tmp_path, [(b"text", 0), *TRAIN], TEST)), Fit(8))
     with pytest.raises(ValueError, match=r"0000\.JPEG: not an image of a known format; repair"):
         list(evaluation_batches(data.train, 4, Fit(8)))

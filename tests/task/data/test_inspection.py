@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conadv.task.data.inspection import as_lines, inspect_data
+from conadv.task.data.open import as_lines, inspect_data
 from task.data.samples import encode, jpeg_set, picture, write_folder
 
 
@@ -32,7 +32,7 @@ def test_everything_is_counted_and_the_damaged_named(root: Path) -> None:
     assert sorted(Path(problem["name"]).name for problem in found["damaged"]) == ["0005.JPEG", "class2", "note.png"]
     lines = as_lines(found)
     assert lines[0] == f"{root}: image folder, 3 classes, 16 × 10 to 30 × 20 pixels"
-    assert [line.split() for line in lines[2:6]][-1] == ["all", "7", "2"]
+    assert lines[4].split() == ["7", "train", "2", "test", "in", "all"]
     assert "damaged: 3" in lines
     assert f"  {root}/val/class0/note.png: not an image of a known format" in lines
 

@@ -72,7 +72,7 @@ def named(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_items_of_every_kind_give_the_same_stream(named, kind: str) -> None:
-    data = open_data("path", named(lambda: (Images(KINDS[kind]), Images(KINDS[kind], [1, 0]))))
+    data = open_data(None, named(lambda: (Images(KINDS[kind]), Images(KINDS[kind], [1, 0]))))
     assert (len(data.train), len(data.test), data.train.classes, data.notes) == (10, 2, ("0", "1"), ())
     assert data.train.name(3) == "mydata:make train[3]"
     for index in range(10):
@@ -86,7 +86,7 @@ def test_one_dataset_is_split_and_its_names_and_labels_are_taken(named) -> None:
         classes = ("cat", "dog", "cow")
         targets = torch.tensor([2, 1] * 5)
 
-    data = open_data("path", named(lambda: Named(KINDS["array"])))
+    data = open_data(None, named(lambda: Named(KINDS["array"])))
     assert (len(data.train), len(data.test), data.train.classes) == (9, 1, ("cat", "dog", "cow"))
     assert set(data.train.labels.tolist()) == {1, 2}
     assert data.notes
@@ -110,33 +110,33 @@ def test_one_dataset_is_split_and_its_names_and_labels_are_taken(named) -> None:
 )
 def test_something_else_is_refused_in_one_line(named, make, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        open_data("path", named(make)).train.image(0)
+        open_data(None, named(make)).train.image(0)
     assert str(caught.value).isprintable()
 
 
 def test_an_item_that_fails_is_named(named) -> None:
-    data = open_data("path", named(lambda: Some(3)))
+    data = open_data(None, named(lambda: Some(3)))
     with pytest.raises(ValueError, match=r"mydata:make train\[3\]: no image: it must be .*; repair the data"):
         Stream(data.train, 9, 9, 0, augmentation("none")).chunk(0, 0)
 
 
 def test_what_one_dataset_has_damaged_is_not_remembered_for_another(named) -> None:
     for wrong in (0, 3):
-        assert len(open_data("path", named(lambda wrong=wrong: Some(wrong)), damaged="skip").skipped) == 1
-    assert open_data("path", named(lambda: Some(None)), damaged="skip").skipped == ()
+        assert len(open_data(None, named(lambda wrong=wrong: Some(wrong)), damaged="skip").skipped) == 1
+    assert open_data(None, named(lambda: Some(None)), damaged="skip").skipped == ()
 
 
 def test_a_path_with_a_colon_is_a_path_and_unknown_code_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file or directory"):
-        open_data("path", tmp_path / "a:b")
+        open_data(None, tmp_path / "a:b")
     with pytest.raises(ValueError, match="cannot import 'nowhere' of 'nowhere:make'"):
-        open_data("path", "nowhere:make")
+        open_data(None, "nowhere:make")
 
 
 def test_names_of_classes_come_from_the_features(tmp_path: Path) -> None:
     for part in ("train", "test"):
         write_table(tmp_path / f"{part}.parquet", SAMPLES, ["cat", "dog"])
-    data = open_data("path", f"hf:{tmp_path}")
+    data = open_data(None, f"hf:{tmp_path}")
     assert data.train.classes == ("cat", "dog")
     assert data.train.labels.tolist() == [label for _, label in SAMPLES]
     assert data.train.name(3) == f"hf:{tmp_path} train[3]"
@@ -148,7 +148,7 @@ def test_what_save_to_disk_wrote_is_read_and_validation_goes_before_test(tmp_pat
     split = datasets.Dataset.from_dict(rows, features=features)
     parts = {"train": split, "test": split.select([0]), "validation": split.select([1, 2])}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
-    data = open_data("path", f"hf:{tmp_path / 'saved'}")
+    data = open_data(None, f"hf:{tmp_path / 'saved'}")
     assert (len(data.train), data.test.labels.tolist(), data.test.classes) == (6, [1, 2], ("a", "b", "c"))
 
 
@@ -156,10 +156,10 @@ def test_rows_without_an_image_or_a_label_are_named(tmp_path: Path) -> None:
     write_table(tmp_path / "test.parquet", SAMPLES)
     write_table(tmp_path / "train.parquet", [*SAMPLES, (None, 0)])
     with pytest.raises(DamagedError, match=r"train\[6\]: no image"):
-        open_data("path", f"hf:{tmp_path}").train.image(6)
+        open_data(None, f"hf:{tmp_path}").train.image(6)
     write_table(tmp_path / "train.parquet", [*SAMPLES, (SAMPLES[0][0], None)])
     with pytest.raises(ValueError, match=r"train\[6\] has label -1, but the 2 classes are numbered 0 to 1"):
-        open_data("path", f"hf:{tmp_path}")
+        open_data(None, f"hf:{tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_tables_of_something_else_are_refused(tmp_path: Path, columns: dict[str,
     for part in ("train", "test"):
         pq.write_table(pa.table(columns), tmp_path / f"{part}.parquet")
     with pytest.raises(ValueError, match=message) as caught:
-        open_data("path", f"hf:{tmp_path}")
+        open_data(None, f"hf:{tmp_path}")
     assert str(caught.value).isprintable()
 
 
@@ -184,11 +184,11 @@ def test_a_missing_split_or_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "bad" / "train.parquet").write_bytes(b"PAR1 and no more")
     for path in (tmp_path / "bad", tmp_path / "missing"):
         with pytest.raises(ValueError, match=f"^hf:{path}: ") as caught:
-            open_data("path", f"hf:{path}")
+            open_data(None, f"hf:{path}")
         assert str(caught.value).isprintable()
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"hf:x: it needs the datasets library: pip install 'conadv\[hf\]'"):
-        open_data("path", "hf:x")
+        open_data(None, "hf:x")

@@ -73,16 +73,16 @@ def test_every_form_of_the_same_images_gives_bitwise_the_same_stream(
     tmp_path: Path, augment: str, size: int | None
 ) -> None:
     streams = {
-        kind: stream_of(open_data("path", write(tmp_path / kind, TRAIN, TEST)), augment, workers, size)
+        kind: stream_of(open_data(None, write(tmp_path / kind, TRAIN, TEST)), augment, workers, size)
         for workers, (kind, write) in enumerate(WRITERS.items())
     }
-    decoded = open_data("path", tmp_path / "NumPy arrays")
+    decoded = open_data(None, tmp_path / "NumPy arrays")
     png = [
         [(encode(part.image(i), "PNG"), part.labels[i]) for i in range(len(part))]
         for part in (decoded.train, decoded.test)
     ]
     write_shards_by_hand(tmp_path / "PNG", *png)
-    streams["shards of PNG"] = stream_of(open_data("path", tmp_path / "PNG"), augment, size=size)
+    streams["shards of PNG"] = stream_of(open_data(None, tmp_path / "PNG"), augment, size=size)
     first = streams.pop("image folder")
     for kind, stream in streams.items():
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(stream, first, strict=True)), kind
@@ -91,11 +91,11 @@ def test_every_form_of_the_same_images_gives_bitwise_the_same_stream(
 def test_grey_folders_can_stay_grey(tmp_path: Path) -> None:
     samples = [(encode(picture(i, channels=1), "PNG"), i % 2) for i in range(4)]
     write_folder(tmp_path / "grey", samples, samples)
-    grey, colour = (open_data("path", tmp_path / "grey", channels=channels).train.image(0) for channels in (1, 3))
+    grey, colour = (open_data(None, tmp_path / "grey", channels=channels).train.image(0) for channels in (1, 3))
     assert (grey.shape, colour.shape) == ((12, 16, 1), (12, 16, 3))
     with pytest.raises(ValueError, match="channels 4: choose 1"):
-        open_data("path", tmp_path / "grey", channels=4)
-    assert len(open_data("path", write_arrays(tmp_path / "arrays", TRAIN, TEST), channels=4).train) == 12
+        open_data(None, tmp_path / "grey", channels=4)
+    assert len(open_data(None, write_arrays(tmp_path / "arrays", TRAIN, TEST), channels=4).train) == 12
 
 
 def spoil(root: Path) -> Path:
@@ -112,21 +112,21 @@ def test_damage_is_fatal_and_named_by_default(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"class2: a class without images; repair the data, or leave out what is damaged"
     ):
-        open_data("path", spoil(tmp_path / "bad"))
+        open_data(None, spoil(tmp_path / "bad"))
     (tmp_path / "bad" / "train" / "class2").rmdir()
-    stream = Stream(open_data("path", tmp_path / "bad").train, 4, 2, 0, augmentation("none"), workers=2)
+    stream = Stream(open_data(None, tmp_path / "bad").train, 4, 2, 0, augmentation("none"), workers=2)
     with pytest.raises(ValueError, match=r"class0/0001\.JPEG: .*; repair the data, or leave out what is damaged"):
         read(stream)
     with pytest.raises(ValueError, match=r"val/class1/notes\.jpg: .*; repair the data, or leave out"):
-        list(evaluation_batches(open_data("path", tmp_path / "bad").test, 2, Fit(16), workers=1))
+        list(evaluation_batches(open_data(None, tmp_path / "bad").test, 2, Fit(16), workers=1))
 
 
 def test_skipped_images_are_named_and_the_rest_keeps_the_promise(tmp_path: Path) -> None:
-    data = open_data("path", spoil(tmp_path / "bad"), damaged="skip")
+    data = open_data(None, spoil(tmp_path / "bad"), damaged="skip")
     assert sorted(Path(problem.name).name for problem in data.skipped) == ["0001.JPEG", "class2", "notes.jpg"]
     assert (len(data.train), len(data.test)) == (11, 4)
     healthy = [sample for place, sample in enumerate(TRAIN) if place != 1]
-    expected = open_data("path", write_folder(tmp_path / "good", healthy, TEST))
+    expected = open_data(None, write_folder(tmp_path / "good", healthy, TEST))
     for ours, theirs in zip(stream_of(data, "crop-flip", workers=2), stream_of(expected, "crop-flip"), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -135,27 +135,27 @@ def test_the_search_for_damage_is_done_once_until_a_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = spoil(tmp_path / "bad")
-    open_data("path", root, damaged="skip")
+    open_data(None, root, damaged="skip")
     with monkeypatch.context() as patch:
         patch.setattr("conadv.task.data.decode._open", None)  # whoever decodes now fails
         patch.setattr("conadv.task.data.open.ThreadPoolExecutor", None)
-        assert len(open_data("path", root, damaged="skip").skipped) == 3
+        assert len(open_data(None, root, damaged="skip").skipped) == 3
     (root / "val" / "class1" / "notes.jpg").unlink()
-    assert len(open_data("path", root, damaged="skip").skipped) == 2
+    assert len(open_data(None, root, damaged="skip").skipped) == 2
 
 
 def test_nothing_usable_is_an_error(tmp_path: Path) -> None:
     write_folder(tmp_path / "bad", [(b"text", 0)] * 3, TEST[:1])
     with pytest.raises(ValueError, match="bad: no training images that can be used"):
-        open_data("path", tmp_path / "bad", damaged="skip")
+        open_data(None, tmp_path / "bad", damaged="skip")
 
 
 def test_a_part_of_the_training_images(tmp_path: Path) -> None:
-    data = open_data("path", write_folder(tmp_path / "toy", TRAIN, TEST), train_size=5)
+    data = open_data(None, write_folder(tmp_path / "toy", TRAIN, TEST), train_size=5)
     assert sorted(np.bincount(data.train.labels).tolist()) == [2, 3]
     assert len(data.test) == 4
     with pytest.raises(ValueError, match="train_size 13: choose 1 to 12"):
-        open_data("path", tmp_path / "toy", train_size=13)
+        open_data(None, tmp_path / "toy", train_size=13)
 
 
 def test_embedded_data_by_name() -> None:
@@ -168,18 +168,16 @@ def test_what_is_not_recognized_is_told_what_would_be(tmp_path: Path) -> None:
     (tmp_path / "file.txt").write_text("hello")
     for path in (tmp_path, tmp_path / "file.txt"):
         with pytest.raises(ValueError, match="not recognized; it can be an image folder"):
-            open_data("path", path)
+            open_data(None, path)
     with pytest.raises(
         ValueError, match=r"missing: no such .* directory; pass the path .* \(conadv train: --data.path\)$"
     ):
-        open_data("path", tmp_path / "missing")
-    with pytest.raises(ValueError, match="data 'mnist': choose digits, synthetic, or path"):
-        open_data("mnist")
+        open_data(None, tmp_path / "missing")
 
 
 def test_class_folders_need_no_train_above_them(tmp_path: Path) -> None:
     write_folder(tmp_path / "split", jpeg_set(40), [])
-    above, below = open_data("path", tmp_path / "split"), open_data("path", tmp_path / "split" / "train")
+    above, below = open_data(None, tmp_path / "split"), open_data(None, tmp_path / "split" / "train")
     assert below.notes == above.notes and below.train.classes == above.train.classes
     assert below.train.labels.tolist() == above.train.labels.tolist()
     assert below.test.labels.tolist() == above.test.labels.tolist()
@@ -190,7 +188,7 @@ def test_images_to_test_on_need_a_folder_called_train(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.JPG").write_bytes(b"")
     with pytest.raises(ValueError, match="no folder called train; put the class folders in train/CLASS"):
-        open_data("path", tmp_path)
+        open_data(None, tmp_path)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -200,7 +198,7 @@ def test_without_test_images_a_tenth_is_held_out_and_one_line_says_so(tmp_path: 
     for left in ("val", "data/test-00000-of-00001.parquet", "toy-val-0.tar", "test_images.npy", "test_labels.npy"):
         path = tmp_path / "toy" / left
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    data, again = (open_data("path", place) for _ in range(2))
+    data, again = (open_data(None, place) for _ in range(2))
     assert data.notes == ("no test images: 4 of the 40 training images, a tenth, are held out to test on",)
     assert [np.bincount(part.labels).tolist() for part in (data.train, data.test)] == [[18, 18], [2, 2]]
     names = [[part.name(i) for i in range(len(part))] for part in (data.train, data.test, again.test)]
@@ -222,7 +220,7 @@ def test_shards_are_split_by_the_words_in_their_paths(
     root = tmp_path / "training data"  # a word in the path above the data says nothing
     for file in files:
         write_tar(root / f"{file}.tar", members_of(jpeg_set(1)))
-    data = open_data("path", root)
+    data = open_data(None, root)
     for source, names in ((data.train, train), (data.test, test)):
         assert [source.name(i) for i in range(len(source))] == [f"{root}/{name}.tar/0000.jpg" for name in names]
 
@@ -239,4 +237,4 @@ def test_shards_are_split_by_the_words_in_their_paths(
 def test_names_of_shards_that_do_not_tell_are_refused(tmp_path: Path, file: str, message: str) -> None:
     write_tar(tmp_path / f"{file}.tar", members_of(jpeg_set(1)))
     with pytest.raises(ValueError, match=message):
-        open_data("path", tmp_path)
+        open_data(None, tmp_path)

@@ -1,4 +1,4 @@
-"""Open a data set: a built-in one, or one at a path, whose format is detected from its files."""
+"""Open a data set, a built-in one or one at a path, whose format is detected from its files; or inspect it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from conadv.catalog import names_dataset
 from conadv.machine import usable_cores
+from conadv.printing import one_line
 from conadv.task.data.arrays import digits, find_arrays, synthetic
 from conadv.task.data.cifar import find_cifar
 from conadv.task.data.files import Files, cached, find_folders, find_shards
@@ -33,10 +34,11 @@ FORMATS: dict[str, Callable[[Path, int], Found | None]] = {
     "image folder": find_folders,
 }
 _BLOCK = 4096  # images that wait for a thread
+_LISTED = 20  # damaged files in the text of an inspection
 
 
 def open_data(
-    name: str,
+    name: str | None = None,
     path: str | Path | None = None,
     train_size: int | None = None,
     image_size: int | None = None,
@@ -46,7 +48,7 @@ def open_data(
     """Open a data set.
 
     Args:
-        name: "digits", "synthetic", or "path" for your own.
+        name: "digits" or "synthetic"; None: your own.
         path: Folder or file of your own data, whose format is detected; or hf:NAME_OR_PATH; or package.module:callable.
         train_size: Number of training images to use; None: all.
         image_size: Height and width of synthetic images, in pixels.
@@ -58,8 +60,7 @@ def open_data(
         return digits() if train_size is None else digits(train_size)
     if name == "synthetic":
         return synthetic((image_size or 32, image_size or 32, channels), train_size or 50_000)
-    if name != "path" or path is None:
-        raise ValueError(f"data {name!r}: choose digits, synthetic, or path with path=")
+    assert path is not None
     with naming(path):
         data = find_data(path, channels)[1]
         if damaged == "skip":
@@ -137,3 +138,35 @@ def _scan(source: Source) -> list[tuple[int, int] | str]:
         for first in range(0, len(source), _BLOCK):
             seen += pool.map(look, range(first, min(first + _BLOCK, len(source))))
     return seen
+
+
+def inspect_data(path: str | Path) -> dict[str, Any]:
+    """Decode every image at `path` once; count those of each class, and list what is damaged. Sizes: height, width."""
+    with naming(path):
+        kind, found = find_data(path)
+        data, sizes = without_damaged(found)
+    names = data.train.classes
+    counts = [np.bincount(source.labels, minlength=len(names)).tolist() for source in (data.train, data.test)]
+    return {
+        "path": str(path),
+        "kind": kind,
+        "train": len(data.train),
+        "test": len(data.test),
+        "smallest": np.min(sizes, axis=0).tolist(),
+        "largest": np.max(sizes, axis=0).tolist(),
+        "classes": [
+            {"class": name, "train": one, "test": other} for name, one, other in zip(names, *counts, strict=True)
+        ],
+        "damaged": [{"name": problem.name, "reason": problem.reason} for problem in data.skipped],
+    }
+
+
+def as_lines(report: dict[str, Any]) -> list[str]:
+    """What `inspect_data` found, for a terminal."""
+    sizes = dict.fromkeys(f"{width} × {height}" for height, width in (report["smallest"], report["largest"]))
+    kind, classes, damaged = report["kind"], report["classes"], report["damaged"]
+    lines = [f"{one_line(report['path'])}: {kind}, {len(classes)} classes, {' to '.join(sizes)} pixels"]
+    lines += [f"{row['train']:9,} train {row['test']:9,} test  {one_line(row['class'])}" for row in classes]
+    lines += [f"{report['train']:9,} train {report['test']:9,} test  in all", f"damaged: {len(damaged)}"]
+    lines += [f"  {problem['name']}: {problem['reason']}" for problem in damaged[:_LISTED]]
+    return [*lines, f"  and {len(damaged) - _LISTED} more"] if len(damaged) > _LISTED else lines
