@@ -227,14 +227,6 @@ def test_a_warm_up_in_steps(warmup, steps, epochs, expected):
     assert Schedule(warmup_epochs=warmup).warmup_steps(steps, epochs) == expected
 
 
-def test_a_share_goes_along_when_the_epochs_change():
-    recipe = load_recipe("digits", {"epochs": "5"})
-    assert recipe.schedule.warmup_steps(5, recipe.epochs) == 2
-    message = refusal(load_recipe, "imagenet-32k", {"epochs": "5"})
-    assert "a warm-up of 40 epochs is longer than the 5 of the run" in message
-    assert "such as 30%" in message
-
-
 # --- files ---
 
 

@@ -64,7 +64,7 @@ COSTLY = {
     "trainer/test_waits.py": [],
 }
 # What takes seconds to import, once for all children; nothing of ours.
-IMPORTS = ("torch._dynamo", "torch.utils.data", "numpy.random", "safetensors.torch", "cyclopts", "rich.progress")
+IMPORTS = ("torch._dynamo", "torch.utils.data", "numpy.random", "safetensors.torch", "cyclopts")
 IMPORTS += ("pytest", "hypothesis", "PIL.Image", "tensorboardX")
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,

@@ -1,4 +1,4 @@
-"""Metric sinks: where the metrics of a run go besides metrics.jsonl and the progress bar. Loads no torch.
+"""Metric sinks: where the metrics of a run go besides metrics.jsonl and the lines of progress. Loads no torch.
 
 A new sink is a class here and one entry in `SINKS`; recipes and flags then know it (`log = "name"`, `--log name`).
 """

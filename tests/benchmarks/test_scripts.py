@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -39,18 +38,6 @@ def test_json_is_all_there_is_on_standard_output() -> None:
     assert [ratio["name"] for ratio in found["ratios"]] == names
     assert found["facts"]["recycled by FLOPs"] == pytest.approx(6 / 3, rel=0.1)
     assert found["facts"]["conadv by FLOPs"] == pytest.approx(8 / 3, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("script", "words"), [(step, ["--chunk-size", "0"]), (data, ["--images", "x"]), (attack, ["--nope"])]
-)
-def test_mistakes_end_with_status_2(
-    script: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [script.__name__, *words])
-    with pytest.raises(SystemExit) as ended:
-        script.main()
-    assert ended.value.code == 2 and capsys.readouterr().out == ""
 
 
 def test_foolbox_and_ours_make_the_same_twins() -> None:

@@ -26,7 +26,6 @@ def test_callbacks_get_every_metric_of_the_run(tmp_path):
     )
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [step["loss"] for step in steps] == [line["loss"] for line in lines]
-    assert not any("test_top1" in step for step in steps)
     assert [evaluation["step"] for evaluation in evaluations] == [1, 3, 6]
     assert [evaluation["test_top1"] for evaluation in evaluations[:2]] == [lines[1]["test_top1"], lines[3]["test_top1"]]
     last = {name: value for name, value in evaluations[-1].items() if name != "step"}

@@ -13,7 +13,7 @@ from conadv.cli import main
 from conadv.study.timeline import read_timeline
 from conadv.trainer import build
 from conadv.trainer.build import check_fit
-from conadv.trainer.progress import ProgressBar
+from conadv.trainer.progress import ProgressLines
 from support import fake_ray, tasks, tiny
 
 WORDS = ["train", "digits", "--model", "support.tiny:net", "--max-steps", "1"]
@@ -95,7 +95,7 @@ def test_two_ranks_with_attackers_change_no_number(pool, tmp_path):
 
 def test_the_progress_line_shows_attackers():
     said = io.StringIO()
-    bar = ProgressBar(0, 2, quiet=False, stream=said)
+    bar = ProgressLines(2, quiet=False, stream=said)
     bar.log(1, {"loss": 1.0, "lr": 0.1, "attackers": 2.0})
     assert "  attackers 2" in said.getvalue()
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import wait
@@ -25,7 +23,6 @@ from conadv.trainer.checkpoint import (
     step_of,
     write_checkpoint,
 )
-from support.forged import describe
 
 ABOUT: dict[str, Any] = {
     "recipe": {"seed": 0},
@@ -125,48 +122,6 @@ def test_without_any_intact_checkpoint_there_is_nothing_to_resume_from(two):
     with pytest.raises(ValueError, match="has no intact checkpoint of this run to resume from: start a new run"):
         newest_whole(two, told.append)
     assert len(told) == 2
-
-
-def safetensors_file(header: bytes, data: bytes = bytes(4), length: int | None = None) -> bytes:
-    return struct.pack("<Q", len(header) if length is None else length) + header + data
-
-
-def entry(**changes: Any) -> bytes:
-    return json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **changes}}).encode()
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\xff" * 8,
-        safetensors_file(b"{}", length=2**63),
-        safetensors_file(b"[" * 100_000),
-        safetensors_file(entry(shape=[2**62, 2**62])),
-        safetensors_file(entry(data_offsets=[0, 2**60])),
-        safetensors_file(entry(dtype="F128")),
-        safetensors_file(entry(dtype="F8_E8M0", shape=[4])),
-        safetensors_file(entry(dtype="C64", shape=[0], data_offsets=[0, 0]), b""),
-        safetensors_file(entry()),  # sound, but without metadata
-    ],
-    ids=range(9),
-)
-def test_tensors_made_to_harm_are_refused(data, two):
-    sixth(two).write_bytes(data)
-    with pytest.raises(ValueError, match="is damaged") as damage:
-        read_checkpoint(sixth(two))
-    assert len(str(damage.value)) < 2000
-
-
-@pytest.mark.parametrize(
-    "about",
-    ["", "null", "{", "[" * 200_000, '{"step": ' + "9" * 5000 + "}"],
-    ids=range(5),
-)
-def test_a_description_made_to_harm_is_skipped(about, two):
-    describe(sixth(two), about)
-    step, told = newest(two)
-    assert step == 4
-    assert str(sixth(two)) in told[0]
 
 
 @pytest.mark.parametrize("part", ["os.fsync", "os.replace", "pathlib.Path.mkdir"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conadv.trainer.metrics import Metrics, read_metrics
-from conadv.trainer.progress import ProgressBar
+from conadv.trainer.progress import ProgressLines
 
 
 def lines(path: Path) -> list[str]:
@@ -120,8 +119,8 @@ def test_reading_ends_where_a_line_is_torn(tmp_path):
 def test_the_last_step_is_told_in_plain_lines_unless_quiet():
     told, silence = io.StringIO(), io.StringIO()
     for quiet, stream in ((False, told), (True, silence)):
-        with closing(ProgressBar(0, 2, quiet, stream)) as watch:
-            watch.log(0, {"loss": 2.5, "lr": 0.1})
-            watch.log(1, {"loss": 1.25, "lr": 0.1})
+        watch = ProgressLines(2, quiet, stream)
+        watch.log(0, {"loss": 2.5, "lr": 0.1})
+        watch.log(1, {"loss": 1.25, "lr": 0.1})
     assert told.getvalue() == "step 2/2  loss 1.2500  lr 0.1\n"
     assert silence.getvalue() == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conadv.trainer.profiling import Recording, profiled
+from conadv.trainer.profiling import profiled
 from conadv.wrappers import PREFIX, STEP
 
 
@@ -15,7 +15,7 @@ from conadv.wrappers import PREFIX, STEP
 def test_it_has_as_many_steps_as_were_asked_for(tmp_path: Path, steps: int) -> None:
     feed = (number for number in range(9))
     taken = []
-    for number in profiled(feed, Recording(steps, tmp_path / "rank-3.json")):
+    for number in profiled(feed, steps, tmp_path / "rank-3.json"):
         assert any(tmp_path.iterdir()) == (number >= 3 + steps)
         taken.append(number)
     assert taken == list(range(9))

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from conadv import cli
-from conadv.trainer.progress import ProgressBar
+from conadv.trainer.progress import ProgressLines
 from support import tiny
 
 
 def test_a_line_is_in_the_file_at_once(tmp_path: Path) -> None:
     """As in the log of a batch job, which is read while the job runs."""
     with (tmp_path / "log").open("w") as stream:
-        ProgressBar(0, 2, quiet=False, stream=stream).say("a line")
+        ProgressLines(2, quiet=False, stream=stream).say("a line")
         assert (tmp_path / "log").read_text() == "a line\n"
 
 
 def test_an_evaluation_is_printed_when_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    with closing(ProgressBar(0, 4, quiet=False)) as bar:
-        bar.log(0, {"loss": 2.5, "lr": 0.1})
-        bar.log(1, {"loss": 1.25, "lr": 0.1, "test_top1": 87.5, "train_top1": 90.0, "gap": 2.5})
+    bar = ProgressLines(4, quiet=False)
+    bar.log(0, {"loss": 2.5, "lr": 0.1})
+    bar.log(1, {"loss": 1.25, "lr": 0.1, "test_top1": 87.5, "train_top1": 90.0, "gap": 2.5})
     assert capsys.readouterr().err == "step 2/4  test_top1 87.50 %, train_top1 90.00 %\n"
-    with closing(ProgressBar(0, 4, quiet=True)) as bar:
-        bar.log(1, {"loss": 1.25, "lr": 0.1, "test_top1": 87.5})
+    bar = ProgressLines(4, quiet=True)
+    bar.log(1, {"loss": 1.25, "lr": 0.1, "test_top1": 87.5})
     assert capsys.readouterr().err == ""
 
 

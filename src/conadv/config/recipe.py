@@ -278,22 +278,19 @@ class Recipe:
                 f"{self.batch_size // self.chunk_size} chunks per batch cannot hold {self.data.copies} copies of each "
                 "image: change --batch-size, --chunk-size or --data.copies"
             )
-        if self.adv_weight == 1 and METHODS[self.method].maker == Role.ATTACK:  # recycled says itself that it cannot
-            self._check_twins_only()
+        only_twins = self.adv_weight == 1 and METHODS[self.method].maker == Role.ATTACK  # recycled says that it cannot
+        if only_twins and self.adv_until != 1:
+            raise ValueError("adv_weight 1 learns from twins only, and adv_until ends that: drop one of them")
+        if only_twins and (self.twin_branch != "main" or self.twin_share != 1):
+            raise ValueError(
+                "adv_weight 1 learns from twins only, so that all images need one, through the branch that is "
+                "evaluated: add --twin-branch main, and drop --twin-share"
+            )
         warmup = self.schedule.warmup_epochs
         if not isinstance(warmup, str) and warmup > self.epochs:
             raise ValueError(
                 f"a warm-up of {warmup:g} epochs is longer than the {self.epochs} of the run: "
                 "lower --schedule.warmup-epochs, or give it as a share of the run such as 30%"
-            )
-
-    def _check_twins_only(self) -> None:
-        if self.adv_until != 1:
-            raise ValueError("adv_weight 1 learns from twins only, and adv_until ends that: drop one of them")
-        if self.twin_branch != "main" or self.twin_share != 1:
-            raise ValueError(
-                "adv_weight 1 learns from twins only, so that all images need one, through the branch that is "
-                "evaluated: add --twin-branch main, and drop --twin-share"
             )
 
 

@@ -102,8 +102,6 @@ def train_words(cell: Cell, home: Path) -> list[str]:
     """Arguments of `conadv` for a cell: start a run, or resume one that was stopped."""
     if (home / "config.toml").exists():
         return ["train", "--quiet", "--resume", str(home)]
-    for partial in home.glob(".config.toml*.partial"):  # left by a run that was killed while starting
-        partial.unlink()
     _, *words = shlex.split(cell.command)
     fewer = {key: value for key, value in _CHECKPOINTS.items() if key not in cell.overrides}
     return [*words, *flags(fewer), "--quiet", "--run-dir", str(home)]

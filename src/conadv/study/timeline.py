@@ -46,9 +46,11 @@ def read_timeline(run: Path) -> Timeline:
     files = {int(found[1]): path for path in paths if (found := re.fullmatch(r"rank-(\d{1,6})\.json", path.name))}
     if not files:
         raise ValueError(f"{run} has no traces: train in a new folder with conadv train --profile 5")
-    spans = {rank: _spans(path) for rank, path in sorted(files.items())}
+    spans = {rank: [span for _, span in _events(path)] for rank, path in sorted(files.items())}
     steps = [sorted((one.start, one.end) for one in own if one.name == STEP) for own in spans.values()]
     last = min(map(len, steps))  # ranks are matched by counting from the end
+    if last == 0:
+        raise ValueError(f"{run} has a trace without a whole step in it: profile more steps")
     begun = [max(start for start, _ in same) for same in zip(*(own[-last:] for own in steps), strict=True)]
     ended = [max(end for _, end in same) for same in zip(*(own[-last:] for own in steps), strict=True)]
     lengths = [end - start for start, end in zip(begun, ended, strict=True)]
@@ -124,14 +126,6 @@ def _step_end(timeline: Timeline) -> float:
     """The end, on the slowest rank, of the step that every rank has started by time 0."""
     steps = ([one for one in spans if one.name == STEP and one.start <= 0] for spans in timeline.values())
     return max(max(own, key=lambda one: one.start).end for own in steps if own)
-
-
-def _spans(path: Path) -> list[Span]:
-    """The spans of a rank, with at least one step."""
-    found = [span for _, span in _events(path)]
-    if not any(one.name == STEP for one in found):
-        raise ValueError(f"{path} has no whole step in it: profile more steps")
-    return found
 
 
 def _events(path: Path) -> list[tuple[int, Span]]:

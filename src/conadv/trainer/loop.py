@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ from conadv.wrappers import span
 from .build import Job
 from .checkpoint import CheckpointSaver, gather
 from .evaluation import evaluate_task
-from .profiling import Recording, profiled
+from .profiling import profiled
 from .stop import StopRequest
 
 
@@ -46,13 +47,13 @@ def run(
     request: StopRequest,
     sinks: Sequence[Sink] = (),
     saver: CheckpointSaver | None = None,
-    recording: Recording | None = None,
+    trace: Path = Path("trace.json"),
 ) -> int:
     """Take the remaining steps, or stop early after a signal; return the number of that signal, or 0."""
     first, stopped = progress.step, 0
     last: _Taken | None = None  # not logged yet
     began = time.monotonic() - progress.seconds
-    with closing(profiled(job.feed(progress.step), recording)) as feed:
+    with closing(profiled(job.feed(progress.step), job.task.recipe.profile, trace, job.pool)) as feed:
         for now, ahead in feed:
             job.begin_step(progress.step)
             outcome = job.member.step(now, ahead, request.signal or 0)

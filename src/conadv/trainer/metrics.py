@@ -55,21 +55,16 @@ class Callback:
     """A sink that calls a function with a dictionary of the step and its metrics.
 
     Args:
-        function: Called after each step, or after each evaluation.
-        evaluated: Whether it gets the metrics of evaluations rather than those of training steps.
+        function: Called with them.
+        key: Only if they include this one: "loss" for steps, "test_top1" for evaluations.
     """
 
-    def __init__(self, function: OnMetrics, evaluated: bool) -> None:
-        self._function, self._evaluated = function, evaluated
+    def __init__(self, function: OnMetrics, key: str) -> None:
+        self._function, self._key = function, key
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        chosen = {name: value for name, value in metrics.items() if _is_of_evaluation(name) == self._evaluated}
-        if chosen:
-            self._function({"step": step, **chosen})
-
-
-def _is_of_evaluation(name: str) -> bool:
-    return name in ("gap", "test_loss", "train_loss") or name.endswith(("_top1", "_top5"))
+        if self._key in metrics:
+            self._function({"step": step, **metrics})
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

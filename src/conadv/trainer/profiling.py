@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,47 +22,43 @@ _WARMUP = 3
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class Recording:
-    """What to record, and where to."""
+def profiled(feed: Generator[Item], steps: int, file: Path, pool: Pool | None = None) -> Generator[Item]:
+    """Yield what a feed yields, and record some of the steps that the caller takes between two items.
 
-    steps: int
-    """How many steps, after the first ones."""
-    file: Path
-    pool: Pool | None = None
-    """The attackers of this rank, whose work goes into a file of its own."""
-
-
-def profiled(feed: Generator[Item], what: Recording | None) -> Generator[Item]:
-    """Yield what a feed yields, and record the steps that the caller takes between two items."""
+    Args:
+        feed: What the steps take.
+        steps: How many to record, after the first ones; 0: none.
+        file: Where to write the trace.
+        pool: The attackers of this rank, whose work goes into a file of its own.
+    """
     with closing(feed):
-        if what is not None:
+        if steps:
             for _, item in zip(range(_WARMUP), feed, strict=False):
                 yield item
-            yield from _recorded(feed, what)
+            yield from _recorded(feed, steps, file, pool)
         yield from feed
 
 
-def _recorded(feed: Generator[Item], what: Recording) -> Generator[Item]:
+def _recorded(feed: Generator[Item], steps: int, file: Path, pool: Pool | None) -> Generator[Item]:
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     since, recorder = time.time(), profile(activities=activities)
     try:
         with recorder:
-            for _, item in zip(range(what.steps), feed, strict=False):
+            for _, item in zip(range(steps), feed, strict=False):
                 with span(STEP):
                     yield item
     finally:
-        what.file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_path(what.file) as temporary:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_path(file) as temporary:
             recorder.export_chrome_trace(str(temporary))
-        if what.pool is not None:
+        if pool is not None:
             events = [
                 {"cat": "user_annotation", "ph": "X", "name": f"{PREFIX}attack", "pid": attacker, "tid": 0}
                 | {"ts": began * 1e6, "dur": (ended - began) * 1e6}
-                for attacker, began, ended in what.pool.worked
+                for attacker, began, ended in pool.worked
                 if ended > since
             ]
-            path = what.file.with_stem(f"{what.file.stem}-attackers")
+            path = file.with_stem(f"{file.stem}-attackers")
             replace_file(path, json.dumps({"traceEvents": events}).encode())
         del recorder
         gc.collect()  # PyTorch crashes if a recorded process group is freed only when the interpreter ends

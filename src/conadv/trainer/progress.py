@@ -1,4 +1,4 @@
-"""What a run prints: lines about itself before its first step, then a progress bar; without a terminal, plain lines."""
+"""What a run prints: lines about itself before its first step, then how far it has come."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from conadv.core.splitbn import plain_state_dict
 from conadv.printing import duration, readable
@@ -19,7 +17,7 @@ from conadv.ranks.launch import own_rank
 from .build import Job
 
 _FEW = 100  # steps, in which a network learns little
-_PAUSE = 5.0  # seconds, at least, between two lines without a terminal
+_PAUSE = 5.0  # seconds, at least, between two lines
 
 
 def tell(text: str) -> None:
@@ -63,54 +61,36 @@ def preview(job: Job, start: int) -> Iterator[str]:
         yield f"{few} needs some hundreds; raise --epochs, lower --batch-size, or try --model timm:NAME --pretrained"
 
 
-class ProgressBar:
-    """A metric sink that shows how far a run has come.
+class ProgressLines:
+    """A metric sink that prints how far a run has come, every few seconds.
 
     Args:
-        start: The step that the run starts at.
-        stop: The step that it ends at.
+        stop: The step that the run ends at.
         quiet: Print nothing.
         stream: Where to print; None: standard error.
     """
 
-    def __init__(self, start: int, stop: int, quiet: bool, stream: TextIO | None = None) -> None:
-        self._stop = stop
-        self._stream = stream = stream or sys.stderr
-        self._quiet = quiet
+    def __init__(self, stop: int, quiet: bool, stream: TextIO | None = None) -> None:
+        self._stop, self._quiet, self._stream = stop, quiet, stream or sys.stderr
         self._last_line = time.monotonic()
         self._first: tuple[int, float] | None = None  # the first step of this process, and its time
-        self._bar: Progress | None = None
-        if not quiet and stream.isatty():
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(file=stream))
-            self._task = self._bar.add_task("", total=stop, completed=start)
-            self._bar.start()
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Show a training step, which counts from 0, and print the accuracy if the step was evaluated."""
+        """Print a training step, which counts from 0, and the accuracy if the step was evaluated."""
         done = step + 1
-        attackers = f"  attackers {metrics['attackers']:.0f}" if "attackers" in metrics else ""
-        text = f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.4g}{attackers}"
-        if self._bar:
-            self._bar.update(self._task, completed=done, description=text)
-        elif done == self._stop or time.monotonic() - self._last_line > _PAUSE:
+        if done == self._stop or time.monotonic() - self._last_line > _PAUSE:
+            attackers = f"  attackers {metrics['attackers']:.0f}" if "attackers" in metrics else ""
+            text = f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.4g}{attackers}"
             self.say(f"step {done}/{self._stop}  {text}{self._time_left(done)}")
         self._first = self._first or (done, time.monotonic())
         if accuracies := [f"{name} {value:.2f} %" for name, value in metrics.items() if name.endswith("_top1")]:
             self.say(f"step {done}/{self._stop}  {', '.join(accuracies)}")
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
+        """Print a line."""
         self._last_line = time.monotonic()
-        if self._bar:
-            self._bar.console.print(text, highlight=False, markup=False)
-        elif not self._quiet:
+        if not self._quiet:
             print(text, file=self._stream, flush=True)
-
-    def close(self) -> None:
-        """Stop the bar."""
-        if self._bar:
-            self._bar.stop()
 
     def _time_left(self, done: int) -> str:
         """Estimate the remaining time from the pace after the first step."""

@@ -56,8 +56,7 @@ from .folder import RunFolder, default_folder, holds, resume_command, write_summ
 from .kernels import kernels
 from .loop import Progress, evaluate, position, run
 from .metrics import Callback, Metrics, OnMetrics
-from .profiling import Recording
-from .progress import ProgressBar, counted, preview, tell
+from .progress import ProgressLines, counted, preview, tell
 from .stop import Interrupted, listening, stopped_early
 
 # Flags that may differ between machines. The content of the data is compared separately.
@@ -84,9 +83,9 @@ def train(
         recipe: A `Recipe`, the name of a built-in recipe or the path of a TOML file. None with `resume`.
         folder: The folder to write. None: a new one, runs/DATA-METHOD-001 and so on.
         resume: The folder of a run to resume, in place of `recipe` and `folder`.
-        quiet: Print no progress. False: show a progress bar on a terminal, elsewhere a line every few seconds.
+        quiet: Print no progress. False: print a line every few seconds.
         on_step: Called on rank 0 after each step with a dictionary of its metrics: step (from 0), epoch, lr, loss,
-            clean_loss, adv_loss and seconds (since the start).
+            clean_loss, adv_loss and seconds (since the start); those of an evaluation too where one was due.
         on_evaluation: Called on rank 0 after each evaluation with a dictionary of its metrics: step, test_top1,
             test_top5 (with more than 5 classes), train_top1 and gap in percent, test_loss and train_loss. For the
             evaluation at the end, step is the number of steps taken.
@@ -106,7 +105,8 @@ def train(
         raise ValueError("there is nothing to train: pass a recipe, such as load_recipe('digits'), or resume=")
     # A recipe that was built by hand is checked like any other.
     recipe = override(recipe, {}) if isinstance(recipe, Recipe) else load_recipe(fspath(recipe))
-    callbacks = [Callback(call, call is on_evaluation) for call in (on_step, on_evaluation) if call is not None]
+    keys = (("loss", on_step), ("test_top1", on_evaluation))
+    callbacks = [Callback(function, key) for key, function in keys if function is not None]
     new, old = (None if path is None else Path(path) for path in (folder, resume))
     try:
         return train_recipe(recipe, new, old, quiet, callbacks, owns_process=False)
@@ -162,7 +162,8 @@ def train_recipe(
                 tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
             sinks = [*_sinks(job, place.path, progress.step, until_evaluated), *callbacks] if world.is_main else []
             with _recorder(job, place.path, progress.step, quiet) as (own_sinks, saver):
-                signal_number = run(job, progress, request, [*own_sinks, *sinks], saver, _recording(job, place.path))
+                trace = _trace(place.path, world)
+                signal_number = run(job, progress, request, [*own_sinks, *sinks], saver, trace)
             if progress.step < job.stop:
                 tell(f"stopped after step {progress.step}; {to_resume}")
                 world.barrier()  # torchrun ends all ranks when one exits, and rank 0 may still be writing
@@ -293,13 +294,9 @@ def _prime(job: Job, weights: dict[str, Tensor], step: int) -> None:
         job.member.prime(next(batches), step)
 
 
-def _recording(job: Job, folder: Path) -> Recording | None:
-    """What to profile; only rank 0 knows the folder of the run."""
-    world, steps = job.member.world, job.task.recipe.profile
-    if not steps:
-        return None
-    traces = Path(os.fsdecode(from_main(world, lambda: os.fsencode(folder / "traces"))))
-    return Recording(steps, traces / f"rank-{world.rank}.json", job.pool)
+def _trace(folder: Path, world: World) -> Path:
+    """Where a rank writes its profile; only rank 0 knows the folder of the run."""
+    return Path(os.fsdecode(from_main(world, lambda: os.fsencode(folder)))) / "traces" / f"rank-{world.rank}.json"
 
 
 def _sinks(job: Job, folder: Path, start: int, until_evaluated: ExitStack) -> Iterator[Sink]:
@@ -329,14 +326,14 @@ def _recorder(
         "plain": list(plain_state_dict(job.task.model)),
         "network": network_facts(job.task),
     }
+    lines = ProgressLines(job.stop, quiet)
     with (
-        closing(ProgressBar(start, job.stop, quiet)) as bar,
         closing(Metrics(folder / "metrics.jsonl", start)) as metrics,
         closing(CheckpointSaver(folder, job.task.recipe.checkpoint.keep, start, about, before=metrics.flush)) as saver,
     ):
         if start < job.stop:
             for line in preview(job, start):
-                bar.say(line)
+                lines.say(line)
         if metrics.missing:
             tell(f"metrics.jsonl was damaged: {metrics.missing} of the steps before {start} have no line")
-        yield [metrics, bar], saver
+        yield [metrics, lines], saver

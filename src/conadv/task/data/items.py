@@ -14,7 +14,7 @@ from PIL import Image
 
 from conadv.task.data.decode import open_picture, pixels_of
 from conadv.task.data.files import read_file
-from conadv.task.data.source import DamagedError, Found, Picture, labelled, naming
+from conadv.task.data.source import DamagedError, Found, Picture, Pixels, labelled, naming
 from conadv.task.libraries import load_callable
 
 HUB = "hf:"
@@ -38,16 +38,18 @@ class Items:
 
     def picture(self, row: int) -> Picture:
         with naming(self.name(row)):
-            return _picture(self.items[row][self.column], self.channels, self.name(row))
+            image = self.items[row][self.column]
+            if isinstance(image, dict) and (image["bytes"] or image["path"]):  # Hugging Face's, not decoded
+                return open_picture(image["bytes"] or read_file(image["path"]), self.channels, self.name(row))
+            pixels = _pixels(image, self.channels)
+        return Picture(pixels.shape[0], pixels.shape[1], lambda shrink: pixels)
 
 
-def _picture(image: Any, channels: int, name: str) -> Picture:
-    """A picture of what an item has as its image."""
-    if isinstance(image, dict) and (image["bytes"] or image["path"]):  # Hugging Face's, not decoded
-        return open_picture(image["bytes"] or read_file(image["path"]), channels, name)
+def _pixels(image: Any, channels: int) -> Pixels:
+    """The (H, W, C) bytes of a decoded image, whatever an item has it as."""
     if isinstance(image, Image.Image):
-        image = pixels_of(image, channels)
-    elif isinstance(image, torch.Tensor):
+        return pixels_of(image, channels)
+    if isinstance(image, torch.Tensor):
         if image.is_floating_point():
             if not 0 <= image.min() <= image.max() <= 1:
                 raise ValueError("an image with floats outside [0, 1]: leave normalization to the model")
@@ -55,7 +57,7 @@ def _picture(image: Any, channels: int, name: str) -> Picture:
         image = image.movedim(0, -1).numpy()
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3:
         raise ValueError("no image: it must be a Pillow image, an (H, W, C) array of bytes, or a (C, H, W) tensor")
-    return Picture(image.shape[0], image.shape[1], lambda shrink: image)
+    return image
 
 
 def open_own(reference: str, channels: int) -> Found:
