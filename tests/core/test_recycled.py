@@ -23,10 +23,10 @@ def expected_twins(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return moved.clamp(0, 1)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("total", [2, 4, 8])
 @pytest.mark.parametrize("adv_weight", [0.5, 0.2])
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "from the clean pass"])
-def test_a_raw_step_has_the_length_of_the_gradient_of_the_images_on_any_number_of_lanes(share, adv_weight, apart):
+def test_a_raw_step_has_the_length_of_the_gradient_of_the_images_on_any_number_of_lanes(total, adv_weight, apart):
     plain = small_cnn()
     (images, labels) = small_batches(1)[0]
     wanted = [expected_twins(plain, images[at : at + 4], labels[at : at + 4]) for at in (0, 4)]
@@ -38,7 +38,7 @@ def test_a_raw_step_has_the_length_of_the_gradient_of_the_images_on_any_number_o
         chunk_size=4,
     )
     step = method._step
-    step.join(Place(Role.CLEAN | Role.ADV, part=share, first_chunk=0, chunks=2, updates_stats=False))
+    step.join(Place(Role.CLEAN | Role.ADV, total=total, first_chunk=0, chunks=2, updates_stats=False))
     method((images, labels))  # the weights stay as they are: there is no optimizer
     left = [twin.images for twin in method.twins.items()]
     if apart:

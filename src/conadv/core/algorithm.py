@@ -178,7 +178,7 @@ class Recycled(WithTwins):
                 images = self._leaving_a_twin(images, t, k)
             yield from (images, *views)
         elif self._step.has_twin(t, k):
-            self.twins.remember(t, k, chunk)  # another rank takes the clean pass, and sends the twin
+            self.twins.remember(k, chunk)  # another rank takes the clean pass, and sends the twin
         if Role.ADV in role and self._step.has_twin(self.twins.source(t), k):
             twin = self.twins.take(t, k, chunk)
             yield from self._step.adversarial(twin, k, self.adv_weight)

@@ -20,7 +20,8 @@ class Place:
 
     Args:
         role: what the process does.
-        part: of the global batch, from 0 to 1, that it sees. The gradient is the sum over all processes.
+        total: how many chunks the global batch has; None: those that come. Each weighs the same on every process, and
+            the gradient is the sum over all of them.
         averaged: over how many processes gradients are averaged afterwards; the loss is multiplied by it first.
         first_chunk: the number, within the global batch, of the first chunk that it sees.
         chunks: how many chunks of a batch it sees; None: those that come.
@@ -31,7 +32,7 @@ class Place:
     """
 
     role: Role = Role.CLEAN | Role.ADV | Role.ATTACK
-    part: float = 1.0
+    total: int | None = None
     averaged: int = 1
     first_chunk: int = 0
     chunks: int | None = None

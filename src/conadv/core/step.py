@@ -61,7 +61,7 @@ class Common(TypedDict, total=False):
 
 
 class Losses(NamedTuple):
-    """Mean losses over this process' share of the batch, without a graph; zero if it does not compute one."""
+    """Mean losses over the batch of this process, without a graph; in a layout, its part of those over all ranks."""
 
     clean: Tensor
     adv: Tensor
@@ -302,7 +302,12 @@ class Step:
 
     def scale(self, some: Pass) -> float:
         """The factor of the mean loss of a pass in the loss of the step."""
-        return some.weight * self.place.part * self.place.averaged / self.count
+        return some.weight * self.place.averaged / self._total
+
+    @property
+    def _total(self) -> int:
+        """How many chunks the batch of this step has, over all ranks of a layout."""
+        return self.place.total or self.count
 
     def gradient(self, passes: Sequence[Pass], t: int, k: int, by: Sequence[Tensor]) -> list[Tensor]:
         """The gradient of the loss of chunk k with respect to `by`, to the bit that a backward pass in step t leaves.
@@ -365,7 +370,7 @@ class Step:
             self.checks.look_at_loss(loss, outputs, some.batch.labels, images, self.count)
         self._watched |= watches
         if some.tracking == "step" or some.adversarial:  # otherwise only a direction is computed with it
-            self._means[some.adversarial].append(loss.detach() / (self.count * some.per_chunk))
+            self._means[some.adversarial].append(loss.detach() / (self._total * some.per_chunk))
         return loss * self.scale(some)
 
     def _unreached(self, branches: Collection[str]) -> list[nn.Parameter]:

@@ -152,8 +152,9 @@ class LeftTwins(Twins):
 
         return receive
 
-    def remember(self, t: int, k: int, chunk: Batch) -> None:
-        """Keep what belongs to the twin of x_t[k] besides its images; here the backward pass does."""
+    def remember(self, k: int, chunk: Batch) -> None:
+        """Leave chunk k itself behind: another rank sends the images of its twin."""
+        self._coming[k] = chunk
 
     def items(self) -> list[Batch]:
         """What waits for the next step, in order."""

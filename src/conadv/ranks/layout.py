@@ -138,7 +138,7 @@ class Layout:
         mine, lane = self.chunks(rank, chunks), self.lane_size(chunks)
         return Place(
             self.role(rank),
-            part=1 / (self.lanes * self.counts[self.role(rank)]),
+            total=chunks,
             averaged=len(self.learners()),
             first_chunk=mine.start,
             chunks=len(mine),

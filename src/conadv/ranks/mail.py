@@ -10,8 +10,8 @@ for each other, even if each does one operation at a time:
 1. weights, from a learning rank of each lane to the ranks of the lane that only attack
 2. twins, by chunk: those that are generated in this step, if by an attack
 3. all_reduce of the gradients over the learning ranks, during the last backward pass
-4. all_reduce of BatchNorm statistics, losses, and requests to stop, over the learning ranks
-5. twins that the clean backward passes left behind, by chunk
+4. twins that the clean backward passes left behind, by chunk
+5. all_reduce of BatchNorm statistics, losses, and requests to stop, over the learning ranks
 
 Receives are posted in the step in which a twin is sent, not in the one that needs it: with a delay of 2 or more, the
 sender would wait for a rank that waits for others. Weights and twins have a process group each, so they never queue
@@ -31,9 +31,8 @@ from torch import Tensor, nn
 
 from conadv.core.algorithm import ConAdv, Recycled
 from conadv.core.batch import Batch, Chunked
-from conadv.core.roles import Role
+from conadv.core.roles import Place, Role
 from conadv.core.state import State
-from conadv.core.step import Method
 from conadv.core.twins import LeftTwins, Local
 from conadv.wrappers import span
 
@@ -133,17 +132,15 @@ class Post:
     Args:
         layout: which ranks generate twins, and which learn from them.
         world: the ranks, all of which must make one.
-        method: the method of this rank, after it has joined the others.
-        chunks: how many chunks a global batch has.
+        place: of this rank among them.
         wire: the message format; None: `wire` is set before the first twin.
     """
 
-    def __init__(self, layout: Layout, world: World, method: Method, chunks: int, wire: Wire | None) -> None:
+    def __init__(self, layout: Layout, world: World, place: Place, wire: Wire | None) -> None:
         self.wire = wire
         self.box = Mailbox(world, exists=layout.hands_over)
-        self._place = method._step.place
-        self._layout, self._method, self._chunks = layout, method, chunks
-        self.learns = Role.ADV in self._place.role
+        self._layout, self._place = layout, place
+        self.learns = Role.ADV in place.role
         """Whether twins are sent to this rank, and not by it."""
 
     @property
@@ -151,13 +148,9 @@ class Post:
         assert self.wire is not None
         return self.wire
 
-    def expect(self, batch: int) -> None:
-        """Post the receives of the twins of a batch that this rank learns from; others generate them now."""
-        assert self._place.chunks is not None
-        for k in range(self._place.chunks):
-            if self._method._step.has_twin(batch, k):
-                source = self._layout.owner(self._layout.maker(), self._place.first_chunk + k, self._chunks)
-                self.box.expect((batch, k), self.format.size, source)
+    def expect(self, batch: int, k: int) -> None:
+        """Post the receive of the twins of chunk k of this rank; another one generates them in this step."""
+        self.box.expect((batch, k), self.format.size, self._owner(self._layout.maker(), k))
 
     def take(self, batch: int, k: int) -> Tensor | None:
         """The twins of chunk k of this rank; None if they were not sent."""
@@ -168,8 +161,12 @@ class Post:
         """Send the twins of chunk k of this rank to the one that learns from them."""
         with span("hand-off"):
             self.box.forget(before=batch)  # a rank that took a step since then has received them
-            target = self._layout.owner(Role.ADV, self._place.first_chunk + k, self._chunks)
-            self.box.send(self.format.pack(images), target, batch)
+            self.box.send(self.format.pack(images), self._owner(Role.ADV, k), batch)
+
+    def _owner(self, duty: Role, k: int) -> int:
+        """The rank that has a duty for chunk k of this rank."""
+        assert self._place.total is not None
+        return self._layout.owner(duty, self._place.first_chunk + k, self._place.total)
 
 
 class Mail(Local):
@@ -177,7 +174,7 @@ class Mail(Local):
 
     def __init__(self, model: nn.Module, method: ConAdv, post: Post) -> None:
         super().__init__(model, method.delay, method.twin)
-        self._post = post
+        self._post, self._step = post, method._step
         self._end = 0  # the first batch that no rank attacks ahead
         self._updates: deque[int] = deque(maxlen=method.delay + 1)  # of the weights, before each of the last steps
 
@@ -190,8 +187,11 @@ class Mail(Local):
         super().begin(t, None)
         before = self._updates[-1] if self._updates else 0
         self._updates.append(before + (not self.same_update))
-        if t + self._delay < self._end:
-            self._post.expect(t + self._delay)
+        later, count = t + self._delay, self._step.place.chunks
+        assert count is not None
+        for k in range(count if later < self._end else 0):
+            if self._step.has_twin(later, k):
+                self._post.expect(later, k)
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
         images = self._post.take(t, k)
@@ -206,49 +206,42 @@ class Mail(Local):
 
 
 class Passed(LeftTwins):
-    """The twins of `Recycled` that the clean ranks of a lane send to those that learn from them."""
+    """The twins of `Recycled` that the clean ranks of a lane send to those that learn from them.
+
+    The latter leave the chunk itself behind in a step, and get the images of its twin in the next.
+    """
 
     def __init__(self, model: nn.Module, method: Recycled, post: Post) -> None:
         super().__init__(model, method.twin)
         self._post = post
-        self._posted: int | None = None  # the step whose twins are coming
-        self._known: dict[tuple[int, int], Batch] = {}  # what else belongs to them, by step and chunk
+        self._t = 0  # the step whose twins are coming
 
     def begin(self, t: int, ahead: Any) -> None:
         super().begin(t, ahead)
-        self._known = {key: batch for key, batch in self._known.items() if key[0] == t - 1}
-
-    def exchange(self, t: int) -> None:
-        """Send the twins that step t has left behind, or post their receives."""
-        if self._post.learns:
-            self._post.expect(t)
-            self._posted = t
-            return
-        for k, twin in zip(sorted(self._coming), self._arrived(), strict=True):
-            self._post.send(t, k, twin.images)
-        self._coming = {}
-
-    def remember(self, t: int, k: int, chunk: Batch) -> None:
-        self._known[t, k] = chunk
-
-    def source(self, t: int) -> int:
-        return t - 1 if self._posted == t - 1 else super().source(t)
+        self._t = t
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
-        images = self._post.take(t - 1, k)
-        return super().take(t, k, chunk) if images is None else replace(self._known[t - 1, k], images=images)
+        return self._received(t - 1, k, super().take(t, k, chunk))
+
+    def end(self) -> None:
+        """Send the twins that this step has left behind, or post their receives."""
+        for k, twin in zip(list(self._coming), self._arrived(), strict=True):
+            if self._post.learns:
+                self._post.expect(self._t, k)
+            else:
+                self._post.send(self._t, k, twin.images)
+                del self._coming[k]
 
     def items(self) -> list[Batch]:
         """The twins that wait for the next step, in order; waits for those that are still on their way."""
-        known, self._known, self._posted = self._known, {}, None
-        for (t, k), batch in known.items():
-            if (images := self._post.take(t, k)) is not None:
-                self.adopt([replace(batch, images=images)])
+        for k, chunk in zip(list(self._coming), self._arrived(), strict=True):
+            self._coming[k] = self._received(self._t, k, chunk)
         return super().items()
 
-    def reset(self) -> None:
-        super().reset()
-        self._known, self._posted = {}, None
+    def _received(self, t: int, k: int, chunk: Batch) -> Batch:
+        """A chunk with the images of its twin, if they were sent."""
+        images = self._post.take(t, k)
+        return chunk if images is None else replace(chunk, images=images)
 
 
 class Weights:

@@ -9,17 +9,15 @@ from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any, NoReturn, Self
 
-import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from conadv.core.algorithm import ConAdv, Recycled
-from conadv.core.batch import Batch, Chunked
+from conadv.core.batch import Chunked
 from conadv.core.roles import Role
 from conadv.core.splitbn import pending_statistics
-from conadv.core.state import State, below, pack, unpack
 from conadv.core.step import Losses, Method
 from conadv.core.twins import Local, StaleWeights, Twins
 from conadv.wrappers import innermost, span, touched
@@ -131,12 +129,12 @@ class Member:
         wire: Wire | None = None,
     ) -> None:
         check_statistics(model, layout)
-        self.world, self.layout, self.method, self._chunks = world, layout, method, chunks
+        self.world, self.layout, self.method = world, layout, method
         self.place = layout.place(world.rank, chunks)
         self._model = innermost(model)
         self._step = method._step
         self._step.join(self.place)
-        self.post = Post(layout, world, method, chunks, wire)
+        self.post = Post(layout, world, self.place, wire)
         self.weights = Weights(layout, world, self._model, method.delay)
         self._statistics = pending_statistics(model)
         self._own_totals: list[Tensor] = []  # of the gradients of this rank, by bucket
@@ -188,8 +186,6 @@ class Member:
         losses = self.method(now, ahead)
         with span("gradient sum"):
             outcome = self._agree(losses, stop)
-        if isinstance(self.method.twins, Passed):
-            self.method.twins.exchange(step)
         self._stale.keep()
         return outcome
 
@@ -200,51 +196,15 @@ class Member:
             tensors = {f"stale.{place}.{name}": own for place, one in enumerate(versions) for name, own in one.items()}
             self._local.load({"versions": len(versions), "updated": True}, tensors)
 
-    def state(self) -> State:
-        """What the next step needs besides the weights, in any layout; every rank must call it."""
-        method, world = self.method, self.world
-        if not isinstance(method, Recycled):
-            return method.state_dict(all_ranks=world.size > 1)
-        own: State = {}
-        found: State = {}
-        for chunk, twin in zip(self._with_twins(method), method.twins.items(), strict=True):
-            own |= {f"{chunk}.images": twin.images.contiguous(), f"{chunk}.labels": twin.labels.contiguous()}
-        message = safetensors.torch.save(own)
-        for rank in range(world.size):
-            if Role.ADV in self.layout.role(rank):
-                found |= safetensors.torch.load(world.broadcast(message, rank))
-        return pack({**method._identity(), "step": method.step}, found, own=False, all_ranks=False)
-
-    def load(self, state: State) -> None:
-        """Restore what `state` returned; every rank must call it."""
-        method = self.method
-        if not isinstance(method, Recycled):
-            method.load_state_dict(state)
-            return
-        about, tensors = unpack(state, method._identity(), own=False)
-        self._step.t = about["step"]
-        method.twins.reset()
-        for own in filter(None, (below(f"{chunk}.", tensors) for chunk in self._with_twins(method))):
-            method.twins.adopt([Batch(own["images"].to(self.world.device), own["labels"].to(self.world.device))])
-
-    def _with_twins(self, method: Recycled) -> list[int]:
-        """The chunks of the last batch whose twins this rank learns from next."""
-        if Role.ADV not in self.place.role or not method.step:
-            return []
-        assert self.place.chunks is not None
-        own = range(self.place.chunks)
-        return [self.place.first_chunk + k for k in own if self._step.has_twin(method.step - 1, k)]
-
     def prime(self, batch: Any, t: int) -> None:
         """Evaluate again the twins that step t left behind, with the weights that the model has now."""
         method, step = self.method, self._step
         if not isinstance(method, Recycled):
             raise TypeError(f"{type(method).__name__} cannot be resumed: say here what its steps leave behind")
-        assert self.place.chunks is not None
-        step.count = self.place.chunks
         if Role.ADV in self.place.role:
             chunks = enumerate(step.chunks(step.batch(batch)))
-            method.twins.adopt([self._as_maker(method, t, k, chunk) for k, chunk in chunks if step.has_twin(t, k)])
+            twins = [method.twin(t, k, chunk) for k, chunk in chunks if step.has_twin(t, k)]
+            method.twins.adopt(map(self.post.format.received, twins) if self.layout.hands_over else twins)
 
     def check_weights(self, step: int) -> None:
         """Raise a StepError on all learning ranks if their weights differ in any bit."""
@@ -334,18 +294,6 @@ class Member:
         stops = torch.tensor([float(note == number) for number in _SIGNALS])
         return Outcome(torch.cat([stops, torch.zeros(_HEAD - len(stops))]))
 
-    def _as_maker(self, method: Recycled, t: int, k: int, chunk: Any) -> Any:
-        """The twin of a chunk, to the bit that the rank of its clean pass gives it, whose loss is scaled otherwise."""
-        number, step = self.place.first_chunk + k, self._step
-        maker = self.layout.place(self.layout.owner(Role.CLEAN, number, self._chunks), self._chunks)
-        assert maker.chunks is not None
-        count, step.place, step.count = step.count, maker, maker.chunks
-        try:
-            twin = method.twin(t, number - maker.first_chunk, chunk)
-        finally:
-            step.place, step.count = self.place, count
-        return self.post.format.received(twin) if self.layout.hands_over else twin
-
     def _gradient_total(self) -> Tensor:
         """A number that is not finite if a gradient of this rank is not; averages of finite numbers are finite."""
         totals, self._own_totals[:] = list(self._own_totals), []
@@ -358,7 +306,7 @@ class Member:
         checked = (values, self._gradient_total(), torch.cat([*self._statistics, values[:0]]))
         flags = torch.stack([part.isfinite().all().logical_not() for part in checked]).to(values)
         stops = torch.cat([torch.full_like(values[:1], stop == number) for number in _SIGNALS])
-        tail = torch.cat([stops, self.place.part * values, flags, *self._statistics])
+        tail = torch.cat([stops, values, flags, *self._statistics])
         self.world.all_reduce(tail, self._learners)
         if self._statistics:
             sizes = [len(part) for part in self._statistics]

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import Any, NoReturn, Self
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -26,7 +27,7 @@ from conadv.core.attack import Loss
 from conadv.core.batch import Batch, Chunked, count_chunks
 from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
-from conadv.core.state import State
+from conadv.core.state import State, below
 from conadv.core.step import Losses
 from conadv.core.twins import TwinShare
 from conadv.wrappers import is_exchanged
@@ -38,6 +39,8 @@ from .layout import Layout
 from .mail import Wire
 from .member import Member, Outcome, StepError
 from .world import World, joined
+
+_RANK = "rank."  # before the number of a rank, in a state that holds one for each
 
 
 class Team:
@@ -122,6 +125,8 @@ class Team:
         self.world.broadcast_tensors([*model.parameters(), *model.buffers()])
         method = factory(model, loss, *arguments, **options, chunk_size=self._chunk_size, seed=self._seed)
         check_agreement(self.world, {"method": method._compared()})
+        if method.twins.per_rank:  # its state can be loaded in this layout only
+            method._step.fixed["layout"] = str(layout)
         made = TeamMethod(Member(self.world, layout, model, method, chunks=self._chunks), model, self._chunk_size)
         self._stack.push(lambda *error: made.close() if error[0] is None else None)
         return made
@@ -171,41 +176,9 @@ class TeamMethod:
             now: the batch to learn from, as `feed` yields it.
             ahead: the batch to attack.
         """
-        self._check_begun()
-        return self._settled(self._member.step(now, ahead))
-
-    def loss(self, now: Any, ahead: Any = None) -> NoReturn:
-        raise ValueError("a Team runs the backward pass itself: call method(now, ahead) and drop loss.backward()")
-
-    def state_dict(self) -> State:
-        """Return what the next step needs besides the weights, as tensors by name. Every rank must call it.
-
-        The rank `team.world.is_main` saves it. It resumes in any layout, except with `Sam`. With `ConAdv` it contains
-        the weights of the last `delay` steps, with `Recycled` the twins in flight.
-        """
-        self._settle()
-        done = torch.tensor(self.step - self._begin if self.step < self._end else 0)
-        return {**self._member.state(), "done": done}
-
-    def load_state_dict(self, state: dict[str, Any]) -> int:
-        """Restore what `state_dict` returned. Every rank must call it, after loading the model's weights.
-
-        Returns:
-            How many steps of the epoch were taken, so that its loader can start there
-            (`sampler.set_epoch(epoch, start)`); 0 at the end of an epoch.
-        """
-        self._member.load({name: tensor for name, tensor in state.items() if name != "done"})
-        self._begin = self._end = self.step
-        self._done = int(state.get("done", 0))
-        return self._done
-
-    def close(self) -> None:
-        """Wait for messages in flight; all ranks must have taken the same number of steps."""
-        self._settle()
-        self._member.drain()
-
-    def _settled(self, outcome: Outcome) -> Losses:
-        """Update the running statistics after a step whose outcome is finite; on a GPU that of the one before is."""
+        if self._hands_over and not self._begin <= self.step < self._end:  # others would neither send nor receive
+            raise ValueError("no epoch has begun: take the batches from `method.feed(loader)`, in each epoch")
+        outcome = self._member.step(now, ahead)
         if self._is_late:
             self._settle()
         self._unread = outcome
@@ -215,16 +188,50 @@ class TeamMethod:
         self.losses = outcome.losses
         return self.losses
 
+    def loss(self, now: Any, ahead: Any = None) -> NoReturn:
+        raise ValueError("a Team runs the backward pass itself: call method(now, ahead) and drop loss.backward()")
+
+    def state_dict(self) -> State:
+        """Return what the next step needs besides the weights, as tensors by name. Every rank must call it.
+
+        The rank `team.world.is_main` saves it. With `ConAdv` it contains the weights of the last `delay` steps, and
+        resumes in any layout. With `Recycled` it contains the twins of all ranks, and resumes in the same layout.
+        """
+        self._settle()
+        state, world = self._method.state_dict(), self._member.world
+        if self._method.twins.per_rank:
+            own = safetensors.torch.save({name: tensor.contiguous() for name, tensor in state.items()})
+            parts = [bytearray(world.broadcast(own, rank)) for rank in range(world.size)]
+            state = {f"{_RANK}{rank}": torch.frombuffer(part, dtype=torch.uint8) for rank, part in enumerate(parts)}
+        done = self.step - self._begin if self.step < self._end else 0
+        return {**state, "done": torch.tensor(done)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> int:
+        """Restore what `state_dict` returned. Every rank must call it, after loading the model's weights.
+
+        Returns:
+            How many steps of the epoch were taken, so that its loader can start there
+            (`sampler.set_epoch(epoch, start)`); 0 at the end of an epoch.
+        """
+        own = dict(state)
+        self._done = int(own.pop("done", 0))
+        if parts := below(_RANK, own):
+            part = parts.get(str(self._member.world.rank), parts["0"])  # which is refused: it is of another layout
+            own = safetensors.torch.load(part.numpy().tobytes())
+        self._method.load_state_dict(own)
+        self._begin = self._end = self.step
+        return self._done
+
+    def close(self) -> None:
+        """Wait for messages in flight; all ranks must have taken the same number of steps."""
+        self._settle()
+        self._member.drain()
+
     def _settle(self) -> None:
         """Read the outcome of the last step, unless that was done; raise an error if it is not finite."""
         unread, self._unread = self._unread, None
         if unread is not None:
             unread.read()
-
-    def _check_begun(self) -> None:
-        """Raise a ValueError outside an epoch, where other ranks would neither send nor receive twins."""
-        if self._hands_over and not self._begin <= self.step < self._end:
-            raise ValueError("no epoch has begun: take the batches from `method.feed(loader)`, in each epoch")
 
     def _checked(self, item: Any) -> Batch | Chunked:
         """Convert an item of the loader to a batch, and check that it has the chunks of this rank."""

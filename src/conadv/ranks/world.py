@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -112,20 +112,19 @@ def joined(timeout: float, main: int = 0) -> Iterator[World]:
         timeout: seconds to wait for another rank, here and in all later communication.
         main: the rank that prints and writes files.
     """
-    device = own_device()
+    device, attempt = own_device(), restarts()
     exists = dist.is_initialized()
     size = dist.get_world_size() if exists else world_size()
     if size == 1:
-        yield World(0, 1, device, timeout, attempt=restarts())
+        yield World(0, 1, device, timeout, attempt=attempt)
         return
     if not exists:
         keeper = "rank 0" if rank_0_keeps_store() else "the launcher"
         silent = f"error: the {size} ranks could not connect: the store, kept by {keeper}, stopped answering"
         with deadline(timeout + 4 * GRACE, silent):
-            _connect("nccl" if device.type == "cuda" else "gloo", timeout)
-    world = World(dist.get_rank(), size, device, timeout, main)
+            attempt = max(attempt, _connect("nccl" if device.type == "cuda" else "gloo", timeout))
     try:
-        yield replace(world, attempt=_most_restarts(world))
+        yield World(dist.get_rank(), size, device, timeout, main, attempt)
     finally:
         gc.collect()  # an unreachable model that still holds the group, such as a DDP, can abort the process at exit
         if not exists:
@@ -133,26 +132,17 @@ def joined(timeout: float, main: int = 0) -> Iterator[World]:
                 dist.destroy_process_group()
 
 
-def _most_restarts(world: World) -> int:
-    """How often torchrun has restarted the ranks: machines count their own restarts, and the largest count is taken."""
-    try:
-        return world.all_reduce_max(restarts())
-    except RuntimeError as error:  # no rank is watched yet
-        reason = " ".join(str(error).split())
-        raise ConnectionError(
-            f"a rank of {world.size} ended before the first step ({reason}): see its last line"
-        ) from error
-
-
-def _connect(backend: str, timeout: float) -> None:
-    """Create the default process group, with a store that no earlier attempt of torchrun has used."""
+def _connect(backend: str, timeout: float) -> int:
+    """Create the default process group, with keys that no earlier attempt has used; return the number of this one."""
     patience = timedelta(seconds=timeout)
     try:
         kept, rank, size = next(rendezvous("env://", timeout=patience))
         while isinstance(kept, dist.PrefixStore):  # type: ignore[attr-defined]
             kept = kept.underlying_store  # some versions of PyTorch prefix keys with the restarts of this machine
-        store = dist.PrefixStore(f"attempt-{agree_on_attempt(kept, rank, size, timeout)}", kept)  # type: ignore[attr-defined]
+        attempt = agree_on_attempt(kept, rank, size, timeout)
+        store = dist.PrefixStore(f"attempt-{attempt}", kept)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+        return attempt
     except RuntimeError as error:
         if own_rank() and isinstance(error, dist.DistStoreError):
             time.sleep(2 * GRACE)  # rank 0 says which ranks did not come
@@ -166,13 +156,8 @@ def agree_on_attempt(store: Any, rank: int, size: int, timeout: float) -> int:
 
     torchrun keeps the store when it restarts the ranks, with keys of earlier processes, and its agents count their own
     restarts, so nodes can have different counts. So rank 0 numbers the attempts, waits until all ranks have read the
-    number, and removes it. A rank that has read the number of an attempt that died before, reads again.
-
-    Args:
-        store: the store of the launcher or of rank 0, which earlier attempts may have used.
-        rank: this rank.
-        size: the number of ranks.
-        timeout: seconds that rank 0 waits; other ranks wait for the timeout of their store.
+    number (other ranks: for the timeout of their store), and removes it. A rank that has read the number of an attempt
+    that died before, reads again.
     """
     while rank:
         number = int(store.get("conadv/attempt"))
