@@ -38,7 +38,7 @@ def test_a_raw_step_has_the_length_of_the_gradient_of_the_images_on_any_number_o
         chunk_size=4,
     )
     step = method._step
-    step.join(Place(Role.CLEAN | Role.ADV, total=total, first_chunk=0, chunks=2, updates_stats=False))
+    step.join(Place(Role.CLEAN | Role.ADV, total=total, first_chunk=0, chunks=2))
     method((images, labels))  # the weights stay as they are: there is no optimizer
     left = [twin.images for twin in method.twins.items()]
     if apart:

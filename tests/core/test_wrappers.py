@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from conadv import PGD, plain_state_dict, route, split_batchnorm
 from conadv.core.roles import Place
+from conadv.core.splitbn import update_running_stats
 from support.settings import SETTINGS, small_batches, small_cnn
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -119,6 +120,7 @@ def test_a_method_takes_the_same_steps(setting, names: tuple[str, ...]) -> None:
         for now, ahead in method.feed(small_batches(4)):
             optimizer.zero_grad()
             method(now, ahead)
+            update_running_stats(model)
             optimizer.step()
     for key, value in models[0].state_dict().items():
         torch.testing.assert_close(models[1].state_dict()[key], value, rtol=0, atol=1e-12)

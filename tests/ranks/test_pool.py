@@ -109,16 +109,6 @@ def test_chunks_of_a_killed_attacker_go_to_another():
     assert_equal(pooled, train())
 
 
-def test_attackers_that_are_too_slow_are_told_of_once():
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        slow = train(pool(1, wait=0.0, slowness=0.97), 80)
-        train(pool(1), 80)
-    (line,) = told
-    assert "attackers delivered less than half of the last 200 twins in time" in str(line.message)
-    assert 0 < total(slow[2], "pool") < 160
-
-
 @pytest.mark.parametrize("replaces", [False, True])
 def test_without_attackers_the_run_goes_on_alone_and_says_so_once(replaces):
     with warnings.catch_warnings(record=True) as told:

@@ -229,11 +229,16 @@ def test_a_team_that_does_not_fit_is_refused_before_it_meets():
         conadv.Team("clean | adv | attack", batch_size=8, chunk_size=2).__enter__()
 
 
-def test_numbers_that_are_not_finite_end_the_team():
+@pytest.mark.parametrize("steps", [1, 2])
+def test_numbers_that_are_not_finite_end_the_team(steps):
+    with pytest.raises(FloatingPointError, match=r"step 0: .*loss on .* is not finite"):
+        train_from_nan(steps)
+
+
+def train_from_nan(steps: int) -> None:
     with conadv.Team(batch_size=2, chunk_size=2) as team:
         model = conadv.split_batchnorm(small_cnn())
         nn.init.constant_(model[0].weight, float("nan"))
         method = team.method(conadv.Vanilla, model, F.cross_entropy)
-        ((now, ahead),) = method.feed([(torch.rand(2, 2, 6, 6).double(), torch.tensor([0, 1]))])
-        with pytest.raises(FloatingPointError, match=r"step 0: .*loss on .* is not finite"):
+        for now, ahead in method.feed([(torch.rand(2, 2, 6, 6).double(), torch.tensor([0, 1]))] * steps):
             method(now, ahead)

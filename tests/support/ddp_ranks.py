@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from conadv import PGD, plain_state_dict, route, split_batchnorm
 from conadv.core.roles import Place
+from conadv.core.splitbn import update_running_stats
 from support import loops
 from support.settings import SETTINGS, Setting, small_batches, small_cnn
 
@@ -78,6 +79,7 @@ def train(model: nn.Module, setting: Setting, chunk_size: int, place: Place, par
     for now, ahead in method.feed([(images[part], labels[part]) for images, labels in small_batches(steps(setting))]):
         optimizer.zero_grad()
         method(now, ahead)
+        update_running_stats(model)
         optimizer.step()
 
 

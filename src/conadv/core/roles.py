@@ -25,10 +25,6 @@ class Place:
         averaged: over how many processes gradients are averaged afterwards; the loss is multiplied by it first.
         first_chunk: the number, within the global batch, of the first chunk that it sees.
         chunks: how many chunks of a batch it sees; None: those that come.
-        chunk_offset: how many chunks of its lane come before the first one that it sees.
-        updates_stats: whether the statistics of a step are complete here, so that running statistics are updated at
-            its end. If not, they are summed over the processes like the gradients, and
-            `splitbn.update_running_stats` is called then.
     """
 
     role: Role = Role.CLEAN | Role.ADV | Role.ATTACK
@@ -36,8 +32,6 @@ class Place:
     averaged: int = 1
     first_chunk: int = 0
     chunks: int | None = None
-    chunk_offset: int = 0
-    updates_stats: bool = True
 
 
 ALONE = Place()

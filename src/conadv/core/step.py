@@ -143,7 +143,10 @@ class Step:
         return next(self.model.parameters()).device
 
     def join(self, place: Place) -> None:
-        """Take a place among the ranks of a layout, which check the loop and sum the gradients themselves."""
+        """Take a place among the ranks of a layout, which check the loop, and sum gradients and statistics themselves.
+
+        They call `splitbn.update_running_stats` after that.
+        """
         self.place, self._joined = place, True
         self.checks.alone = False
 
@@ -204,7 +207,7 @@ class Step:
     def end(self) -> None:
         """Move the running statistics, unless they are summed over ranks first, and count the step."""
         self.shuffle.end()
-        if self.place.updates_stats:
+        if not self._joined:
             update_running_stats(self.model)
         first = next(self.model.parameters())
         none = torch.zeros((), device=first.device, dtype=torch.promote_types(first.dtype, torch.float32))
@@ -280,8 +283,9 @@ class Step:
             return True
         if k == 0:
             self.count_twins()  # raises an error if the share does not fit
-        offset = self.place.chunk_offset
-        return self.share.has(self.root_seed, t, self.place.first_chunk - offset, offset + k)
+        number = self.place.first_chunk + k
+        base = 0 if self._joined else self.place.first_chunk  # the lanes of a layout have whole groups of chunks
+        return self.share.has(self.root_seed, t, base, number - base)
 
     def attack(self, attack: Attack, t: int, k: int, chunk: Batch) -> Batch:
         """Attack chunk k of the batch of step t, with the weights that the model has."""

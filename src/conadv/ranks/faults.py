@@ -118,7 +118,7 @@ class _Guard:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Answer the roll, and end this process after a verdict, within the context."""
-        self._store.set(f"process/{self._world.rank}", f"{socket.gethostname()} {os.getpid()}")
+        self._store.set(f"process/{self._world.rank}", f"{_machine()} {os.getpid()}")
         over = threading.Event()
         thread = threading.Thread(target=self._listen, args=(over,), name="faults", daemon=True)
         thread.start()
@@ -160,26 +160,21 @@ class _Guard:
             signal.signal(signal.SIGTERM, lambda *_: None if self._ending.locked() else end_process(143))
         keeper = "the launcher, which hosts the store of the run,"
         keeper = self._layout.describe(0) if rank_0_keeps_store() else keeper
-        status, text = 1, f"error: {keeper} stopped answering: the run ends on all {self._world.size} ranks"
+        text = f"error: {keeper} stopped answering: the run ends on all {self._world.size} ranks"
         with deadline(PATIENCE + 3 * _ANSWER, text, self._before_exit), suppress(RuntimeError):
-            status, text = self._call_roll(error)
-        if text:
-            say_line(text)
-        self._end(status)
+            self._call_roll(error)
+        say_line(text)
+        self._end(1)
 
-    def _call_roll(self, error: Exception) -> tuple[int, str]:
-        """Find out which ranks do not answer, or else keep others waiting; end those of this machine.
-
-        Returns:
-            The exit status, and what to print: nothing on all ranks but the first.
-        """
+    def _call_roll(self, error: Exception) -> NoReturn:
+        """Find out which ranks do not answer, or else keep others waiting; end them, if here, and this process."""
         store, others = self._store, [rank for rank in range(self._world.size) if rank != self._world.rank]
         store.set(f"failing/{self._world.rank}", "")
         store.set("roll", "")
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and not store.check([f"failing/{rank}" for rank in others]):
             if self._asked():
-                return 128 + signal.SIGTERM, ""
+                self._end(128 + signal.SIGTERM)
             if store.check(["verdict"]):
                 break
             time.sleep(min(0.5, BEAT))
@@ -190,13 +185,13 @@ class _Guard:
         text = self._judge(lost, guilty, error)
         hung = self._processes_here(guilty)
         if not self.publish(1, text, tells_torchrun=not hung):
-            time.sleep(_ANSWER if started_by_torchrun() else 0)
-            return int(store.get("verdict")), ""
-        for process in hung:
+            self._end_innocent()
+        for process in hung:  # torchrun should name them as the cause, not the first rank to notice
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.5 * bool(hung))  # the witness of that rank prints first
-        return 1, f"error: {text}"
+        say_line(f"error: {text}")
+        self._end(1)
 
     def _judge(self, lost: list[int], guilty: list[int], error: Exception) -> str:
         names = ", ".join(map(self._layout.describe, guilty))
@@ -209,11 +204,12 @@ class _Guard:
         return f"{who} lost a connection, though all ranks are alive: {reason}"
 
     def _processes_here(self, ranks: list[int]) -> list[int]:
-        """The processes of ranks on this machine, which torchrun should name as the cause, not the first to notice."""
-        if not started_by_torchrun():
-            return []
-        found = [self._store.get(f"process/{rank}").decode().rsplit(" ", 1) for rank in ranks]
-        return [int(process) for host, process in found if host == socket.gethostname()]
+        """The processes of those of these ranks that torchrun has started on this machine."""
+        known = [
+            f"process/{rank}" for rank in ranks if started_by_torchrun() and self._store.check([f"process/{rank}"])
+        ]
+        found = [self._store.get(key).decode().rsplit(" ", 1) for key in known]
+        return [int(process) for machine, process in found if machine == _machine()]
 
     def _listen(self, over: threading.Event) -> None:
         with suppress(RuntimeError):  # the store is gone, which the next communication will notice, too
@@ -222,11 +218,20 @@ class _Guard:
                     continue
                 self._store.set(f"here/{self._world.rank}", "")
                 if self._store.check(["verdict"]) and self._ending.acquire(blocking=False):
-                    time.sleep(_ANSWER if started_by_torchrun() else 0)
-                    self._end(int(self._store.get("verdict")))
+                    self._end_innocent()
+
+    def _end_innocent(self) -> NoReturn:
+        """End as the verdict says, after torchrun had time to notice the rank that has failed."""
+        time.sleep(_ANSWER if started_by_torchrun() else 0)
+        self._end(int(self._store.get("verdict")))
 
     def _end(self, status: int) -> NoReturn:
         self._before_exit(status)
         if self._world.rank == 0 and self._world.size > 1 and rank_0_keeps_store():
             time.sleep(BEAT + 1)  # the others need the store to read the verdict
         end_process(status)
+
+
+def _machine() -> str:
+    """This machine, or this container of it: process ids are those of a namespace."""
+    return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - it is no path

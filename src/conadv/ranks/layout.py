@@ -135,16 +135,8 @@ class Layout:
 
     def place(self, rank: int, chunks: int) -> Place:
         """Return the place of a rank, if a global batch has `chunks` chunks."""
-        mine, lane = self.chunks(rank, chunks), self.lane_size(chunks)
-        return Place(
-            self.role(rank),
-            total=chunks,
-            averaged=len(self.learners()),
-            first_chunk=mine.start,
-            chunks=len(mine),
-            chunk_offset=mine.start % lane,
-            updates_stats=False,
-        )
+        mine = self.chunks(rank, chunks)
+        return Place(self.role(rank), chunks, len(self.learners()), first_chunk=mine.start, chunks=len(mine))
 
     def maker(self) -> Role:
         """Return the duty that generates twins: the attack or, without one, the clean backward pass."""

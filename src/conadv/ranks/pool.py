@@ -37,7 +37,6 @@ from .world import World, flat
 
 _STARTS = 5  # attackers in a row that could not start, after which no more are tried
 _DEPTH = 2  # chunks that an attacker has at once: one to work on, and the next
-_RECENT = 200  # twins, of which attackers should deliver half in time
 _ANSWER = 10.0  # seconds in which a cluster accepts a connection
 _LOOPBACK = "127.0.0.1"
 # Ray's switch for machines that must not be reached from others. It is read when ray is imported, and without it
@@ -117,7 +116,6 @@ class Pool(Twins, AbstractContextManager[Any]):
         self._told: set[str] = set()
         self._counts: Counter[str] = Counter()  # of this step: twins by where they came from, and late ones
         self._waited = 0.0  # seconds of this step
-        self._in_time: deque[bool] = deque(maxlen=_RECENT)  # of the last twins that were asked for
         self.worked: deque[tuple[int, float, float]] = deque(maxlen=10_000)
         """Of the last answers: the attacker, and when it began and ended (Unix time)."""
         rank, size = rank_and_size()
@@ -174,10 +172,7 @@ class Pool(Twins, AbstractContextManager[Any]):
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
         job = self._jobs.get((t, k))
-        images = None
-        if job is not None and self._is_right(job, chunk):
-            images = self._answer_of(job)
-            self._watch_speed(images is not None)
+        images = self._answer_of(job) if job is not None and self._is_right(job, chunk) else None
         self._jobs.pop((t, k), None)
         if job is None or images is None:
             return self._evaluate_here(t, k, chunk)
@@ -257,17 +252,6 @@ class Pool(Twins, AbstractContextManager[Any]):
             for attacker, given in self._tasks.values():
                 given.ticket = None if attacker == late else given.ticket
         return job.answer
-
-    def _watch_speed(self, in_time: bool) -> None:
-        """Say it once if attackers are alive, and most of their twins come too late to be used."""
-        if not self._ready():
-            return
-        self._in_time.append(in_time)
-        if len(self._in_time) == _RECENT and 2 * sum(self._in_time) < _RECENT:
-            self._tell_once(
-                f"attackers delivered less than half of the last {_RECENT} twins in time: they are too slow; start "
-                "more, raise delay, or let a step wait longer for them (wait=SECONDS)"
-            )
 
     def _evaluate_here(self, t: int, k: int, chunk: Batch) -> Batch:
         self._counts["here"] += 1

@@ -140,9 +140,6 @@ class TeamMethod:
         self._method, self._hands_over = member.method, member.layout.hands_over
         self._begin = self._end = self._done = 0  # of the epoch: first step, end, and steps taken before a resume
         self._unread: Outcome | None = None
-        self._is_late = member.world.device.type != "cpu"  # read outcomes one step late, so that the host does not wait
-        self.losses = Losses(torch.zeros(()), torch.zeros(()))
-        """The mean losses of the last step over the whole batch; 0 on a rank that only attacks."""
 
     @property
     def step(self) -> int:
@@ -167,10 +164,11 @@ class TeamMethod:
         yield from self._member.feed(batches, self._end)
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
-        """Take a step up to the update, and return the mean losses over the whole batch.
+        """Take a step up to the update, and return the mean losses over the whole batch; 0 on ranks that only attack.
 
         Gradients and running statistics are those of all ranks afterwards. A rank that only attacks has none, so that
-        an update does nothing there; weights come with the next call.
+        an update does nothing there; weights come with the next call. A number that is not finite is an error in the
+        next call, at the latest when the Team closes.
 
         Args:
             now: the batch to learn from, as `feed` yields it.
@@ -179,14 +177,10 @@ class TeamMethod:
         if self._hands_over and not self._begin <= self.step < self._end:  # others would neither send nor receive
             raise ValueError("no epoch has begun: take the batches from `method.feed(loader)`, in each epoch")
         outcome = self._member.step(now, ahead)
-        if self._is_late:
-            self._settle()
+        self._settle()  # one step late, so that the host does not wait for the device
         self._unread = outcome
-        if not self._is_late:
-            self._settle()
         update_running_stats(self._model)
-        self.losses = outcome.losses
-        return self.losses
+        return outcome.losses
 
     def loss(self, now: Any, ahead: Any = None) -> NoReturn:
         raise ValueError("a Team runs the backward pass itself: call method(now, ahead) and drop loss.backward()")
@@ -217,7 +211,7 @@ class TeamMethod:
         self._done = int(own.pop("done", 0))
         if parts := below(_RANK, own):
             part = parts.get(str(self._member.world.rank), parts["0"])  # which is refused: it is of another layout
-            own = safetensors.torch.load(part.numpy().tobytes())
+            own = safetensors.torch.load(part.cpu().numpy().tobytes())
         self._method.load_state_dict(own)
         self._begin = self._end = self.step
         return self._done
