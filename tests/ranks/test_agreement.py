@@ -59,21 +59,12 @@ def test_what_any_rank_finds_wrong_all_ranks_raise(rank, line, pool):
     assert pool.run(3, tasks.fail_on, rank) == [line] * 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"optimizer.lr": 0.2}, "has optimizer.lr 0.2, rank 0 has 10.0: start all ranks with the same"),
-        ({"epochs": 4}, "has epochs 4, rank 0 has 3: start all ranks with the same flags"),
-        ({"data.train_size": 70}, "has data.train_size 70, rank 0 has 60: start all"),
-    ],
-    ids=str,
-)
-def test_a_run_whose_ranks_have_other_flags_ends_with_one_line(changes, words, tmp_path):
-    run = ranks.Run(tmp_path / "run", [*tiny.words(), "--run-dir", str(tmp_path / "run")], 2, odd=tiny.words(**changes))
+def test_a_run_whose_ranks_have_other_flags_ends_with_one_line(tmp_path):
+    words = [*tiny.words(), "--run-dir", str(tmp_path / "run")]
+    run = ranks.Run(tmp_path / "run", words, 2, odd=tiny.words(epochs=4))
     try:
         assert run.statuses() == [2, 2], run.said()
-        (line,) = run.complaints()
-        assert line.startswith(f"error: rank 1 {words}")
+        assert run.complaints() == ["error: rank 1 has epochs 4, rank 0 has 3: start all ranks with the same flags"]
         assert not (tmp_path / "run").exists()
     finally:
         run.close()

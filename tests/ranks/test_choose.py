@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import safetensors.torch
 
 from conadv.catalog import METHODS
 from conadv.ranks.layout import choose_layout
 from conadv.trainer.build import check_fit
-from support import tiny
+from support import tasks, tiny
 
 
 @pytest.mark.parametrize(
@@ -62,10 +63,6 @@ def test_no_layout_that_fits_is_an_error_with_the_numbers_that_would():
 
 
 def test_auto_trains_as_one_process_does(pool, tmp_path):
-    import safetensors.torch
-
-    from support import tasks
-
     states = []
     for size, layout in ((1, "none"), (2, "auto")):
         out = tmp_path / f"{size}.safetensors"

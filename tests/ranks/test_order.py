@@ -107,13 +107,6 @@ def test_it_completes_where_several_ranks_share_a_role(method, size, layout, chu
     assert replay(calls) == [None] * size
 
 
-@pytest.mark.parametrize(("method", "layout"), [("recycled", "clean | adv"), ("conadv", "clean | adv | attack")])
-def test_it_completes_where_only_some_chunks_have_twins(method, layout):
-    size = len(layout.split("|"))
-    calls = record(size, method=method, layout=layout, twin_share=0.5, epochs=2)
-    assert replay(calls) == [None] * size
-
-
 def test_the_replay_notices_two_orders():
     both = (0, 1)
     total, message = Call("allreduce_", both, "0", 1), Call("message", both, "1", 1)

@@ -144,25 +144,15 @@ def test_batches_that_do_not_come_from_the_feed_are_refused(pool):
         assert answer == "no epoch has begun: take the batches from `method.feed(loader)`, in each epoch"
 
 
-@pytest.mark.parametrize(("number", "hint"), [(signal.SIGKILL, "memory"), (signal.SIGILL, "ONEDNN_MAX_CPU_ISA")])
-def test_a_rank_of_a_team_that_dies_is_named_with_its_signal(number, hint, start_team):
+def test_a_rank_of_a_team_that_dies_is_named_with_its_signal(start_team):
     run = start_team()
     run.wait_for_step(3)
-    run.kill(2, number)
-    assert run.statuses() == [1, 1, -number]
+    run.kill(2, signal.SIGILL)
+    assert run.statuses() == [1, 1, -signal.SIGILL]
     (line,) = [line for line in run.said().splitlines() if " died of " in line]
-    assert line.startswith(f"rank 2 (lane 0, attack) died of {signal.Signals(number).name}")
-    assert hint in line
+    assert line.startswith("rank 2 (lane 0, attack) died of SIGILL")
+    assert "ONEDNN_MAX_CPU_ISA" in line
     assert run.complaints() == ["error: rank 2 (lane 0, attack) stopped answering: the run ends on all 3 ranks"]
-
-
-@pytest.mark.promise  # waits for a timeout, as a hanging rank of a run does in make test
-def test_a_rank_of_a_team_that_hangs_is_named(start_team):
-    run = start_team()
-    run.wait_for_step(3)
-    run.kill(1, signal.SIGSTOP)
-    assert run.statuses(0, 2) == [1, 1]
-    assert run.complaints() == ["error: rank 1 (lane 0, adv) stopped answering: the run ends on all 3 ranks"]
 
 
 def test_an_error_in_the_users_code_ends_the_team_and_keeps_its_traceback(start_team):
@@ -175,8 +165,7 @@ def test_an_error_in_the_users_code_ends_the_team_and_keeps_its_traceback(start_
     assert last == "on rank 1 (lane 0, adv): the run ends on all 3 ranks"
 
 
-@pytest.mark.parametrize("layout", [None, "clean | adv"])
-def test_every_image_of_an_epoch_is_seen_by_one_rank_of_each_role(layout):
+def test_every_image_of_an_epoch_is_seen_by_one_rank_of_each_role():
     data, seen = range(22), []
     for own in (slice(0, 2), slice(2, 4)):
         sampler = TeamSampler(data, 4, own, seed=1)
@@ -212,7 +201,7 @@ def method_of(team: conadv.Team, **options: Any) -> Any:
         (lambda team: list(method_of(team).feed(iter([]))), "a loader with a length"),
         (lambda team: list(method_of(team).feed([(torch.rand(2, 2, 6, 6), torch.zeros(2))])), "batches of 4 chunks"),
         (lambda team: method_of(team).loss((torch.rand(8, 2, 6, 6), torch.zeros(8))), r"call method\(now, ahead\)"),
-        (lambda team: method_of(team, twin_share="1/3"), "multiple of 3 chunks per lane"),
+        (lambda team: method_of(team, twin_share="1/3"), "needs a multiple of 3 chunks per batch, and there are 4"),
         (lambda team: team.method(conadv.Vanilla, FSDPModule(1, 1), F.mse_loss), "without DistributedDataParallel"),
     ],
 )  # fmt: skip

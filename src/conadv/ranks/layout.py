@@ -81,22 +81,21 @@ class Layout:
         """Return the ranks of a lane."""
         return range(lane * len(self.roles), (lane + 1) * len(self.roles))
 
-    def lane_size(self, chunks: int) -> int:
-        """Return the number of chunks of a lane; raise a ValueError if lanes, or ranks of a role, cannot share them."""
-        lane, rest = divmod(chunks, self.lanes)
-        if rest:
+    def lane_size(self, chunks: int, of: int = 1) -> int:
+        """Return the number of chunks of a lane; raise a ValueError if its ranks cannot share them equally.
+
+        Args:
+            chunks: how many chunks a global batch has.
+            of: a number of consecutive chunks that ranks with twins do not divide.
+        """
+        unit = self.lanes * self.smallest(of)
+        if chunks % unit:
+            twins = f" with twins of some of every {of} chunks" if of > 1 else ""
             raise ValueError(
-                f"{chunks} chunks per batch cannot be shared by {self.lanes} lanes: "
-                f"take {_divisors(chunks)} lanes, or another batch or chunk size"
+                f"layout {str(self)!r} on {self.world_size} ranks{twins} needs a multiple of {unit} chunks per batch, "
+                f"and there are {chunks}: change the batch size, the chunk size or the ranks"
             )
-        for role, count in self.counts.items():
-            if lane % count:
-                whole = math.lcm(*self.counts.values())
-                raise ValueError(
-                    f"layout {str(self)!r}: {count} {_name_role(role)} ranks cannot share {lane} chunks per lane: take "
-                    f"{_divisors(lane)} of them, or {whole}, {2 * whole}, ... chunks per lane"
-                )
-        return lane
+        return chunks // self.lanes
 
     def chunks(self, rank: int, chunks: int) -> range:
         """Return the chunks of a rank: those of its lane are shared equally by the ranks with the same role."""
@@ -114,12 +113,7 @@ class Layout:
             some: that number.
             shuffled: how many consecutive chunks of twins are shuffled together, all of them on one rank.
         """
-        lane, fitting = self.lane_size(chunks), self.smallest(of)
-        if lane % fitting:
-            raise ValueError(
-                f"twin_share picks some of every {of} chunks, but a lane of layout {str(self)!r} has {lane}: "
-                f"take a multiple of {fitting} chunks per lane (lower the chunk size, or change the batch or the lanes)"
-            )
+        lane = self.lane_size(chunks, of)
         learning = sum(count for role, count in self.counts.items() if Role.ADV in role) or 1
         twins = lane // learning // of * some
         if twins % shuffled:
@@ -129,7 +123,7 @@ class Layout:
             )
 
     def smallest(self, of: int = 1) -> int:
-        """Return the smallest number of chunks per lane that its ranks can share; see `check_twins`."""
+        """Return the smallest number of chunks per lane that its ranks can share; see `lane_size`."""
         shared = [count for role, count in self.counts.items() if role != Role.CLEAN]
         return math.lcm(of, *(of * count for count in shared), *self.counts.values())
 
@@ -265,8 +259,3 @@ def _name_role(role: Role) -> str:
 def _name(duty: Role) -> str:
     assert duty.name is not None
     return duty.name.lower()
-
-
-def _divisors(number: int) -> str:
-    found = [str(divisor) for divisor in range(1, number + 1) if number % divisor == 0]
-    return ", ".join(found[:6]) + (", ..." if len(found) > 6 else "")
