@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ def test_an_evaluation_is_printed_when_it_is_measured(capsys: pytest.CaptureFixt
     bar = ProgressLines(4, quiet=True)
     bar.log(1, {"loss": 1.25, "lr": 0.1, "test_top1": 87.5})
     assert capsys.readouterr().err == ""
+
+
+def test_a_long_run_prints_ever_fewer_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(10**6))  # each look at it is a second later
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    lines = ProgressLines(10**6, quiet=False)
+    for step in range(20_000):
+        lines.log(step, {"loss": 2.5, "lr": 0.1})
+    steps = [int(line.split()[1].split("/")[0]) for line in capsys.readouterr().err.splitlines()]
+    pauses = [later - earlier for earlier, later in pairwise(steps)]
+    assert pauses[0] <= 6 and pauses[-1] > 300
 
 
 def test_a_run_prints_every_evaluation_but_the_last_which_is_its_result(

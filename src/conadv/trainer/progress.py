@@ -18,6 +18,7 @@ from .build import Job
 
 _FEW = 100  # steps, in which a network learns little
 _PAUSE = 5.0  # seconds, at least, between two lines
+_SHARE = 0.02  # of the time so far, at least: a run of days prints hundreds of lines, not tens of thousands
 
 
 def tell(text: str) -> None:
@@ -62,7 +63,7 @@ def preview(job: Job, start: int) -> Iterator[str]:
 
 
 class ProgressLines:
-    """A metric sink that prints how far a run has come, every few seconds.
+    """A metric sink that prints how far a run has come, every few seconds at first and less often in a long run.
 
     Args:
         stop: The step that the run ends at.
@@ -77,12 +78,12 @@ class ProgressLines:
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Print a training step, which counts from 0, and the accuracy if the step was evaluated."""
-        done = step + 1
-        if done == self._stop or time.monotonic() - self._last_line > _PAUSE:
+        done, now = step + 1, time.monotonic()
+        self._first = self._first or (done, now)
+        if done == self._stop or now - self._last_line > max(_PAUSE, _SHARE * (now - self._first[1])):
             attackers = f"  attackers {metrics['attackers']:.0f}" if "attackers" in metrics else ""
             text = f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.4g}{attackers}"
             self.say(f"step {done}/{self._stop}  {text}{self._time_left(done)}")
-        self._first = self._first or (done, time.monotonic())
         if accuracies := [f"{name} {value:.2f} %" for name, value in metrics.items() if name.endswith("_top1")]:
             self.say(f"step {done}/{self._stop}  {', '.join(accuracies)}")
 
@@ -94,7 +95,8 @@ class ProgressLines:
 
     def _time_left(self, done: int) -> str:
         """Estimate the remaining time from the pace after the first step."""
-        if self._first is None or done >= self._stop:
-            return ""
+        assert self._first is not None
         first, began = self._first
+        if done in (first, self._stop):
+            return ""
         return f"  {duration((self._stop - done) * (time.monotonic() - began) / (done - first))} left"
