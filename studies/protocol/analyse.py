@@ -22,7 +22,7 @@ GREY, BLUE, INK = "#7a828c", "#0072b2", "#1b1e23"
 
 
 def read(path: Path) -> pd.DataFrame:
-    """One row per finished cell: part of the study, arm, ε in 255ths, rate, seed, and its accuracies."""
+    """One row per finished cell: part of the study, arm, ε in 255ths (empty: no twins), rate, seed and accuracies."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         cell = json.loads(line)
@@ -31,7 +31,7 @@ def read(path: Path) -> pd.DataFrame:
             part = min(cell["grids"], key=lambda grid: "rate" in grid)  # a cell may be of the screen and of tuning
             part = "final" if part.startswith("final") else "rate" if "rate" in part else "screen"
             known = {"part": part, "arm": cell["arm"], "seed": values["seed"], "rate": values["optimizer.lr"]}
-            known["epsilon"] = None if values["method"] == "vanilla" else round(255 * values["attack.epsilon"])
+            known["epsilon"] = "" if values["method"] == "vanilla" else f"{255 * values['attack.epsilon']:.0f}"
             known["accuracy"] = summary["test_top1" if part == "final" else "held_out_top1"]
             rows.append({**known, **{name: summary.get(name) for name in ("train_top1", "adv_top1")}})
     return pd.DataFrame(rows)
@@ -51,14 +51,13 @@ def screen_table(cells: pd.DataFrame) -> str:
         "| arm | ε, 255ths | seeds | held-out, % | minus vanilla, points | training images, % | twins in training, % |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    gains = differences(cells).groupby(["arm", "epsilon"], dropna=False).difference.mean()
-    groups = cells.groupby(["arm", "epsilon"], dropna=False)
+    gains = differences(cells).groupby(["arm", "epsilon"]).difference.mean()
+    groups = cells.groupby(["arm", "epsilon"])
     for (arm, epsilon), own in sorted(groups, key=lambda item: -gains.get(item[0], 0.0)):
         gain = "" if arm == "vanilla" else f"{gains[arm, epsilon]:+.2f}".replace("-", "−")
         numbers = [own.accuracy.mean(), own.train_top1.mean(), own.adv_top1.mean()]
         held_out, train, twins = ("" if pd.isna(number) else f"{number:.1f}" for number in numbers)
-        shown = "" if pd.isna(epsilon) else f"{epsilon:.0f}"
-        lines.append(f"| {arm} | {shown} | {len(own)} | {held_out} | {gain} | {train} | {twins} |")
+        lines.append(f"| {arm} | {epsilon} | {len(own)} | {held_out} | {gain} | {train} | {twins} |")
     return "\n".join(lines) + "\n"
 
 
@@ -95,7 +94,7 @@ def draw(cells: pd.DataFrame, out: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "protocol"  # the same file from the same results
     parts = [part for part in ("screen", "final") if (cells.part == part).any()]
     found = {part: differences(cells[cells.part == part]) for part in parts}
-    heights = [own.groupby(["arm", "epsilon"], dropna=False).ngroups for own in found.values()]
+    heights = [own.groupby(["arm", "epsilon"]).ngroups for own in found.values()]
     with matplotlib.rc_context({"font.size": 9.5, "text.color": INK, "axes.labelcolor": INK, "axes.titlesize": 10.5}):
         figure = Figure(figsize=(8.4, 1.3 + 0.27 * sum(heights)), layout="constrained", facecolor="white")
         axes = figure.subplots(len(parts), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
@@ -106,17 +105,16 @@ def draw(cells: pd.DataFrame, out: Path) -> None:
 
 
 def _draw_part(axis: Any, cells: pd.DataFrame, final: bool) -> None:
-    order = cells.groupby(["arm", "epsilon"], dropna=False).difference.mean().sort_values()
+    order = cells.groupby(["arm", "epsilon"]).difference.mean().sort_values()
     names = []
     for place, (arm, epsilon) in enumerate(order.index):
-        same = cells.epsilon.isna() if pd.isna(epsilon) else cells.epsilon == epsilon
-        values = cells[(cells.arm == arm) & same].difference
+        values = cells[(cells.arm == arm) & (cells.epsilon == epsilon)].difference
         colour = GREY if arm in CONTROLS else BLUE
         axis.scatter(values, [place] * len(values), s=20, facecolors="none", edgecolors=colour, linewidths=0.9)
         if final and len(values) > 1:
             axis.plot(interval(values), [place] * 2, color=colour, linewidth=2.2, alpha=0.55)
         axis.plot([values.mean()], [place], "D", color=colour, ms=5)
-        names.append(arm if pd.isna(epsilon) or arm in CONTROLS else f"{arm}, ε = {epsilon:.0f}/255")
+        names.append(arm if arm in CONTROLS else f"{arm}, ε = {epsilon}/255")
     axis.set_yticks(range(len(names)), names)
     axis.axvline(0, color=INK, linewidth=0.8)
     axis.set_title("Final runs: test images" if final else "Screen: held-out training images", loc="left")
