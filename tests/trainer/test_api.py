@@ -78,7 +78,7 @@ def test_an_interrupt_before_the_first_step_is_raised_at_once(number, expected, 
         os.kill(os.getpid(), number)
         time.sleep(60)
 
-    monkeypatch.setattr("conadv.trainer.train.open_task_data", interrupt)
+    monkeypatch.setattr("conadv.trainer.build.open_task_data", interrupt)
     began = time.monotonic()
     with pytest.raises(expected):
         conadv.train(recipe(), folder=tmp_path / "run")

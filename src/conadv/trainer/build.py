@@ -127,11 +127,6 @@ class Job:
         assert place.chunks is not None
         yield from self.stream.batches(start, stop, range(place.first_chunk, place.first_chunk + place.chunks))
 
-    def close(self) -> None:
-        """End the attackers."""
-        if self.pool is not None:
-            self.pool.close()
-
 
 def open_task_data(recipe: Recipe) -> DataSet:
     """Open the data of a recipe."""
@@ -291,26 +286,21 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
             "--chunk-size, and drop --twin-share and --shuffle-twins, or drop --optimizer.gsnr"
         )
     if recipe.attackers is not None:
-        _check_attackers(recipe, method, layout)
+        attackers_of(recipe)
+        if Role.ATTACK not in method.duties or not recipe.delay:
+            raise ValueError(
+                "attackers generate twins ahead, which only conadv with a delay of 1 or more has: drop --attackers"
+            )
+        if len(layout.roles) > 1:
+            raise ValueError(
+                f"attackers and the roles of layout {str(layout)!r} exclude each other: drop --layout or --attackers"
+            )
     share = TwinShare.from_number(recipe.twin_share)
     if Role.ADV in layout.duties:
         layout.check_twins(chunks, share.of, share.some, recipe.shuffle_twins)
     else:
         layout.check_twins(chunks)
     return layout
-
-
-def _check_attackers(recipe: Recipe, method: MethodInfo, layout: Layout) -> None:
-    """Raise a ValueError if a run cannot use attackers."""
-    attackers_of(recipe)
-    if Role.ATTACK not in method.duties or not recipe.delay:
-        raise ValueError(
-            "attackers generate twins ahead, which only conadv with a delay of 1 or more has: drop --attackers"
-        )
-    if len(layout.roles) > 1:
-        raise ValueError(
-            f"attackers and the roles of layout {str(layout)!r} exclude each other: drop --layout or --attackers"
-        )
 
 
 def with_batch_size(recipe: Recipe, images: int | None) -> Recipe:
@@ -412,18 +402,10 @@ def build_job(task: Task, layout: Layout, world: World, start: int) -> Job:
 
 def _method(task: Task, attack: PGD, to_noise: SignalToNoise | None, pool: Pool | None) -> Method:
     recipe = task.recipe
-    options = {
-        "attack": attack,
-        "delay": recipe.delay,
-        "adv_weight": recipe.adv_weight,
-        "twin_share": recipe.twin_share,
-        "twin_branch": recipe.twin_branch,
-        "shuffle_twins": recipe.shuffle_twins,
-    }
     method: Method = METHODS[recipe.method].build(
         task.model,
         task.loss,
-        options,
+        asdict(recipe) | {"attack": attack},  # of which it takes its options
         chunk_size=recipe.chunk_size,
         seed=recipe.seed,
         autocast=task.autocast,

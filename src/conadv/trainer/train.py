@@ -156,7 +156,8 @@ def train_recipe(
         with kernels(task.device, recipe.deterministic), ExitStack() as until_evaluated:
             check_agreement(world, _in_common(task))
             job, progress = _start(layout, world, place, task)
-            until_evaluated.callback(job.close)
+            if job.pool is not None:
+                until_evaluated.callback(job.pool.close)
             request.obey_by(None)
             if progress.step >= job.stop and not quiet:
                 tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
