@@ -11,7 +11,7 @@ from conadv.atomic import replacing
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
     with replacing(tmp_path / "a") as file:
-        file.write(b"new")
+        file.write_bytes(b"new")
         assert not (tmp_path / "a").exists()
     assert (tmp_path / "a").read_bytes() == b"new"
     (tmp_path / "b").write_bytes(b"")
@@ -23,7 +23,7 @@ def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
 
     def write() -> None:
         with replacing(tmp_path / "a") as file:
-            file.write(b"half of the n")
+            file.write_bytes(b"half of the n")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -7,19 +7,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file to write to, which is flushed to disk and replaces `path` at the end, but not after an error."""
-    with replacing_path(path) as temporary, temporary.open("wb") as file:
-        yield file
-
-
-@contextmanager
-def replacing_path(path: Path) -> Iterator[Path]:
-    """Like `replacing`, for code that opens files itself: yield the path of a temporary file to write."""
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a file to write, which is flushed to disk and replaces `path` at the end unless an error occurs."""
     # Unique, since several processes may write the same file; a reopened run folder is swept of `.*.partial`.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
@@ -33,8 +25,8 @@ def replacing_path(path: Path) -> Iterator[Path]:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace the content of a file: readers see the old content or the new one, never a part of it."""
-    with replacing(path) as file:
-        file.write(data)
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from conadv.atomic import replacing_path, writing
+from conadv.atomic import replacing, writing
 from conadv.core.splitbn import plain_state_dict
 from conadv.core.state import below
 from conadv.core.twins import StaleWeights
@@ -65,7 +65,7 @@ def write_checkpoint(path: Path, state: Checkpoint) -> None:
     metadata = {"about": about, "digest": _digest(state.tensors, about)}
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_path(path) as temporary:
+        with replacing(path) as temporary:
             try:
                 safetensors.torch.save_file(state.tensors, temporary, metadata)
             except SafetensorError as error:  # it has no errno; after ": I/O error: " comes what the system said

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from conadv.atomic import replace_file, replacing_path
+from conadv.atomic import replace_file, replacing
 from conadv.ranks.pool import Pool
 from conadv.wrappers import PREFIX, STEP, span
 
@@ -49,7 +49,7 @@ def _recorded(feed: Generator[Item], steps: int, file: Path, pool: Pool | None) 
                     yield item
     finally:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_path(file) as temporary:
+        with replacing(file) as temporary:
             recorder.export_chrome_trace(str(temporary))
         if pool is not None:
             events = [

@@ -236,10 +236,10 @@ def _start(layout: Layout, world: World, place: RunFolder, task: Task) -> tuple[
     """Build the job of a new run, or restore it from the newest checkpoint; every rank must call it."""
 
     def find() -> bytes:
+        place.open()
         found = None if place.is_new else find_checkpoint(place.path, task)
         if found is None and not place.is_new:
             tell(f"{place.path} has no checkpoint yet: starting from its first step")
-        place.open()
         return b"" if found is None else found.pack()
 
     # Only rank 0 reads the folder, so that all ranks resume from the same checkpoint.

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conadv.atomic import replacing
+from conadv.atomic import replace_file
 from conadv.task.data.decode import EXTENSIONS, open_picture
 from conadv.task.data.source import DamagedError, Found, Labels, Picture, Source, labelled, naming
 
@@ -229,6 +229,5 @@ def cached(what: str, files: Iterable[str | os.PathLike[str]], build: Callable[[
     built = build()
     with suppress(OSError):  # a full disk or no permission: build it again next time
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as written:
-            written.write(json.dumps(built).encode())
+        replace_file(path, json.dumps(built).encode())
     return built
