@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a file to write, which is flushed to disk and replaces `path` at the end unless an error occurs."""
+    """Yield the path of a file to write, which is flushed and replaces `path` at the end, but not after an error."""
     # Unique, since several processes may write the same file; a reopened run folder is swept of `.*.partial`.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
