@@ -113,7 +113,7 @@ def test_each_of_4608_ranks_builds_its_place_groups_and_routes() -> None:
         try:
             member, calls = build(rank, layout, model), Calls()
             with calls:
-                member.weights.send(0)  # from a clean rank to the rank of its lane that attacks
+                member.post.send_weights(0)  # from a clean rank to the rank of its lane that attacks
                 if Role.ADV in member.place.role:
                     member.post.expect(0, 0)
                 if member.only_attacks:

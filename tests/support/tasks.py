@@ -81,11 +81,11 @@ def count_messages(method: str, layout: str, delay: int) -> tuple[int, int]:
         most = 0
         for now, ahead in job.feed(0):
             job.member.step(now, ahead)
-            most = max(most, len(job.member.post.box))
+            most = max(most, len(job.member.post.twins))
             job.optimizer.step()
             job.optimizer.zero_grad()
         job.member.drain()
-        return most, len(job.member.post.box)
+        return most, len(job.member.post.twins)
 
 
 def step_with_oddity(oddity: str) -> str:

@@ -72,11 +72,7 @@ class Work:
 
 
 class Attacker:
-    """Evaluates twins with weights that it is sent. It holds a model, and nothing that could not be sent again.
-
-    Args:
-        make_model: makes a model like that of the learner.
-    """
+    """Evaluates twins with weights that it is sent. It holds a model, and nothing that could not be sent again."""
 
     def __init__(self, make_model: Callable[[], nn.Module]) -> None:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -171,16 +171,8 @@ def choose_layout(method: MethodInfo, delay: int, world_size: int, chunks: int) 
     """Choose, for `--layout auto`, the layout of a method whose busiest rank has the least work, counted in passes.
 
     Learning from a chunk costs 3 passes, an attack of k steps 2 k. So ⌈2 k / 3⌉ ranks that only attack keep up with a
-    rank that learns; with fewer of them, the attack sets the step time.
-
-    Args:
-        method: The method.
-        delay: Age, in steps, of the weights that twins are generated with.
-        world_size: The number of ranks, all of which are used.
-        chunks: Chunks of a global batch, which the lanes share equally.
-
-    Returns:
-        The layout. Of several with equal work, the one with the fewest ranks per lane.
+    rank that learns; with fewer of them, the attack sets the step time. All ranks are used. Of several layouts with
+    equal work, the one with the fewest ranks per lane is chosen.
     """
     lanes = [Layout.fit(text, method.duties).roles for text in method.layouts]
     for roles in list(lanes):

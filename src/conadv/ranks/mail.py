@@ -82,9 +82,7 @@ class Wire:
 class Mailbox:
     """Messages of bytes between ranks, kept until they were received. Every rank must make one.
 
-    Args:
-        world: the ranks.
-        exists: whether any rank sends a message; they have a process group of their own then.
+    They have a process group of their own, if any rank sends one (`exists`).
     """
 
     def __init__(self, world: World, exists: bool) -> None:
@@ -127,19 +125,21 @@ class Mailbox:
 
 
 class Post:
-    """Sends and receives the twins of one rank, chunk by chunk.
+    """All messages of one rank: twins, chunk by chunk, and the weights of each step, for ranks that only attack.
 
-    Args:
-        layout: which ranks generate twins, and which learn from them.
-        world: the ranks, all of which must make one.
-        place: of this rank among them.
-        wire: the message format; None: `wire` is set before the first twin.
+    Such a rank may fall behind by `delay`: as many steps as pass until its twins are needed. Every rank must make one.
+    `wire` is the message format of twins, and may be set later, before the first.
     """
 
-    def __init__(self, layout: Layout, world: World, place: Place, wire: Wire | None) -> None:
-        self.wire = wire
-        self.box = Mailbox(world, exists=layout.hands_over)
-        self._layout, self._place = layout, place
+    def __init__(
+        self, layout: Layout, world: World, place: Place, model: nn.Module, delay: int, wire: Wire | None
+    ) -> None:
+        followers = layout.followers()
+        self.twins = Mailbox(world, exists=layout.hands_over)
+        self._weights = Mailbox(world, exists=bool(followers))
+        self._source = followers.get(world.rank, 0)
+        self._targets = [rank for rank, source in followers.items() if source == world.rank]
+        self._layout, self._place, self._model, self._delay, self.wire = layout, place, model, delay, wire
         self.learns = Role.ADV in place.role
         """Whether twins are sent to this rank, and not by it."""
 
@@ -150,18 +150,42 @@ class Post:
 
     def expect(self, batch: int, k: int) -> None:
         """Post the receive of the twins of chunk k of this rank; another one generates them in this step."""
-        self.box.expect((batch, k), self.format.size, self._owner(self._layout.maker(), k))
+        self.twins.expect((batch, k), self.format.size, self._owner(self._layout.maker(), k))
 
     def take(self, batch: int, k: int) -> Tensor | None:
         """The twins of chunk k of this rank; None if they were not sent."""
-        message = self.box.take((batch, k))
+        message = self.twins.take((batch, k))
         return None if message is None else self.format.unpack(message)
 
     def send(self, batch: int, k: int, images: Tensor) -> None:
         """Send the twins of chunk k of this rank to the one that learns from them."""
         with span("hand-off"):
-            self.box.forget(before=batch)  # a rank that took a step since then has received them
-            self.box.send(self.format.pack(images), self._owner(Role.ADV, k), batch)
+            self.twins.forget(before=batch)  # a rank that took a step since then has received them
+            self.twins.send(self.format.pack(images), self._owner(Role.ADV, k), batch)
+
+    def send_weights(self, step: int, note: int = 0) -> None:
+        """Send the current weights, without waiting; `note`: not 0 if the run stops, by this signal."""
+        if self._targets:
+            self._weights.forget(before=step - self._delay)  # twins with older weights were learnt from
+            weights = flat([*self._model.parameters(), *self._model.buffers()])
+            message = torch.cat([weights, weights.new_full((1,), note)])
+            for target in self._targets:
+                self._weights.send(message, target, step)
+
+    def receive_weights(self) -> int:
+        """Wait for the weights of a step, and copy them into the model; returns the note."""
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._weights.expect("weights", size + 1, self._source)
+        message = self._weights.take("weights")
+        assert message is not None
+        unflatten(message[:-1], tensors)
+        return int(message[-1])
+
+    def drain(self) -> None:
+        """Wait for every message in flight; all ranks must have taken the same number of steps."""
+        self._weights.drain()
+        self.twins.drain()
 
     def _owner(self, duty: Role, k: int) -> int:
         """The rank that has a duty for chunk k of this rank."""
@@ -180,7 +204,7 @@ class Mail(Local):
 
     def open(self, end: int) -> None:
         """Begin an epoch, or a run: all batches before `end` come, of which others attack all but the first."""
-        self._post.box.drain()
+        self._post.twins.drain()
         self._end = end
 
     def begin(self, t: int, ahead: Any) -> None:
@@ -242,36 +266,3 @@ class Passed(LeftTwins):
         """A chunk with the images of its twin, if they were sent."""
         images = self._post.take(t, k)
         return chunk if images is None else replace(chunk, images=images)
-
-
-class Weights:
-    """Sends the weights of each step to ranks that only attack, without waiting, or receives them there.
-
-    Such a rank may fall behind by `delay`: as many steps as pass until its twins are needed.
-    """
-
-    def __init__(self, layout: Layout, world: World, model: nn.Module, delay: int) -> None:
-        followers = layout.followers()
-        self._source = followers.get(world.rank, 0)
-        self._targets = [rank for rank, source in followers.items() if source == world.rank]
-        self._model, self._delay = model, delay
-        self.box = Mailbox(world, exists=bool(followers))
-
-    def send(self, step: int, note: int = 0) -> None:
-        """Send the current weights; `note`: not 0 if the run stops, by this signal, and no step follows."""
-        if self._targets:
-            self.box.forget(before=step - self._delay)  # twins with older weights were learnt from
-            weights = flat([*self._model.parameters(), *self._model.buffers()])
-            message = torch.cat([weights, weights.new_full((1,), note)])
-            for target in self._targets:
-                self.box.send(message, target, step)
-
-    def receive(self) -> int:
-        """Wait for the weights of a step, and copy them into the model; returns the note."""
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        self.box.expect("weights", size + 1, self._source)
-        message = self.box.take("weights")
-        assert message is not None
-        unflatten(message[:-1], tensors)
-        return int(message[-1])

@@ -23,7 +23,7 @@ from conadv.core.twins import Local, StaleWeights, Twins
 from conadv.wrappers import innermost, span, touched
 
 from .layout import Layout
-from .mail import Mail, Passed, Post, Weights, Wire
+from .mail import Mail, Passed, Post, Wire
 from .pool import Pool
 from .world import World
 
@@ -31,17 +31,16 @@ from .world import World
 CULPRITS = ("loss", "gradient", "statistics of a BatchNorm layer")
 # The signals that ask a rank to stop, in the order of the numbers that count them.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Before the statistics: requests to stop by signal, losses, and what is not finite.
-_STOPS, _LOSSES, _BAD, _HEAD = slice(0, 2), slice(2, 4), slice(4, 7), 7
+# Before the statistics: requests to stop by signal, losses, how many ranks have each culprit, and the sum of their
+# numbers, counted from 1.
+_STOPS, _LOSSES, _COUNTS, _RANKS, _HEAD = slice(0, 2), slice(2, 4), slice(4, 7), slice(7, 10), 10
 _COMPARED = 100  # steps between two comparisons of the weights of the ranks; the trainer also compares before it saves
 
 
 class StepError(FloatingPointError):
     """After a step a number is not finite, or ranks have different weights; all learning ranks raise it together.
 
-    Args:
-        text: what, where and when.
-        speaks: True on the rank that prints it.
+    `speaks` is True on the rank that prints it.
     """
 
     def __init__(self, text: str, speaks: bool = True) -> None:
@@ -53,8 +52,8 @@ class Outcome:
     """The outcome of a step, the same on all ranks that learn; a rank that only attacks knows no losses.
 
     Args:
-        numbers: requests to stop by signal, losses, and what is not finite. They may still be on the device.
-        refuse: raises a StepError if something is not finite.
+        numbers: the head of the short all_reduce, which may still be on the device.
+        refuse: raises a StepError, given what is not finite and the numbers of the ranks, counted from 1.
     """
 
     clean_loss = adv_loss = 0.0
@@ -62,7 +61,7 @@ class Outcome:
     signal = 0
     """The signal that asked some rank to stop, after `read`; 0: none."""
 
-    def __init__(self, numbers: Tensor, refuse: Callable[[], NoReturn] | None = None) -> None:
+    def __init__(self, numbers: Tensor, refuse: Callable[[str, int, int], None]) -> None:
         self.losses = Losses(*numbers[_LOSSES])
         """The mean losses over the whole batch, on the device."""
         self._refuse = refuse
@@ -74,12 +73,13 @@ class Outcome:
         self._numbers = numbers
 
     def read(self) -> Self:
-        """Wait for the numbers. Every rank must call it once, in the same order relative to its communication."""
+        """Wait for the numbers; raise a StepError if something is not finite."""
         if self._copied is not None:
             self._copied.synchronize()
         numbers = self._numbers.tolist()
-        if self._refuse is not None and any(numbers[_BAD]):
-            self._refuse()
+        for culprit, count, ranks in zip(CULPRITS, numbers[_COUNTS], numbers[_RANKS], strict=True):
+            if count:
+                self._refuse(culprit, int(count), int(ranks))
         self.clean_loss, self.adv_loss = numbers[_LOSSES]
         self.signal = max(number * bool(count) for number, count in zip(_SIGNALS, numbers[_STOPS], strict=True))
         return self
@@ -110,9 +110,6 @@ class Member:
     """One rank of a layout. Every rank must make one, since it creates process groups.
 
     Args:
-        world: the ranks.
-        layout: which rank does what.
-        model: the network.
         method: of this rank; it learns what its place says.
         chunks: how many chunks a global batch has.
         wire: the message format of twins; None: `post.wire` is set before the first step.
@@ -134,8 +131,7 @@ class Member:
         self._model = innermost(model)
         self._step = method._step
         self._step.join(self.place)
-        self.post = Post(layout, world, self.place, wire)
-        self.weights = Weights(layout, world, self._model, method.delay)
+        self.post = Post(layout, world, self.place, self._model, method.delay, wire)
         self._statistics = pending_statistics(model)
         self._own_totals: list[Tensor] = []  # of the gradients of this rank, by bucket
         self._learners: dist.ProcessGroup | None = None
@@ -158,7 +154,7 @@ class Member:
         """The arguments of `step`, for the batches of this rank from now on to the one before `end`."""
         twins = self.method.twins
         if self.only_attacks:
-            self.post.box.drain()
+            self.post.twins.drain()
             ahead = chain(islice(batches, self.method.delay, None), repeat(None))
             yield from ((None, batch) for batch in islice(ahead, end - self.method.step))
         elif isinstance(twins, Pool):  # reads the chunks of a batch before its step, too
@@ -182,7 +178,7 @@ class Member:
         step = self._step.t
         if step and step % _COMPARED == 0:
             self.check_weights(step)
-        self.weights.send(step)
+        self.post.send_weights(step)
         losses = self.method(now, ahead)
         with span("gradient sum"):
             outcome = self._agree(losses, stop)
@@ -215,8 +211,9 @@ class Member:
         dist.all_reduce(bounds, dist.ReduceOp.MAX, self._learners)
         if int(bounds.sum()) == 0:  # the largest is the smallest
             return
-        table = self._table(total[None])
-        own = [int(table[rank]) for rank in self.layout.learners()]
+        table = total.new_zeros(self.world.size)
+        table[self.world.rank] = total
+        own = self.world.all_reduce(table, self._learners)[self.layout.learners()].tolist()
         usual = [value for value in own if 2 * own.count(value) > len(own)]  # of two ranks, either may be wrong
         odd = [rank for rank, value in zip(self.layout.learners(), own, strict=True) if value not in usual]
         if odd:
@@ -238,9 +235,8 @@ class Member:
             signal_number: why the run stops before its last step; ranks that only attack are told. 0: it does not.
         """
         if signal_number:
-            self.weights.send(self._step.t, signal_number)
-        self.weights.box.drain()
-        self.post.box.drain()
+            self.post.send_weights(self._step.t, signal_number)
+        self.post.drain()
 
     @property
     def _local(self) -> Local | None:
@@ -284,7 +280,7 @@ class Member:
         """The step of a rank that only attacks: weights come, and the twins of the batch ahead go."""
         method, step = self.method, self._step
         assert isinstance(method, ConAdv)
-        note = self.weights.receive()
+        note = self.post.receive_weights()
         if not note:
             t = step.t + method.delay
             for k, chunk in enumerate([] if ahead is None else step.chunks(step.batch(ahead))):
@@ -292,7 +288,7 @@ class Member:
                     self.post.send(t, k, method.twin(t, k, chunk).images)
             step.t += 1
         stops = torch.tensor([float(note == number) for number in _SIGNALS])
-        return Outcome(torch.cat([stops, torch.zeros(_HEAD - len(stops))]))
+        return Outcome(torch.cat([stops, torch.zeros(_HEAD - len(stops))]), partial(self._refuse, step.t))
 
     def _gradient_total(self) -> Tensor:
         """A number that is not finite if a gradient of this rank is not; averages of finite numbers are finite."""
@@ -302,28 +298,22 @@ class Member:
 
     def _agree(self, losses: Losses, stop: int) -> Outcome:
         """The short all_reduce of a step: requests to stop, losses, what is not finite, and statistics."""
-        values = torch.stack([*losses]).to(self._statistics[0] if self._statistics else losses.clean)
+        like = self._statistics[0] if self._statistics else losses.clean
+        values = torch.stack([*losses]).to(like.device, torch.promote_types(like.dtype, torch.float32))
         checked = (values, self._gradient_total(), torch.cat([*self._statistics, values[:0]]))
-        flags = torch.stack([part.isfinite().all().logical_not() for part in checked]).to(values)
+        bad = torch.stack([part.isfinite().all().logical_not() for part in checked]).to(values)
         stops = torch.cat([torch.full_like(values[:1], stop == number) for number in _SIGNALS])
-        tail = torch.cat([stops, values, flags, *self._statistics])
+        tail = torch.cat([stops, values, bad, bad * (self.world.rank + 1), *self._statistics])
         self.world.all_reduce(tail, self._learners)
         if self._statistics:
             sizes = [len(part) for part in self._statistics]
             torch._foreach_copy_(self._statistics, list(tail[_HEAD:].split(sizes)))
-        return Outcome(tail[:_HEAD], partial(self._refuse, flags, self.method.step - 1))
+        return Outcome(tail[:_HEAD], partial(self._refuse, self.method.step - 1))
 
-    def _refuse(self, flags: Tensor, step: int) -> NoReturn:
-        """Say what is not finite on which rank; every learning rank must call it."""
-        table = enumerate(self._table(flags).tolist())
-        found = [f"the {CULPRITS[row.index(1)]} on {self.layout.describe(rank)}" for rank, row in table if any(row)]
-        raise StepError(f"step {step}: {', '.join(found)} is not finite", self.world.is_main)
-
-    def _table(self, row: Tensor) -> Tensor:
-        """The rows of all learning ranks, one after the other; of other ranks zeros."""
-        table = torch.zeros(self.world.size, len(row), dtype=row.dtype, device=row.device)
-        table[self.world.rank] = row
-        return self.world.all_reduce(table, self._learners)
+    def _refuse(self, step: int, culprit: str, count: int, ranks: int) -> NoReturn:
+        """Say what is not finite, and on which rank, or on how many."""
+        who = self.layout.describe(ranks - 1) if count == 1 else f"{count} ranks"
+        raise StepError(f"step {step}: the {culprit} on {who} is not finite", self.world.is_main)
 
 
 def check_statistics(model: nn.Module, layout: Layout) -> None:

@@ -229,14 +229,8 @@ class TeamSampler(Sampler[list[int]]):
     """Yields the indices of the images that one rank sees in each step.
 
     The order of an epoch depends only on the seed and the epoch, so results do not depend on the layout. The images
-    that do not fill the last batch are left out, different ones in each epoch.
-
-    Args:
-        data: the data set, of which only the length is used.
-        batch_size: images per step, over all ranks.
-        own: which images of a batch this rank sees.
-        seed: the seed of the order.
-        shuffle: False: keep the order of the data set.
+    that do not fill the last batch are left out, different ones in each epoch. `own`: which images of a batch this rank
+    sees.
     """
 
     def __init__(self, data: Sized, batch_size: int, own: slice, seed: int, shuffle: bool = True) -> None:
