@@ -73,9 +73,10 @@ def evaluate_task(task: Task, world: World, robust: RobustTest | None = None) ->
 
 def evaluate_source(task: Task, world: World, source: Source, sample: int | None = None) -> Accuracy:
     """Compute accuracy and loss on the images of a source, or a sample of them. Every rank must call it."""
-    batches, _ = _part(task, world, source, sampled(len(source), sample), _BATCH)
-    images, top1, top5, loss = world.all_reduce(evaluate(task.model, batches, task.autocast)).tolist()
-    return Accuracy(100 * top1 / images, 100 * top5 / images, loss / images)
+    chosen = sampled(len(source), sample)
+    batches, _ = _part(task, world, source, chosen, _BATCH)
+    _, top1, top5, loss = world.all_reduce(evaluate(task.model, batches, task.autocast)).tolist()
+    return Accuracy(100 * top1 / len(chosen), 100 * top5 / len(chosen), loss / len(chosen))
 
 
 def robust_top1(task: Task, world: World, source: Source, test: RobustTest) -> float:
