@@ -22,9 +22,9 @@ from conadv.config import Recipe
 from conadv.config.advice import explain
 from conadv.config.fields import OptionalText, number
 from conadv.config.files import check_resumable, flags_over_file
-from conadv.last_words import witnessed
+from conadv.last_words import say_line, witnessed
 from conadv.machine import ADVICE, is_out_of_memory
-from conadv.printing import allow_any_encoding, one_line, say
+from conadv.printing import allow_any_encoding, one_line
 from conadv.printing import report as report_result
 from conadv.ranks.agreement import AgreedError
 from conadv.ranks.launch import local_rank, own_rank, world_size
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(problem + more)
     except (AgreedError, ArithmeticError) as error:  # known to all ranks: bad input, a loss that is not finite
         if getattr(error, "speaks", own_rank() == 0):
-            say(f"error: {error}")
+            say_line(f"error: {error}")
         return 2 if isinstance(error, AgreedError) else 1
     except ValueError as error:
         return _refuse(str(error))
@@ -69,15 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        say(f"error: {ADVICE}")
+        say_line(f"error: {ADVICE}")
         return 1
     except OSError as error:  # such as a full disk
-        say(f"error: {error}")
+        say_line(f"error: {error}")
         return 1
     except Interrupted as stop:
         return stop.exit_status
     except KeyboardInterrupt:
-        say("interrupted")
+        say_line("interrupted")
         return 130
 
 
@@ -226,7 +226,7 @@ def predict(
             shares = (f"{one['class']} {100 * one['probability']:.1f} %" for one in classes)
             print(" ".join(f"{path}  {', '.join(shares)}".splitlines()))
     for problem in problems:
-        say(f"error: {problem}")
+        say_line(f"error: {problem}")
     return 1 if problems else 0
 
 
@@ -275,7 +275,7 @@ def sweep(
     from conadv.study.sweep import sweep as run_sweep
 
     folder = out or Path("runs") / study.stem
-    tell = (lambda text: None) if quiet else say
+    tell = (lambda text: None) if quiet else say_line
     return 1 if report_result(lambda: run_sweep(read_study(study), folder, jobs, tell), json)["failed"] else 0
 
 
@@ -363,5 +363,5 @@ def _refuse(problem: str) -> int:
     # running after a while was the only one with the problem.
     if own_rank() != 0:
         time.sleep(_TURN * (1 + local_rank()))
-    say(f"error: {one_line(problem)}")
+    say_line(f"error: {one_line(problem)}")
     return 2

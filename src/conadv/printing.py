@@ -1,4 +1,4 @@
-"""What commands print: results as lines or as JSON, numbers as people read them, and messages on standard error."""
+"""What commands print: results as lines or as JSON, numbers as people read them, and texts for any terminal."""
 
 from __future__ import annotations
 
@@ -39,11 +39,6 @@ def _diverted() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-
-
-def say(text: str) -> None:
-    """Print one line on standard error."""
-    print(" ".join(text.split()), file=sys.stderr)
 
 
 def one_line(text: object) -> str:

@@ -12,7 +12,6 @@ import torch
 
 import attack
 import data
-import lars
 import layout
 import step
 
@@ -47,17 +46,6 @@ def test_foolbox_and_ours_make_the_same_twins() -> None:
     assert (ours - batch[0]).abs().max() > 0
     torch.testing.assert_close(ours, runs["foolbox-unchecked"]())
     torch.testing.assert_close(ours, runs["foolbox"]()[1])
-
-
-def test_gradients_are_the_same_before_every_update() -> None:
-    model = step.network("resnet8", 4)
-    restore = lars.restore_gradients(model)
-    before = [parameter.grad.clone() for parameter in model.parameters()]
-    for optimizer in lars.optimizers(model).values():
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-        restore()
-        assert all(torch.equal(old, own.grad) for old, own in zip(before, model.parameters(), strict=True))
 
 
 def test_both_loaders_give_all_images(tmp_path: Path) -> None:

@@ -46,13 +46,6 @@ def test_lanes_share_the_chunks_and_a_slow_link_shows() -> None:
     assert step("recycled", "clean | adv", batch=40, inside=slow) == pytest.approx(40 * 5)  # the link is always busy
 
 
-def test_all_reduce_takes_the_faster_of_ring_and_tree() -> None:
-    link = Link(1.0, 10.0)
-    assert link.all_reduce(100, 1) == 0
-    assert link.all_reduce(1000, 2) == pytest.approx(2 * (1 + 50))  # ring
-    assert link.all_reduce(8, 8) == pytest.approx(2 * 3 * 1 + 2 * 0.8)  # tree: three levels
-
-
 def test_the_paper_by_hand() -> None:
     machine = calibrated()
     assert predict(machine, "vanilla", 2048, "clean", 2, "images/ms") == pytest.approx(75.7, rel=1e-9)
@@ -75,10 +68,3 @@ def test_the_page_shows_what_the_script_prints(words: str) -> None:
         check=True,
     )
     assert done.stdout in (ROOT / "studies/scaling/README.md").read_text(encoding="utf-8")
-
-
-def test_bad_numbers_are_one_line_and_status_2() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "studies/scaling/scaling.py", "--batch-size", "65"], capture_output=True, check=False
-    )
-    assert done.returncode == 2 and b"multiple of the chunk size" in done.stderr

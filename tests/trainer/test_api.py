@@ -70,15 +70,18 @@ def test_an_interrupt_saves_and_the_resumed_run_ends_as_if_it_had_not_been(tmp_p
     assert tiny.equal(tiny.state(tmp_path / "run"), tiny.state(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_an_interrupt_before_the_first_step_is_raised_at_once(number, expected, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "expected", "meanwhile"),
+    [(signal.SIGINT, KeyboardInterrupt, "build.open_task_data"), (signal.SIGTERM, SystemExit, "train.build_job")],
+)
+def test_an_interrupt_before_the_first_step_is_raised_at_once(number, expected, meanwhile, tmp_path, monkeypatch):
     """In a notebook, the process lives on."""
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         os.kill(os.getpid(), number)
         time.sleep(60)
 
-    monkeypatch.setattr("conadv.trainer.build.open_task_data", interrupt)
+    monkeypatch.setattr(f"conadv.trainer.{meanwhile}", interrupt)
     began = time.monotonic()
     with pytest.raises(expected):
         conadv.train(recipe(), folder=tmp_path / "run")

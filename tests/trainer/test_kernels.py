@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch.backends import cudnn
 
-from conadv import cli
 from conadv.trainer.kernels import kernels
-from support import tiny
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -55,10 +53,3 @@ def test_an_operation_without_such_a_kernel_is_named():
     with expected, kernels(CPU, deterministic=True):
         torch.zeros(2).put_(torch.tensor([0]), torch.ones(1), accumulate=False)
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_a_deterministic_run_has_the_bits_of_any_run_on_the_cpu(tmp_path):
-    for name, deterministic in (("one", "true"), ("other", "false")):
-        words = tiny.words(deterministic=deterministic, max_steps=2)
-        assert cli.main(["train", *words, "--run", str(tmp_path / name), "--quiet"]) == 0
-    assert tiny.equal(tiny.state(tmp_path / "one"), tiny.state(tmp_path / "other"))

@@ -171,7 +171,6 @@ def test_onnx_without_its_packages_is_one_line_that_names_the_extra(run, tmp_pat
         ("run a.safetensors --format torch-export", "--format torch-export does not write .safetensors files: drop it"),
         ("run a.pt2", "names code to import"),
         ("images a.safetensors", "is not a run folder"),
-        ("run a.pt2 --format torch-export", "names code to import"),
         ("run a.pt2 --format onnx", "--format onnx does not write .pt2 files"),
         ("run a.pt2 --format tflite", "--format"),
         ("run nowhere/a.pt2 --format torch-export --model support.tiny:net", "cannot write nowhere/a.pt2"),

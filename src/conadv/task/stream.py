@@ -96,7 +96,7 @@ class Stream:
         assert all(chunk in everything for chunk in chunks), (chunks, everything)
         steps = range(start, sys.maxsize if stop is None else stop)
         wanted = ((step, chunk) for step in steps for chunk in chunks)
-        with closing(ordered_map(lambda which: self.chunk(*which), wanted, self.workers, 2 * self.workers)) as made:
+        with closing(ordered_map(lambda which: self.chunk(*which), wanted, self.workers)) as made:
             for _ in steps:
                 batch = Chunked(len(chunks), islice(made, len(chunks)))
                 yield batch
@@ -120,7 +120,7 @@ def evaluation_batches(
             images = as_tensor(fitted(source, part, fit))
         return _pinned((images, torch.from_numpy(source.labels[part])), pin_memory)
 
-    return ordered_map(batch, range(0, len(wanted), batch_size), workers, 2 * workers)
+    return ordered_map(batch, range(0, len(wanted), batch_size), workers)
 
 
 def as_tensor(images: Planes) -> Tensor:
@@ -152,10 +152,8 @@ def _order(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return permutation(length, seed, _ORDER, epoch)
 
 
-def ordered_map(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int
-) -> Generator[Result]:
-    """Map a function over items with `workers` threads, at most `ahead` results in advance.
+def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result]:
+    """Map a function over items with `workers` threads, each of them at most two results in advance.
 
     An error in a worker is raised when its result is due. No worker is left running, however this ends.
     """
@@ -166,7 +164,7 @@ def ordered_map(
     pool = ThreadPoolExecutor(workers, thread_name_prefix="conadv-data")
     waiting: deque[Future[Result]] = deque()
     try:
-        waiting.extend(pool.submit(function, item) for item in islice(items, max(ahead, workers)))
+        waiting.extend(pool.submit(function, item) for item in islice(items, 2 * workers))
         while waiting:
             result = waiting.popleft().result()
             waiting.extend(pool.submit(function, item) for item in islice(items, 1))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any, TextIO
 
 import torch
 
 from conadv.core.splitbn import plain_state_dict
+from conadv.last_words import say_line
 from conadv.printing import duration, readable
 from conadv.ranks.launch import own_rank
 
@@ -24,8 +24,7 @@ _SHARE = 0.02  # of the time so far, at least: a run of days prints hundreds of 
 def tell(text: str) -> None:
     """Print a line on standard error, from rank 0 only."""
     if own_rank() == 0:
-        with suppress(OSError):  # the launcher, which reads it, may be gone
-            print(text, file=sys.stderr, flush=True)
+        say_line(text)
 
 
 def counted(number: int, what: str) -> str:

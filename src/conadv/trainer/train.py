@@ -225,7 +225,7 @@ def _run_folder(recipe: Recipe, folder: Path | None, resume: Path | None, world:
     place = RunFolder(path, config, is_new=resume is None and not (restarted and holds(path, config)))
     try:
         yield place
-    except ValueError:
+    except (ValueError, Interrupted):  # a new folder is removed unless it has a checkpoint
         place.close(status=2)
         raise
     finally:

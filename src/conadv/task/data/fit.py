@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from conadv.machine import free_memory
-from conadv.task.data.source import Arrays, DamagedError, DataSet, Picture, Planes, Source
+from conadv.task.data.source import Arrays, DataSet, Picture, Planes, Source
 
 Box = tuple[int, int, int, int]
 """Left, top, right, bottom, in pixels."""
@@ -80,9 +80,14 @@ def fitted(source: Source, indices: NDArray[np.int64], fit: Fit) -> Planes:
     return kept.images[indices]
 
 
+def _as_stored(source: Source, fit: Fit) -> bool:
+    """Whether the images are arrays that are used without resizing."""
+    return isinstance(source.pictures, Arrays) and fit.keeps(*source.pictures.images.shape[1:3])
+
+
 def _decoded(source: Source, indices: NDArray[np.int64], fit: Fit, shape: tuple[int, ...] | None = None) -> Planes:
-    if isinstance(source.pictures, Arrays) and fit.keeps(*source.pictures.images.shape[1:3]):
-        return source.pictures.images[source.rows[indices]].transpose(0, 3, 1, 2)
+    if _as_stored(source, fit):
+        return source.pictures.images[source.rows[indices]].transpose(0, 3, 1, 2)  # type: ignore[attr-defined, no-any-return]
     images: list[Planes] = []
     for index in indices.tolist():
         images.append(fit(source.picture(index)))
@@ -110,9 +115,9 @@ def keep(data: DataSet, fit: Fit, train: bool = True, room: int = 1024 * _MIB) -
     notes = data.notes
     parts = {"train": copy.copy(data.train), "test": copy.copy(data.test)}
     for part, source in parts.items():
-        shape = _kept_shape(source, fit) if part == "test" or train else None
-        if shape is None:
+        if (part == "train" and not train) or _as_stored(source, fit):
             continue
+        shape = fit(source.picture(0)).shape
         size = len(source) * int(np.prod(shape))
         if size <= min(room, free_memory() // 2):
             images = np.empty((len(source), *shape), np.uint8)
@@ -121,13 +126,3 @@ def keep(data: DataSet, fit: Fit, train: bool = True, room: int = 1024 * _MIB) -
             needed = f"{size / _MIB:,.0f} MiB, more than the {room // _MIB:,} MiB for them"
             notes += (f"train images are decoded in every epoch: they take {needed}",)
     return replace(data, train=parts["train"], test=parts["test"], notes=notes)
-
-
-def _kept_shape(source: Source, fit: Fit) -> tuple[int, ...] | None:
-    """The shape of a resized image; None if images are used as they are, or if the first cannot be decoded."""
-    if isinstance(source.pictures, Arrays) and fit.keeps(*source.pictures.images.shape[1:3]):
-        return None
-    try:
-        return fit(source.picture(0)).shape
-    except DamagedError:  # reported when the image is needed
-        return None
