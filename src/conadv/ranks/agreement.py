@@ -32,7 +32,7 @@ class AgreedError(ValueError):
 
 
 def check_agreement(world: World, facts: Facts) -> None:
-    """Raise an AgreedError on all ranks if the facts of any rank differ from those of rank 0.
+    """Raise an AgreedError on all ranks if the facts of any rank differ from those of `main`.
 
     Args:
         world: The ranks, all of which must call this.
@@ -44,7 +44,7 @@ def check_agreement(world: World, facts: Facts) -> None:
     own, first = json.loads(text), json.loads(world.broadcast(text.encode()))
     different = [
         f"rank {world.rank} has {name} {_show(own[group].get(name))}, "
-        f"rank 0 has {_show(first[group].get(name))}: {_ADVICE[group]}"
+        f"rank {world.main} has {_show(first[group].get(name))}: {_ADVICE[group]}"
         for group in own
         for name in {**first[group], **own[group]}
         if own[group].get(name) != first[group].get(name)
