@@ -144,15 +144,11 @@ def group_size(group: Any) -> tuple[Any, int]:
     return group, dist.get_world_size(group)
 
 
-def gathered(data: bytes) -> list[Tensor]:
-    """The bytes of all ranks, which may have more or fewer of them, by rank; every rank must call it."""
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(data)], device=device))
-    padded = torch.frombuffer(bytearray(data.ljust(int(max(sizes)), b"\0")), dtype=torch.uint8).to(device)
-    parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded)
-    return [part[: int(size)].cpu() for part, size in zip(parts, sizes, strict=True)]
+def gathered(tensor: Tensor, size: int) -> Tensor:
+    """The tensors of all ranks, stacked by rank; every rank must call it."""
+    parts = [torch.empty_like(tensor) for _ in range(size)]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.stack(parts)
 
 
 def is_sharded(model: nn.Module) -> bool:

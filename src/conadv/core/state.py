@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -33,8 +32,7 @@ def pack(about: Mapping[str, Any], tensors: Mapping[str, Tensor], own: bool, all
     described = {**about, "rank": None if shared else rank, "world_size": size}
     packed = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     if shared:
-        data = safetensors.torch.save({name: tensor.contiguous() for name, tensor in packed.items()})
-        packed = {f"{_RANKS}{number}": part for number, part in enumerate(gathered(data))}
+        packed = {f"{_RANKS}{name}": gathered(tensor, size or 1) for name, tensor in packed.items()}
     return {_ABOUT: torch.tensor(list(json.dumps(described).encode()), dtype=torch.uint8), **packed}
 
 
@@ -57,12 +55,8 @@ def unpack(state: Mapping[str, Any], about: Mapping[str, Any], own: bool) -> tup
             f"the state holds the twins of rank {found['rank']}, this is rank {rank}: save one state per rank, "
             "or method.state_dict(all_ranks=True), called on all of them"
         )
-    parts = below(_RANKS, state)
-    if not parts:
-        return found, {name: tensor for name, tensor in state.items() if name != _ABOUT}
-    if str(rank) not in parts:
-        raise ValueError(f"the state has nothing of rank {rank}, as those of conadv 1.0.0: load it there")
-    return found, safetensors.torch.load(parts[str(rank)].cpu().numpy().tobytes())
+    tensors = {name: tensor for name, tensor in state.items() if name != _ABOUT and not name.startswith(_RANKS)}
+    return found, tensors | {name: tensor[rank] for name, tensor in below(_RANKS, state).items()}
 
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> State:

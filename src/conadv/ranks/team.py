@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import Any, NoReturn, Self
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -26,7 +27,7 @@ from conadv.core.attack import Loss
 from conadv.core.batch import Batch, Chunked, count_chunks
 from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
-from conadv.core.state import State
+from conadv.core.state import State, below
 from conadv.core.step import Losses
 from conadv.core.twins import TwinShare
 from conadv.wrappers import is_exchanged
@@ -38,6 +39,8 @@ from .layout import Layout
 from .mail import Wire
 from .member import Member, Outcome, StepError
 from .world import World, joined
+
+_RANK = "rank."  # before the number of a rank, in a state that holds one for each
 
 
 class Team:
@@ -189,8 +192,13 @@ class TeamMethod:
         resumes in any layout. With `Recycled` it contains the twins of all ranks, and resumes in the same layout.
         """
         self._settle()
+        state, world = self._method.state_dict(), self._member.world
+        if self._method.twins.per_rank:
+            own = safetensors.torch.save({name: tensor.contiguous() for name, tensor in state.items()})
+            parts = [bytearray(world.broadcast(own, rank)) for rank in range(world.size)]
+            state = {f"{_RANK}{rank}": torch.frombuffer(part, dtype=torch.uint8) for rank, part in enumerate(parts)}
         done = self.step - self._begin if self.step < self._end else 0
-        return {**self._method.state_dict(all_ranks=True), "done": torch.tensor(done)}
+        return {**state, "done": torch.tensor(done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
         """Restore what `state_dict` returned. Every rank must call it, after loading the model's weights.
@@ -199,9 +207,13 @@ class TeamMethod:
             How many steps of the epoch were taken, so that its loader can start there
             (`sampler.set_epoch(epoch, start)`); 0 at the end of an epoch.
         """
-        self._method.load_state_dict({name: tensor for name, tensor in state.items() if name != "done"})
+        own = dict(state)
+        self._done = int(own.pop("done", 0))
+        if parts := below(_RANK, own):
+            part = parts.get(str(self._member.world.rank), parts["0"])  # which is refused: it is of another layout
+            own = safetensors.torch.load(part.cpu().numpy().tobytes())
+        self._method.load_state_dict(own)
         self._begin = self._end = self.step
-        self._done = int(state.get("done", 0))
         return self._done
 
     def close(self) -> None:
