@@ -85,6 +85,12 @@ def precision(model: nn.Module) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The precision of the surrounding torch.autocast; None if there is none."""
+    autocasts = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if autocasts else None
+
+
 def data_parallel(model: nn.Module) -> DistributedDataParallel | None:
     """The DistributedDataParallel wrapper among those of a model."""
     while not isinstance(model, DistributedDataParallel) and (name := _HELD[type(model)]):
@@ -92,19 +98,14 @@ def data_parallel(model: nn.Module) -> DistributedDataParallel | None:
     return model if isinstance(model, DistributedDataParallel) else None
 
 
-def refuse_unused(model: nn.Module) -> None:
-    """Refuse a DistributedDataParallel that looks for weights which a pass does not reach."""
-    parallel = data_parallel(model)
-    if parallel is not None and parallel.find_unused_parameters:
+def refuse_options(parallel: DistributedDataParallel | None, has_branches: bool) -> None:
+    """Refuse a DistributedDataParallel that looks for weights which a pass does not reach, or expects equal passes."""
+    if parallel is not None and parallel.find_unused_parameters and has_branches:
         raise ValueError(
             "each pass leaves one branch unused, which find_unused_parameters=True cannot handle: set it to False "
             "(Transformers: ddp_find_unused_parameters=False)"
         )
-
-
-def refuse_static_graph(parallel: DistributedDataParallel) -> None:
-    """Refuse a DistributedDataParallel that expects every backward pass to be like the first."""
-    if parallel.static_graph:
+    if parallel is not None and parallel.static_graph:
         raise ValueError(
             "DistributedDataParallel(static_graph=True) allows one backward pass per step, and a method takes "
             "several: leave static_graph out"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -94,21 +93,8 @@ def test_a_layer_with_statistics_of_its_own_is_refused_by_name(setting: Setting,
     model = split_batchnorm(with_norm(OWN[norm]()))
     kind = type(model[0]).__name__
     for _ in range(2):  # also a second time
-        with pytest.raises(ValueError, match=rf"^0 \({kind}\) tracks .* share it with .*mixed=\({kind},\)"):
+        with pytest.raises(ValueError, match=rf"^0 \({kind}\) tracks .*: replace it by a layer without such a buffer"):
             take_steps(setting, model)
-
-
-@adversarial_methods
-@pytest.mark.parametrize("norm", OWN)
-def test_it_is_shared_if_the_caller_says_so(setting: Setting, norm: str) -> None:
-    model = with_norm(OWN[norm]())
-    split_batchnorm(model, mixed=(type(model[0]),))
-    take_steps(setting, copy.deepcopy(model))
-
-
-def test_what_is_inside_of_a_mixed_layer_is_mixed_too() -> None:
-    model = split_batchnorm(with_norm(nn.Sequential(RunningScale(2))), mixed=(nn.Sequential,))
-    take_steps(Setting("conadv", "conadv"), model)
 
 
 def test_vanilla_has_nothing_to_mix() -> None:
@@ -141,8 +127,3 @@ def test_buffers_that_are_no_statistics_are_left_alone(setting: Setting) -> None
     model[7] = nn.utils.spectral_norm(model[7])  # the older kind, by a hook
     model = nn.Sequential(Harmless(), model).double()
     take_steps(setting, split_batchnorm(model))
-
-
-def test_a_mixed_class_that_no_layer_has_is_refused() -> None:
-    with pytest.raises(ValueError, match="mixed=RunningScale: the model has no layer of this class"):
-        split_batchnorm(small_cnn(), mixed=(RunningScale,))

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import conadv
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
-from support.settings import Method, Setting, adversarial_methods, every_method, image_methods, small_batches, small_cnn
+from support.settings import Method, Setting, every_method, image_methods, small_batches, small_cnn
 
 ATTACK = PGD(8 / 255, random_start=0.5)
 
@@ -53,31 +53,17 @@ def test_a_loss_that_the_caller_backpropagates_takes_the_same_steps(
 class Checkpointed(nn.Module):
     """A model whose layers run again in the backward pass."""
 
-    def __init__(self, again: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.inner = split_batchnorm(small_cnn())
-        self.again = again
 
     def forward(self, images: Tensor) -> Tensor:
-        return checkpoint(self.inner, images, use_reentrant=False) if self.again else self.inner(images)
+        return checkpoint(self.inner, images, use_reentrant=False)  # type: ignore[no-any-return]
 
 
-def test_layers_that_run_again_without_a_branch_are_as_before() -> None:
-    models = [Checkpointed(again) for again in (False, True)]
-    for model in models:
-        method = Vanilla(model, F.cross_entropy, chunk_size=4)
-        for batch in small_batches(4):
-            method.loss(batch).backward()
-    for (name, one), other in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12, msg=name)
-    gradients = [model.inner[0].weight.grad for model in models]
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
-
-
-@adversarial_methods
-@pytest.mark.parametrize("branch", ["adv", "main"])
-def test_layers_that_run_again_in_a_branch_are_refused(setting: Setting, branch: str) -> None:
-    method = setting.make(Checkpointed(True), PGD(8 / 255, branch=branch), twin_branch=branch)
+@image_methods
+def test_layers_that_run_again_are_refused(setting: Setting) -> None:
+    method = setting.make(Checkpointed())
     with pytest.raises(RuntimeError, match=r"call method\(batch\) in place of method.loss"):
         method.loss(small_batches(1)[0]).backward()
 
@@ -116,31 +102,28 @@ def test_float16_needs_a_scaled_loss() -> None:
 # --- batches as people have them ---------------------------------------------------------------------------------
 
 
-class Scaled(nn.Module):
-    """A model with two inputs that returns a dict."""
+class Named(nn.Module):
+    """A model that returns a dict."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = split_batchnorm(small_cnn())
 
-    def forward(self, pixels: Tensor, scale: Tensor) -> dict[str, Tensor]:
-        return {"logits": self.inner(pixels) * scale[:, None]}
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.inner(pixels)}
 
 
 @image_methods
-def test_dicts_several_inputs_and_structured_targets(setting: Setting) -> None:
+def test_dicts_and_structured_targets(setting: Setting) -> None:
     def loss(outputs: dict[str, Tensor], labels: tuple[Tensor, Tensor]) -> Tensor:
         return (F.cross_entropy(outputs["logits"], labels[0], reduction="none") * labels[1]).mean()
 
     def as_batch(item: dict[str, Tensor]) -> conadv.Batch:
-        return conadv.Batch(item["x"], (item["y"], item["w"]), extra={"scale": item["s"]})
+        return conadv.Batch(item["x"], (item["y"], item["w"]))
 
-    items = [
-        {"x": x, "y": y, "w": torch.linspace(0.5, 2, 8).double(), "s": torch.linspace(1, 3, 8).double()}
-        for x, y in small_batches(3)
-    ]
-    model = Scaled()
-    method = setting.make(model, PGD(0, random_start=0), chunk_size=4, batch=as_batch, input_name="pixels")
+    items = [{"x": x, "y": y, "w": torch.linspace(0.5, 2, 8).double()} for x, y in small_batches(3)]
+    model = Named()
+    method = setting.make(model, PGD(0, random_start=0), chunk_size=4, batch=as_batch)
     method._step.loss = loss
     reference = small_cnn()
     for number, (now, ahead) in enumerate(method.feed(items)):
@@ -148,7 +131,7 @@ def test_dicts_several_inputs_and_structured_targets(setting: Setting) -> None:
         method(now, ahead)
         if number == 0:
             total = sum(
-                loss({"logits": reference(part["x"]) * part["s"][:, None]}, (part["y"], part["w"])) / 2
+                loss({"logits": reference(part["x"])}, (part["y"], part["w"])) / 2
                 for part in ({k: v[:4] for k, v in now.items()}, {k: v[4:] for k, v in now.items()})
             )
             total.backward()
@@ -169,13 +152,6 @@ def test_what_is_not_images_and_labels_is_refused(setting: Setting, item, what: 
     method = setting.make(split_batchnorm(small_cnn()))
     with pytest.raises(ValueError, match=rf"{what}, not \(images, labels\) as tensors: say how to get them.*{hint}"):
         take_steps(method, [item(x, y) for x, y in small_batches(2)])
-
-
-def test_a_pair_of_feed_that_is_passed_as_one_argument_is_refused() -> None:
-    method = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK)
-    (pair,) = method.feed(small_batches(1))
-    with pytest.raises(ValueError, match=r"for now, ahead in method.feed\(loader\): method\(now, ahead\)"):
-        method(pair)
 
 
 # --- checks ------------------------------------------------------------------------------------------------------

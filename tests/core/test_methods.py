@@ -241,9 +241,9 @@ def test_chunks_of_several_processes_draw_what_those_of_one_draw(setting: Settin
         return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
 
     duties = Role.CLEAN | Role.ADV | Role.ATTACK
-    whole = gradients((images, labels), Place(duties))
-    first = gradients((images[:4], labels[:4]), Place(duties, total=4))
-    second = gradients((images[4:], labels[4:]), Place(duties, total=4, first_chunk=2))
+    whole = gradients((images, labels), Place(duties, chunks=4))
+    first = gradients((images[:4], labels[:4]), Place(duties, total=4, chunks=2))
+    second = gradients((images[4:], labels[4:]), Place(duties, total=4, first_chunk=2, chunks=2))
     for total, one, other in zip(whole, first, second, strict=True):
         torch.testing.assert_close(one + other, total, rtol=0, atol=1e-12)
 

@@ -63,7 +63,7 @@ def trained(pool: Pool) -> Trained:
 def test_two_ranks_take_the_step_of_one(trained: Trained, setting: Setting, scenario: Scenario) -> None:
     states = trained(setting, scenario)
     alone = scenario.model(setting)
-    train(alone, setting, 8 // RANKS // scenario.chunks, Place(), slice(None))
+    train(alone, setting, 8 // RANKS // scenario.chunks, Place(chunks=RANKS * scenario.chunks), slice(None))
     for key, expected in alone.state_dict().items():
         if "running" in key:
             if not scenario.broadcast_buffers:  # the mean of the moving averages is the moving average of the means

@@ -11,35 +11,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv import PGD, Batch, ConAdv, Recycled, split_batchnorm
-from conadv.core.twins import TwinShare
+from conadv import PGD, ConAdv, Recycled, split_batchnorm
+from conadv.core.twins import as_share, is_chosen
 from support.settings import small_batches, small_cnn
 
 
 @pytest.mark.parametrize("share", ["1/4", "1/3", "2/3", "1/2", "1"])
 def test_every_group_of_chunks_has_its_share_and_all_have_their_turn(share: str) -> None:
-    twins = TwinShare.from_number(share)
+    twins = as_share(share)
+    some, of = twins.numerator, twins.denominator
     turns: Counter[int] = Counter()
     for batch, group in itertools.product(range(200), range(3)):
-        chosen = [twins.has(7, batch, 0, twins.of * group + place) for place in range(twins.of)]
-        assert sum(chosen) == twins.some
+        chosen = [is_chosen(twins, 7, batch, 0, of * group + place) for place in range(of)]
+        assert sum(chosen) == some
         turns.update(place for place, has in enumerate(chosen) if has)
-    expected = 600 * twins.some / twins.of
-    assert all(abs(turns[place] - expected) < 5 * expected**0.5 for place in range(twins.of))
+    expected = 600 * some / of
+    assert all(abs(turns[place] - expected) < 5 * expected**0.5 for place in range(of))
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [(0.25, (1, 4)), ("1/3", (1, 3)), (1, (1, 1)), (Fraction(2, 5), (2, 5))]
+    ("given", "expected"), [(0.25, Fraction(1, 4)), ("1/3", Fraction(1, 3)), (1, Fraction(1)), (0.4, Fraction(2, 5))]
 )
-def test_shares_are_read_as_fractions(given: float, expected: tuple[int, int]) -> None:
-    share = TwinShare.from_number(given)
-    assert (share.some, share.of) == expected
+def test_shares_are_read_as_fractions(given: float, expected: Fraction) -> None:
+    assert as_share(given) == expected
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5, "1/0", "inf", float("inf"), float("nan"), "a half"])
 def test_shares_outside_of_the_batch_are_refused(share: float | str) -> None:
     with pytest.raises(ValueError, match=r"twin_share .*: a share of the batch"):
-        TwinShare.from_number(share)
+        as_share(share)
 
 
 def test_a_share_of_a_batch_without_chunks_is_refused() -> None:
@@ -104,32 +104,3 @@ def test_recycled_learns_from_a_share_of_the_last_batch(as_loss: bool) -> None:
         source = max(0, number - 1)  # twins are learnt in the places of the chunks that they are of
         assert learnt == [k for k in range(4) if method._step.has_twin(source, k)]
         learnt.clear()
-
-
-class TwoInputs(nn.Module):
-    """A network that takes one more number for each image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(12, 3)
-
-    def forward(self, image: Tensor, age: Tensor) -> Tensor:
-        return self.layer(image.flatten(1)) * age[:, None]
-
-
-@pytest.mark.parametrize("kind", [ConAdv, Recycled])
-def test_twins_keep_the_further_inputs_of_their_images(kind) -> None:
-    torch.manual_seed(0)
-    model = TwoInputs().double()
-    method = kind(
-        model, F.cross_entropy, PGD(0), twin_share=0.5, chunk_size=4, input_name="image", batch=_with_age, seed=1
-    )
-    images, labels, ages = torch.rand(8, 3, 2, 2).double(), torch.arange(8) % 3, torch.rand(8).double()
-    losses = method((images, labels, ages))
-    (chosen,) = [slice(4 * k, 4 * k + 4) for k in range(2) if method._step.has_twin(0, k)]
-    expected = F.cross_entropy(model(images[chosen], ages[chosen]), labels[chosen])
-    torch.testing.assert_close(losses.adv, expected.detach(), rtol=1e-12, atol=1e-12)
-
-
-def _with_age(item: tuple[Tensor, Tensor, Tensor]) -> Batch:
-    return Batch(item[0], item[1], extra={"age": item[2]})

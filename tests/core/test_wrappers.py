@@ -18,8 +18,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from conadv import PGD, plain_state_dict, route, split_batchnorm
-from conadv.core.roles import Place
-from conadv.core.splitbn import update_running_stats
 from support.settings import SETTINGS, small_batches, small_cnn
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -113,14 +111,11 @@ def test_images_are_routed_and_attacked_inside(names: tuple[str, ...]) -> None:
 def test_a_method_takes_the_same_steps(setting, names: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
     models = [split_batchnorm(small_cnn()) for _ in range(2)]
     for model, outer in ((models[0], models[0]), (models[1], wrapped(names, models[1]))):
-        method = setting.make(
-            outer, PGD(8 / 255, 3 / 255, random_start=0.5), chunk_size=4, seed=3, place=Place(first_chunk=0)
-        )
+        method = setting.make(outer, PGD(8 / 255, 3 / 255, random_start=0.5), chunk_size=4, seed=3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for now, ahead in method.feed(small_batches(4)):
             optimizer.zero_grad()
             method(now, ahead)
-            update_running_stats(model)
             optimizer.step()
     for key, value in models[0].state_dict().items():
         torch.testing.assert_close(models[1].state_dict()[key], value, rtol=0, atol=1e-12)

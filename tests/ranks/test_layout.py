@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 from itertools import combinations
 
 import pytest
@@ -83,9 +84,9 @@ def test_twins_of_some_chunks_are_shared_evenly_or_refused(lane, chunks, of):
     duties, text, width = lane
     layout = Layout.fit(text, duties, width)
     try:
-        layout.check_twins(chunks, of)
+        layout.check_twins(chunks, Fraction(1, of))
     except ValueError as error:
-        layout.check_twins(int(re.findall(r"multiple of (\d+)", str(error))[0]), of)
+        layout.check_twins(int(re.findall(r"multiple of (\d+)", str(error))[0]), Fraction(1, of))
         return
     for place in (layout.place(rank, chunks) for rank in range(width)):
         assert place.role == Role.CLEAN or (place.chunks % of == 0 and place.first_chunk % of == 0)

@@ -261,7 +261,7 @@ def test_what_cannot_use_a_pool_says_so():
         conadv.Recycled(model, F.cross_entropy, attack, twins=some)
     with pytest.raises(ValueError, match="cannot use a pool"):
         conadv.Sam(model, F.cross_entropy, twins=some)
-    with pytest.raises(ValueError, match="delay= is for ConAdv: Recycled takes the twins of the last step, Sam"):
+    with pytest.raises(ValueError, match="delay= is for ConAdv: Recycled, Sam and Vanilla have no delay"):
         conadv.Sam(model, F.cross_entropy, delay=1)
     with pytest.raises(TypeError, match="unknown argument 'chunksize'"):
         conadv.Vanilla(model, F.cross_entropy, chunksize=2)

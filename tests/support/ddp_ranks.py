@@ -96,7 +96,8 @@ def train_as_rank(setting: Setting, scenario: Scenario) -> bytes:
     exchanges: list[None] = []
     wrapper.register_comm_hook(exchanges, counted_sum)
     size = 8 // RANKS
-    place = Place(first_chunk=rank * scenario.chunks)  # what is random differs from rank to rank
+    # What is random differs from rank to rank.
+    place = Place(first_chunk=rank * scenario.chunks, chunks=scenario.chunks)
     part = slice(rank * size, (rank + 1) * size)
     train(wrapped, setting, size // scenario.chunks, place, part)
     assert list(plain_state_dict(wrapped)) == list(small_cnn().state_dict())

@@ -465,7 +465,7 @@ REFUSALS = (
         "another layer that tracks statistics (InstanceNorm, EvoNorm)",
         _tracking_norm,
         "1 (InstanceNorm2d) tracks statistics of images in its buffer running_mean, which clean and adversarial images "
-        "would share: replace it, or let them share it with split_batchnorm(model, mixed=(InstanceNorm2d,))",
+        "would share: replace it by a layer without such a buffer, or by BatchNorm",
     ),
     Refusal(
         "the state of another method",

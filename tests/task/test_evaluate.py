@@ -132,9 +132,7 @@ class Fooling:
         self.seeds: list[int] = []
         self.sizes: list[int] = []
 
-    def __call__(
-        self, model: nn.Module, loss: Any, images: Tensor, labels: Tensor, seed: int, call: Any = None
-    ) -> Tensor:
+    def __call__(self, model: nn.Module, loss: Any, images: Tensor, labels: Tensor, seed: int) -> Tensor:
         self.seeds.append(seed)
         self.sizes.append(len(images))
         own = labels == len(self.seeds)

@@ -69,7 +69,7 @@ def test_a_step_waits_for_no_value(name, optimizer_name):
     model = split_batchnorm(small_cnn().float(), info.branches).to("meta")
     options = {"attack": PGD(4 / 255), "delay": info.default_delay, "adv_weight": 0.5, "rho": 0.05}
     method = info.build(model, F.cross_entropy, options, seed=0, chunk_size=4)
-    method._step.join(Place())
+    method._step.join(Place(chunks=1))
     optimizer = build_optimizer(model, {"name": optimizer_name, **FIELDS})
     images, labels = torch.rand(8, 2, 6, 6), torch.zeros(8, dtype=torch.int64)
     with Waits() as waits:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack, final
+from typing import Unpack, final
 
 from torch import Tensor, nn
 
@@ -34,7 +34,7 @@ class Vanilla(Method):
     Args:
         model: the network; with `chunk_size`, its BatchNorm layers are split (`split_batchnorm(model, ("main",))`).
         loss: from outputs and labels to the mean loss over the images.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch.
     """
 
     __slots__ = ()
@@ -46,12 +46,6 @@ class Vanilla(Method):
 
     def passes(self, k: int, chunk: Batch) -> list[Pass]:
         return self._step.clean(chunk, 1.0)
-
-    def _check(self) -> None:
-        """Nothing can be wrong: there are no settings."""
-
-    def _settings(self) -> dict[str, Any]:
-        return {}
 
 
 @final
@@ -78,7 +72,7 @@ class ConAdv(WithTwins):
         shuffle_twins: the twins of this many consecutive chunks are shuffled among each other before they are learnt,
             so that the statistics of a chunk that was attacked as a whole cannot give its labels away; 1: they are not.
         twins: who generates twins ahead, such as `conadv.ray.Pool`; None: this process, when it needs them.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch.
     """
 
     __slots__ = ()
@@ -124,7 +118,7 @@ class ConAdv(WithTwins):
             raise ValueError('twin_branch="main" needs an attack through that branch: PGD(..., branch="main")')
         if not 0 <= self.adv_weight <= 1:
             raise ValueError(f"adv_weight {self.adv_weight}: a part of the loss, from 0 to 1")
-        if self.adv_weight == 1 and (self._step.twin_branch != "main" or self._step.share.of != 1):
+        if self.adv_weight == 1 and (self._step.twin_branch != "main" or self._step.share < 1):
             raise ValueError('adv_weight 1 learns from twins only, all of them: twin_branch="main", twin_share=1')
 
 
@@ -144,7 +138,7 @@ class Recycled(WithTwins):
         twin_share: as for `ConAdv`.
         twin_branch: as for `ConAdv`.
         shuffle_twins: as for `ConAdv`.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch.
     """
 
     __slots__ = ()
@@ -171,7 +165,7 @@ class Recycled(WithTwins):
         """L(θ_t; x_t) through main, L(θ_t; x̂_{t-1}) through adv; the first leaves the twin of x_t[k] behind."""
         t, role = self._step.t, self._step.place.role
         if k == 0:
-            self.twins.check(self._step.count_twins())
+            self.twins.check(self._step.twin_count)
         if Role.CLEAN in role:
             images, *views = self._step.clean(chunk, 1 - self.adv_weight)
             if self._step.has_twin(t, k):
@@ -203,7 +197,7 @@ class Recycled(WithTwins):
         """The twins of a chunk from the gradient of its loss, which was a scaled mean; that of an attack is a sum."""
         gradient = gradient / (scale / len(batch.images))
         images = self.attack.along(batch.images, gradient, self._step.attack_seed(t, k))
-        return Batch(images, batch.labels, extra=batch.extra)
+        return Batch(images, batch.labels)
 
     def _check(self) -> None:
         self.attack.check_reusable()

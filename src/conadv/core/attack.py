@@ -12,26 +12,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .branches import owners_of
 from .seeds import untouched_randomness
-from .splitbn import Statistics, routed
+from .splitbn import Statistics, route
 
 # (outputs, labels) -> the mean over the images, as PyTorch's losses are by default.
 Loss = Callable[[Any, Any], Tensor]
-# How a model is called with images: plainly, or with further inputs in addition.
-Call = Callable[[nn.Module, Tensor], Any]
-
-
-def call_plainly(model: nn.Module, images: Tensor) -> Any:
-    """Call a model whose only input are the images."""
-    return model(images)
 
 
 @runtime_checkable
 class Attack(Protocol):
     """An attack generates the twins of images. `conadv.PGD` is one, that of recipes."""
 
-    def __call__(
-        self, model: nn.Module, loss: Loss, images: Tensor, labels: Any, seed: int = 0, call: Call = call_plainly
-    ) -> Tensor:
+    def __call__(self, model: nn.Module, loss: Loss, images: Tensor, labels: Any, seed: int = 0) -> Tensor:
         """Generate the twins of images, and leave no trace in the model.
 
         Args:
@@ -40,7 +31,6 @@ class Attack(Protocol):
             images: (N, ...), on the device of the model.
             labels: of the images.
             seed: decides everything random.
-            call: how the model is called with images.
         """
 
     def along(self, images: Tensor, gradient: Tensor, seed: int = 0) -> Tensor:
@@ -83,7 +73,7 @@ def without_trace(model: nn.Module, branch: str, statistics: Statistics | None, 
         with (
             copied_buffers(plain),
             untouched_randomness(next(model.parameters()).device, seed),
-            routed(model, branch, statistics=statistics, tracking="off"),
+            route(model, branch, statistics=statistics, tracking="off"),
         ):
             yield
     finally:

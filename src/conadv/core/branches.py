@@ -52,8 +52,8 @@ class SplitLayer(_BatchNorm):
     """A layer with further branches; which one an image goes through is set by `route`.
 
     A layer is converted in place, so that hooks and references stay. Outside of `route` it behaves as before, also for
-    code that checks its class. It calls torch's kernel; a subclass of BatchNorm with a forward pass of its own runs
-    that, with the tensors of a branch in place of its own.
+    code that checks its class; only activation checkpointing needs a route. It calls torch's kernel; a subclass of
+    BatchNorm with a forward pass of its own runs that, with the tensors of a branch in place of its own.
     """
 
     plain: ClassVar[type[_BatchNorm]]
@@ -62,12 +62,10 @@ class SplitLayer(_BatchNorm):
     """Whether it has the forward pass of torch's BatchNorm."""
     way: Way
     branches: tuple[str, ...]
-    left_main: bool
-    """Whether images went through another branch whose backward pass may come later, outside of the route."""
 
     def grow(self, branches: Mapping[str, _BatchNorm]) -> None:
         """Add branches to a layer that was just converted."""
-        self.way, self.branches, self.left_main = Way(), ("main", *branches), False
+        self.way, self.branches = Way(), ("main", *branches)
         for name, branch in branches.items():
             self.add_module(name, branch)
         for owner in (self, *branches.values()):
@@ -78,6 +76,8 @@ class SplitLayer(_BatchNorm):
 
     def owner(self, branch: str) -> _BatchNorm:
         """The module that holds the weights and statistics of a branch."""
+        if branch not in self.branches:
+            raise ValueError(f"the model has no branch {branch!r}: split it with split_batchnorm(model, branches=...)")
         return self if branch == "main" else self._modules[branch]  # type: ignore[return-value]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,12 +124,12 @@ class SplitLayer(_BatchNorm):
         """The way of this pass. Activation checkpointing runs a layer again in the backward pass."""
         way = self.way
         if torch.compiler.is_compiling():  # whether this is a backward pass is known when the graph runs
-            if self.left_main and not way.routed and "pending" in self._buffers:
+            if self.training and not way.routed and "pending" in self._buffers:
                 _require_forward_pass(self.get_buffer("pending"))
             return way
         if torch._C._current_graph_task_id() == -1:
             return way
-        if self.left_main and not way.routed:
+        if not way.routed:
             raise RuntimeError(_UNKNOWN_BRANCH)
         return way if way.tracking == "off" else way._replace(tracking="again")
 
@@ -145,11 +145,7 @@ def averages(owner: _BatchNorm) -> list[Tensor]:
 
 
 def split_layers(model: nn.Module) -> list[SplitLayer]:
-    layers = []
-    for module in model.modules():
-        if isinstance(module, SplitLayer):
-            layers.append(module)
-    return layers
+    return [module for module in model.modules() if isinstance(module, SplitLayer)]
 
 
 def owners_of(model: nn.Module) -> dict[nn.Module, SplitLayer]:
@@ -189,29 +185,23 @@ def _fill_branches(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: 
 
 
 class Tally:
-    """The BatchNorm statistics of one forward pass through some branches, in one tensor."""
+    """The BatchNorm statistics of one forward pass through some branches, in one tensor per device and dtype."""
 
-    def __init__(self) -> None:
-        self.owners: list[_BatchNorm] = []
-        """The branches that images go through."""
+    def __init__(self, owners: Iterable[_BatchNorm]) -> None:
         self._free: dict[_BatchNorm, Tensor] = {}
         self._used: list[tuple[Tensor, Tensor]] = []
+        pending = {owner: owner.get_buffer("pending") for owner in owners if "pending" in owner._buffers}
+        for kind in {(own.device, own.dtype) for own in pending.values()}:
+            sizes = {owner: len(own) - 1 for owner, own in pending.items() if (own.device, own.dtype) == kind}
+            flat = torch.zeros(sum(sizes.values()), device=kind[0], dtype=kind[1])
+            self._free |= zip(sizes, flat.split(list(sizes.values())), strict=True)
 
     def room(self, owner: _BatchNorm) -> tuple[Tensor, Tensor] | None:
-        """Zeros for the mean and variance of a branch; None if it runs again, or is of another device or dtype."""
-        pending = owner.get_buffer("pending")
-        if not self._free and not self._used:
-            sizes: dict[_BatchNorm, int] = {}
-            for each in self.owners:
-                other = each._buffers.get("pending")
-                if other is not None and (other.device, other.dtype) == (pending.device, pending.dtype):
-                    sizes[each] = len(other) - 1
-            flat = pending.new_zeros(sum(sizes.values()))
-            self._free = dict(zip(sizes, flat.split(list(sizes.values())), strict=True))
+        """Zeros for the mean and variance of a branch; None if it runs again."""
         own = self._free.pop(owner, None)
         if own is None:
             return None
-        self._used.append((pending, own))
+        self._used.append((owner.get_buffer("pending"), own))
         mean, var = own.chunk(2)
         return mean, var
 
@@ -219,13 +209,9 @@ class Tally:
     def add(self) -> None:
         """Add the statistics of the pass to the pending ones."""
         if self._used:
-            sums, counts, own = [], [], []
-            for pending, found in self._used:
-                sums.append(pending[:-1])
-                counts.append(pending[-1])
-                own.append(found)
-            torch._foreach_add_(sums, own)
-            torch._foreach_add_(counts, 1)
+            pending, own = zip(*self._used, strict=True)
+            torch._foreach_add_([one[:-1] for one in pending], list(own))
+            torch._foreach_add_([one[-1] for one in pending], 1)
 
 
 def _count(layer: SplitLayer, owner: _BatchNorm, statistics: list[Tensor], tracking: str) -> None:
@@ -242,12 +228,12 @@ def move(branches: Iterable[tuple[nn.Module, SplitLayer]]) -> None:
 
     Branches of one kind are updated at once: those of torch's kernel with statistics, others with their own changes.
     """
-    groups: defaultdict[tuple[torch.device, torch.dtype, bool], list[_BatchNorm]] = defaultdict(list)
+    groups: defaultdict[Any, list[_BatchNorm]] = defaultdict(list)
     for owner, layer in branches:
         if "pending" in owner._buffers:
-            pending = owner.get_buffer("pending")
-            groups[pending.device, pending.dtype, layer.kernel].append(cast(_BatchNorm, owner))
-    for (_, _, kernel), group in groups.items():
+            pending, branch = owner.get_buffer("pending"), cast(_BatchNorm, owner)
+            groups[pending.device, pending.dtype, layer.kernel, branch.momentum].append(branch)
+    for (_, _, kernel, momentum), group in groups.items():
         pendings = [owner.get_buffer("pending") for owner in group]
         running = [buffer.view(-1) for owner in group for buffer in averages(owner)]
         batches = [owner.get_buffer("num_batches_tracked") for owner in group]
@@ -255,24 +241,14 @@ def move(branches: Iterable[tuple[nn.Module, SplitLayer]]) -> None:
         seen = passes > 0
         moved_batches = torch.stack(batches).add_(seen)
         torch._foreach_copy_(batches, list(moved_batches.unbind()))
-        momentum = _momentum(group, moved_batches, passes) if kernel else torch.ones_like(passes)
-        columns = torch.stack([momentum * seen, passes.clamp(min=1)]).split(1, dim=1)
+        if kernel and momentum is None:  # the mean over all steps
+            share = 1 / moved_batches.clamp(min=1).to(passes.dtype)
+        else:
+            share = torch.full_like(passes, momentum if kernel else 1.0)
+        columns = torch.stack([share * seen, passes.clamp(min=1)]).split(1, dim=1)
         wide = [column.expand(-1, len(own) - 1) for column, own in zip(columns, pendings, strict=True)]
         weight, divisor = torch.cat(wide, dim=1)
         before, mean = torch.cat(running), torch.cat([own[:-1] for own in pendings]) / divisor
         moved = before.lerp_(mean, weight) if kernel else before.add_(mean)
         torch._foreach_copy_(running, list(moved.split([len(buffer) for buffer in running])))
         torch._foreach_zero_(pendings)
-
-
-def _momentum(group: list[_BatchNorm], batches: Tensor, like: Tensor) -> Tensor:
-    """The momentum of each branch (None: the mean over all steps). Filled on the device: a copy would wait."""
-    momenta = [owner.momentum for owner in group]
-    first = momenta[0]
-    if first is not None and momenta == [first] * len(momenta):  # torch.compile of PyTorch 2.8 cannot trace count
-        return torch.full_like(like, first)
-    mean = 1 / batches.clamp(min=1).to(like.dtype)
-    for number, momentum in enumerate(momenta):
-        if momentum is not None:
-            mean[number].fill_(momentum)
-    return mean

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from conadv.wrappers import unwrap
 
-from .attack import Call, Loss, call_plainly, input_gradient, without_trace
+from .attack import Loss, input_gradient, without_trace
 from .seeds import ATTACK_PASS, MOVED, NOISE, START, TARGET, centered, mix, normal, uniform
 from .splitbn import Statistics
 
@@ -68,9 +68,8 @@ class PGD:
     statistics: Statistics = "batch"
 
     def __post_init__(self) -> None:
-        if (self.low is None) != (self.high is None) or (
-            self.low is not None and self.high is not None and not self.low < self.high
-        ):
+        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+        if (self.low is None) != (self.high is None) or not low < high:
             raise ValueError(f"low {self.low} and high {self.high}: two numbers in this order, or None for both")
         if not (0 <= self.epsilon < math.inf) or (self._pixels and self.epsilon > 1):
             raise ValueError(
@@ -98,7 +97,6 @@ class PGD:
                 raise ValueError(f"{name} {values!r}: one number per channel, such as (0.485, 0.456, 0.406)") from None
         if self.std is not None and min(self.std) <= 0:
             raise ValueError(f"std {self.std}: positive numbers")
-        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
         if self.mean is not None and not low <= min(self.mean) <= max(self.mean) <= high:
             raise ValueError(
                 f"mean {self.mean}: not within the pixels' range [{low:g}, {high:g}]; "
@@ -111,9 +109,7 @@ class PGD:
     def _pixels(self) -> bool:
         return (self.low, self.high) == (0.0, 1.0)
 
-    def __call__(
-        self, model: nn.Module, loss: Loss, images: Tensor, labels: Any, seed: int = 0, call: Call = call_plainly
-    ) -> Tensor:
+    def __call__(self, model: nn.Module, loss: Loss, images: Tensor, labels: Any, seed: int = 0) -> Tensor:
         """Generate the twins of images (N, C, ...); see `Attack`."""
         if not images.is_floating_point():
             raise ValueError(f"images of {images.dtype}: scale bytes to the pixel range first, images.float() / 255")
@@ -124,7 +120,7 @@ class PGD:
         towards = uniform(labels.shape, mix(seed, TARGET), images) if self.targeted else None
 
         def total(twins: Tensor) -> Tensor:
-            outputs = call(model, twins)
+            outputs = model(twins)
             if towards is None:
                 return loss(outputs, labels) * len(images)
             classes = outputs.shape[1]
@@ -133,7 +129,7 @@ class PGD:
 
         for number in range(self.steps):
             if self.direction == "noise":
-                gradient = _signs(images, mix(seed, NOISE, number))
+                gradient = centered(images.shape, mix(seed, NOISE, number), images)  # of which the sign is taken
             else:
                 with without_trace(model, self.branch, self.statistics, mix(seed, ATTACK_PASS, number) >> 1):
                     gradient = input_gradient(total, twins)
@@ -143,7 +139,7 @@ class PGD:
     def along(self, images: Tensor, gradient: Tensor, seed: int = 0) -> Tensor:
         """Take one step from the images along a gradient of the loss summed over the images; see `Attack`."""
         if self.direction == "noise":
-            gradient = _signs(images, mix(seed, NOISE, 0))
+            gradient = centered(images.shape, mix(seed, NOISE, 0), images)
         return self._stepped(images, images, gradient)
 
     def check_reusable(self) -> None:
@@ -236,11 +232,6 @@ class PGD:
         mean = _per_channel(self.mean, 0.0, images)
         low, high = (self.low - mean) / std, (self.high - mean) / std
         return torch.clamp(twins, images.clamp(max=low), images.clamp(min=high))
-
-
-def _signs(images: Tensor, seed: int) -> Tensor:
-    """Random signs, in place of a gradient."""
-    return centered(images.shape, seed, images).sign_()
 
 
 def _norms(x: Tensor) -> Tensor:

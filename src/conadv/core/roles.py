@@ -24,7 +24,8 @@ class Place:
             the gradient is the sum over all of them.
         averaged: over how many processes gradients are averaged afterwards; the loss is multiplied by it first.
         first_chunk: the number, within the global batch, of the first chunk that it sees.
-        chunks: how many chunks of a batch it sees; None: those that come.
+        chunks: how many chunks of a batch it sees in a layout, whose ranks check the loop themselves, and sum pending
+            statistics like the gradients before they call `splitbn.update_running_stats`. None: it is alone.
     """
 
     role: Role = Role.CLEAN | Role.ADV | Role.ATTACK
@@ -32,6 +33,3 @@ class Place:
     averaged: int = 1
     first_chunk: int = 0
     chunks: int | None = None
-
-
-ALONE = Place()

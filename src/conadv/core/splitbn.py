@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -24,18 +23,11 @@ from .branches import SplitLayer, Tally, Tracking, Way, averages, move, owners_o
 Statistics = Literal["batch", "running"]
 
 _KNOWN_BRANCHES = (("main",), ("main", "adv"), ("main", "aug"), ("main", "aug", "adv"))
-# The attribute of modules whose statistics all images may share.
-SHARED = "shares_statistics"
 _KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, _BatchNorm)
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-def split_batchnorm(
-    model: _Module,
-    branches: Sequence[str] = ("main", "adv"),
-    *,
-    mixed: Sequence[type[nn.Module]] = (),
-) -> _Module:
+def split_batchnorm(model: _Module, branches: Sequence[str] = ("main", "adv")) -> _Module:
     """Give every BatchNorm layer of a model further branches, in place, and return the model.
 
     Call it before the optimizer is made (the branches have weights of their own) and before the model is wrapped. The
@@ -46,10 +38,6 @@ def split_batchnorm(
         model: The model, whose BatchNorm layers are converted.
         branches: `("main", "adv")` adds a branch for adversarial images, `("main", "aug", "adv")` another one for an
             augmented view; `("main",)` adds none, but updates running statistics once per step.
-        mixed: Classes of other layers that track statistics, such as timm's `EvoNorm2dB0` or an `nn.InstanceNorm2d`
-            with `track_running_stats`: all images share these. Without it a method refuses a model in whose first
-            forward pass in training mode a floating-point buffer changes that belongs to no branch. Constant buffers,
-            counters and spectral norm are never refused.
 
     Returns:
         The same model.
@@ -73,12 +61,6 @@ def split_batchnorm(
     statistics = [buffer for layer in found.values() for buffer in averages(layer)]
     if len({id(buffer) for buffer in statistics}) < len(statistics):
         raise ValueError("two BatchNorm layers share a running statistic: give each its own")
-    for kind in mixed:
-        shared = [module for module in model.modules() if isinstance(module, kind)]
-        if not shared:
-            raise ValueError(f"mixed={kind.__name__}: the model has no layer of this class")
-        for module in (inner for layer in shared for inner in layer.modules()):
-            setattr(module, SHARED, True)
     copies: dict[str, dict[int, nn.Parameter]] = {name: {} for name in branches[1:]}
     for layer in found.values():
         grown = {name: _new_branch(layer, copies[name]) for name in branches[1:]}
@@ -113,39 +95,17 @@ def route(
     Raises:
         ValueError: The model has no such branch, or evaluates one that was never trained.
     """
-    if (branch != "main" or tracking == "off") and (innermost(model).training or torch.is_grad_enabled()):
-        for layer in split_layers(model):
-            layer.left_main = True
-    with routed(model, branch, statistics=statistics, tracking=tracking):
-        yield
-
-
-@contextmanager
-def routed(
-    model: nn.Module,
-    branch: str,
-    *,
-    statistics: Statistics | None = None,
-    tracking: Tracking,
-) -> Iterator[None]:
-    """`route` for code that runs the backward pass in the same context."""
     model = innermost(model)
     layers = split_layers(model)
-    tally = Tally() if tracking == "step" else None
-    before = []
+    tally = Tally([layer.owner(branch) for layer in layers if layer.kernel]) if tracking == "step" else None
+    before = [layer.way for layer in layers]
     try:
         for layer in layers:
-            frozen = model.training and not layer.training
-            uses_batch = None if statistics is None else statistics == "batch" and not frozen
-            if branch != "main":
-                _check_branch(layer, branch, uses_batch, in_training=model.training)
-            if tally is not None and layer.kernel:
-                tally.owners.append(layer.owner(branch))
-            before.append(layer.way)
+            uses_batch = _uses_batch(layer, branch, statistics, model.training)
             layer.way = Way(branch, uses_batch, tracking, True, tally)
         yield
     finally:
-        for layer, way in zip(layers, before, strict=False):
+        for layer, way in zip(layers, before, strict=True):
             layer.way = way
     if tally is not None:
         tally.add()
@@ -172,12 +132,8 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
         What the plain model's `state_dict()` would be, with its metadata; it loads strictly in the plain model.
     """
     model = innermost(model)
-    branches = tuple(
-        f"{name}.{branch}" if name else branch
-        for name, layer in model.named_modules(remove_duplicate=False)
-        if isinstance(layer, SplitLayer)
-        for branch in layer.branches[1:]
-    )
+    further = owners_of(model).keys() - set(split_layers(model))
+    branches = tuple(name for name, module in model.named_modules(remove_duplicate=False) if module in further)
     below = tuple(f"{branch}." for branch in branches)
     state = model.state_dict()
     plain = OrderedDict((key, whole(value)) for key, value in state.items() if not key.startswith(below))
@@ -200,16 +156,20 @@ def _why_not(layer: _BatchNorm, branches: Sequence[str]) -> str | None:
     return f"it has an attribute {taken[0]!r} already, which names a branch; rename it" if taken else None
 
 
-def _check_branch(layer: SplitLayer, branch: str, batch_statistics: bool | None, in_training: bool) -> None:
-    if branch not in layer.branches:
-        raise ValueError(f"the model has no branch {branch!r}: split it with split_batchnorm(model, branches=...)")
-    evaluated = not (layer.training if batch_statistics is None else batch_statistics)
+def _uses_batch(layer: SplitLayer, branch: str, statistics: Statistics | None, in_training: bool) -> bool | None:
+    """Whether a layer normalizes with the statistics of the batch (None: by its training flag), if it may."""
+    frozen = in_training and not layer.training
+    uses_batch = None if statistics is None else statistics == "batch" and not frozen
+    if branch == "main":
+        return uses_batch
+    evaluated = not (layer.training if uses_batch is None else uses_batch)
     batches = layer.owner(branch)._buffers.get("num_batches_tracked")
     if evaluated and not in_training and batches is not None and batches == 0:
         raise ValueError(
             f"the {branch} branch was never trained, so it has no running statistics: "
             "call model.train() before a training step, or train it before you evaluate it"
         )
+    return uses_batch
 
 
 def _new_branch(layer: _BatchNorm, copies: dict[int, nn.Parameter]) -> _BatchNorm:

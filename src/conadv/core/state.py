@@ -23,9 +23,7 @@ State = dict[str, Tensor]
 def pack(about: Mapping[str, Any], tensors: Mapping[str, Tensor], own: bool, all_ranks: bool) -> State:
     """Pack a state as tensors by name: `about` identifies the method, with its counters.
 
-    Args:
-        own: the tensors belong to this rank alone.
-        all_ranks: gather those of every rank; all ranks call it.
+    `own`: the tensors belong to this rank alone; `all_ranks`: those of every rank are gathered, and all ranks call it.
     """
     rank, size = rank_and_size() if own else (None, None)
     shared = own and all_ranks and (size or 1) > 1
@@ -48,12 +46,11 @@ def unpack(state: Mapping[str, Any], about: Mapping[str, Any], own: bool) -> tup
         told = ", ".join(f"{name} {found[name]} instead of {about[name]}" for name in other)
         raise ValueError(f"the state is of another method: it has {told}")
     rank, size = rank_and_size()
-    if own and (found["world_size"] or 1) != size:
-        raise ValueError(f"the state is of {found['world_size']} ranks, here are {size}: start as many")
-    if own and found["rank"] not in (None, rank):
+    if own and ((found["world_size"] or 1) != size or found["rank"] not in (None, rank)):
+        whose = "all ranks" if found["rank"] is None else f"rank {found['rank']}"
         raise ValueError(
-            f"the state holds the twins of rank {found['rank']}, this is rank {rank}: save one state per rank, "
-            "or method.state_dict(all_ranks=True), called on all of them"
+            f"the state holds the twins of {whose} of {found['world_size']}, this is rank {rank} of {size}: start as "
+            "many, and save one state per rank, or method.state_dict(all_ranks=True), called on all of them"
         )
     tensors = {name: tensor for name, tensor in state.items() if name != _ABOUT and not name.startswith(_RANKS)}
     return found, tensors | {name: tensor[rank] for name, tensor in below(_RANKS, state).items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn, TypedDict
@@ -20,26 +20,27 @@ import torch
 from torch import Tensor, nn
 
 from conadv.wrappers import (
+    autocast_dtype,
     broadcast_early,
     data_parallel,
     innermost,
     precision,
     rank_and_size,
-    refuse_static_graph,
+    refuse_options,
     span,
     touched,
     trainable,
     unwrap,
 )
 
-from .attack import Attack, Call, Loss, call_plainly, without_trace
+from .attack import Attack, Loss, without_trace
 from .batch import Batch, Chunked, Feed, as_batch, count_chunks, cut, to_device, to_pixels
 from .branches import split_layers
-from .roles import ALONE, Place, Role
+from .roles import Place, Role
 from .seeds import ATTACK, BRANCH_NUMBER, PASS, mix, untouched_randomness
-from .splitbn import pending_statistics, route, routed, update_running_stats
+from .splitbn import pending_statistics, route, update_running_stats
 from .state import State, pack, unpack
-from .twins import Shuffle, Twins, TwinShare
+from .twins import Shuffle, Twins, as_share, is_chosen
 from .validate import Checks, check_arguments, check_keywords, described, no_mixed_statistics
 
 
@@ -54,8 +55,6 @@ class Common(TypedDict, total=False):
     """Run forward passes in this precision; None: that of the surrounding torch.autocast, if there is one."""
     batch: Callable[[Any], Batch] | None
     """From what the loader yields to a `Batch`; None: it yields (images, labels)."""
-    input_name: str | None
-    """The model's keyword argument for the images, where a batch has `extra` inputs. None: the first argument."""
     after_chunk: Callable[[], None] | None
     """Called after each chunk has added its gradients to `.grad`, such as `conadv.SignalToNoise.add`."""
 
@@ -109,8 +108,8 @@ class Step:
         check_keywords(common, Common.__annotations__)
         check_arguments(model, loss, self.chunk_size, twin_branch)
         self.model, self.loss, self.twin_branch = model, loss, twin_branch
-        self.share, self.shuffle = TwinShare.from_number(twin_share), Shuffle(shuffle_twins)
-        if self.share.of > 1 and self.chunk_size is None:
+        self.share, self.shuffle = as_share(twin_share), Shuffle(shuffle_twins)
+        if self.share < 1 and self.chunk_size is None:
             raise ValueError(f"twin_share {twin_share}: a part of the chunks of each batch, so pass chunk_size, too")
         own = {"twin_share": float(self.share), "twin_branch": twin_branch, "shuffle_twins": shuffle_twins}
         self.fixed: dict[str, Any] = {} if twin_branch is None else own
@@ -119,17 +118,19 @@ class Step:
         """How many steps were taken."""
         self.count = 0
         """How many chunks the batch of this step has."""
-        self.place = ALONE
+        self.twin_count: int | None = None
+        """How many of them get twins; None on the ranks of a layout, which share them out."""
+        self.place = Place()
         self.averaging: Callable[[Callable[[], Tensor]], Tensor] | None = None
         """Computes a loss whose backward pass averages all gradients over the ranks of a layout; None: alone."""
         self.losses = Losses(torch.zeros(()), torch.zeros(()))  # of the last step
-        self._joined = False  # the ranks gave this process its place
         self._unfinished = False  # a step has begun and not ended
         self._means: tuple[list[Tensor], list[Tensor]] = [], []  # the losses of this step so far, clean and adversarial
-        self._autocast, self._input_name = common.get("autocast"), common.get("input_name")
+        self._autocast = common.get("autocast")
         self._as_batch = common.get("batch") or as_batch
         self._after_chunk = common.get("after_chunk")
         self._parallel = data_parallel(model)
+        refuse_options(self._parallel, twin_branch == "adv")
         if self._after_chunk is not None and self._parallel is not None:
             raise ValueError("after_chunk sees the gradients of one process: not with DistributedDataParallel")
         self._watched = twin_branch is None  # whether no layer was seen to mix the statistics of several branches
@@ -143,12 +144,8 @@ class Step:
         return next(self.model.parameters()).device
 
     def join(self, place: Place) -> None:
-        """Take a place among the ranks of a layout, which check the loop, and sum gradients and statistics themselves.
-
-        They call `splitbn.update_running_stats` after that.
-        """
-        self.place, self._joined = place, True
-        self.checks.alone = False
+        """Take a place among the ranks of a layout, which check the loop and sum the gradients themselves."""
+        self.place, self.checks.alone = place, False
 
     def begin(self, batch: Batch | Chunked, settings: Callable[[], dict[str, Any]], delayed: bool) -> None:
         """Begin a step; for `settings` and `delayed` see `Checks.begin`."""
@@ -157,21 +154,19 @@ class Step:
                 "the step before failed in the middle: clear the gradients, and load a state (method.load_state_dict) "
                 "or begin a new epoch (take the batches from method.feed(loader))"
             )
-        if not self._joined:  # ranks of a data-parallel loop often share a seed: their chunks get different numbers
-            self.place = Place(first_chunk=rank_and_size()[0] << 32)
         self.checks.begin(settings, delayed)
-        self.shuffle.begin()
+        self.shuffle.held = []  # a step that failed may have left some
         self.count = count_chunks(batch, self.chunk_size)
+        if self.place.chunks is None:
+            # Ranks of a data-parallel loop often share a seed: their chunks get different numbers.
+            self.place = Place(first_chunk=rank_and_size()[0] << 32)
+            self.twin_count = self._count_twins()
         self._unfinished = True
 
     def run(self, batch: Batch | Chunked, passes: Callable[[int, Batch], Iterable[Pass]]) -> None:
         """Run the passes of every chunk, and add their gradients to `.grad`, one pass at a time to save memory."""
-        kind = self.device.type
-        autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        if torch.float16 in (self._autocast, torch.get_autocast_dtype(kind) if autocasts else None):
+        if torch.float16 in (self._autocast, autocast_dtype(self.device)):
             raise ValueError("float16 needs a scaled loss: scaler.scale(method.loss(batch)).backward()")
-        if self._parallel is not None:
-            refuse_static_graph(self._parallel)
         last = None
         for k, chunk in enumerate(self.chunks(batch)):
             some = list(passes(k, chunk))
@@ -187,27 +182,16 @@ class Step:
         """The loss of the whole batch, which the caller backpropagates."""
         # All attacks come before: while a graph lives, the weights must stay.
         work = [(k, each) for k, chunk in enumerate(self.chunks(batch)) for each in passes(k, chunk)]
-        factors: list[Tensor] = []  # what the caller's framework multiplies the loss by: scaling, accumulation
-
-        def unscaled(receive: Callable[[Tensor], None], gradient: Tensor) -> None:
-            # An overflow in 16 bits leaves no direction; the twin is the image itself there.
-            receive(torch.nan_to_num(gradient.detach() / factors[-1], nan=0.0))
-
         losses: list[Tensor] = []
         for k, each in work:
             with route(self.model, each.branch, tracking=each.tracking):
                 losses.append(self._forward(each, self.t, k, self.model))
-            if each.receive is not None:
-                each.batch.images.register_hook(partial(unscaled, each.receive))
         total = sum(losses[1:], losses[0]) if losses else self._nothing()
-        if any(each.receive is not None for _, each in work):
-            total.register_hook(lambda gradient: factors.append(gradient.detach()))
         return total if self._parallel is None else touched(total, self._unreached({each.branch for _, each in work}))
 
     def end(self) -> None:
         """Move the running statistics, unless they are summed over ranks first, and count the step."""
-        self.shuffle.end()
-        if not self._joined:
+        if self.place.chunks is None:
             update_running_stats(self.model)
         first = next(self.model.parameters())
         none = torch.zeros((), device=first.device, dtype=torch.promote_types(first.dtype, torch.float32))
@@ -246,20 +230,15 @@ class Step:
             own = self.batch(chunk)
             assert isinstance(own, Batch)
             self.checks.look_at_labels(own.labels)
-            if own.extra and self._input_name is None:
-                raise ValueError("a batch with extra inputs: pass input_name=, the model's argument for the images")
             augmented = None if own.augmented is None else to_pixels(own.augmented, device, dtype)
-            images, labels = to_pixels(own.images, device, dtype), to_device(own.labels, device)
-            yield Batch(images, labels, augmented, to_device(dict(own.extra), device) if own.extra else {})
+            yield Batch(to_pixels(own.images, device, dtype), to_device(own.labels, device), augmented)
 
     def clean(self, chunk: Batch, weight: float) -> list[Pass]:
         """The passes of the images and, where the batch has one, of their augmented view, with equal weights."""
         if chunk.augmented is None:
             return [Pass("main", chunk, weight)]
         views = {"main": chunk.images, "aug": chunk.augmented}
-        return [
-            Pass(name, Batch(images, chunk.labels, extra=chunk.extra), weight / 2, 2) for name, images in views.items()
-        ]
+        return [Pass(name, Batch(images, chunk.labels), weight / 2, 2) for name, images in views.items()]
 
     def adversarial(self, twin: Batch, k: int, weight: float) -> list[Pass]:
         """The passes after the twins of chunk k have come, such that the mean over all twins of a step has `weight`."""
@@ -273,27 +252,35 @@ class Step:
         due = self.shuffle.add(k, twin, self.attack_seed(self.t, k))
         return [some._replace(batch=batch, chunk=number) for number, batch in due]
 
-    def count_twins(self) -> int | None:
-        """How many chunks of the batch of this step get twins; None on the ranks of a layout, which share them out."""
-        return None if self._joined else self.share.count(self.count)
-
     def has_twin(self, t: int, k: int) -> bool:
         """Whether chunk k of the batch of step t gets twins."""
-        if self.share.of == 1:
+        if self.share == 1:
             return True
-        if k == 0:
-            self.count_twins()  # raises an error if the share does not fit
-        number = self.place.first_chunk + k
-        base = 0 if self._joined else self.place.first_chunk  # the lanes of a layout have whole groups of chunks
-        return self.share.has(self.root_seed, t, base, number - base)
+        # The lanes of a layout have whole groups of chunks, so that these can be counted from 0.
+        first = self.place.first_chunk if self.place.chunks is None else 0
+        return is_chosen(self.share, self.root_seed, t, first, self.place.first_chunk - first + k)
+
+    def _count_twins(self) -> int:
+        """How many chunks of the batch get twins; a batch that cannot be shared out is an error."""
+        twins = self.share * self.count
+        if twins.denominator > 1:
+            raise ValueError(
+                f"twin_share {self.share} of {self.count} chunks: take a number of chunks that "
+                f"{self.share.denominator} divides (change the batch or the chunk size)"
+            )
+        if twins % self.shuffle.group:
+            raise ValueError(
+                f"shuffle_twins {self.shuffle.group} does not divide the chunks with twins of a batch, {twins}: choose "
+                "a number that does, or another batch or chunk size"
+            )
+        return int(twins)
 
     def attack(self, attack: Attack, t: int, k: int, chunk: Batch) -> Batch:
         """Attack chunk k of the batch of step t, with the weights that the model has."""
         self.checks.look_at_images(attack, chunk.images)
         with span("attack"), precision(self.model), self._autocasting():
-            seed, call = self.attack_seed(t, k), self._call(chunk)
-            images = attack(self.model, self.loss, chunk.images, chunk.labels, seed, call)
-        return Batch(images, chunk.labels, extra=chunk.extra)
+            images = attack(self.model, self.loss, chunk.images, chunk.labels, self.attack_seed(t, k))
+        return Batch(images, chunk.labels)
 
     @property
     def root_seed(self) -> int:
@@ -325,7 +312,7 @@ class Step:
         with without_trace(model, "main", None, None) if no_trace else nullcontext():
             for each in passes:
                 batch = replace(each.batch, images=each.batch.images.clone())  # a model may work in place
-                with routed(self.model, each.branch, tracking=each.tracking):
+                with route(self.model, each.branch, tracking=each.tracking):
                     total = self._forward(each._replace(batch=batch), t, k, model)
                     own = torch.autograd.grad(total, by, allow_unused=True, materialize_grads=True)
                 found = list(torch._foreach_add(found, own)) if found else list(own)
@@ -337,11 +324,9 @@ class Step:
         exchange = nullcontext() if last or parallel is None else parallel.no_sync()
         name = "adversarial pass" if some.adversarial else "clean pass"
         # Within the route, activation checkpointing recomputes layers in the same branch.
-        with span(name), exchange, some.within, routed(self.model, some.branch, tracking=some.tracking):
+        with span(name), exchange, some.within, route(self.model, some.branch, tracking=some.tracking):
             forward = partial(self._forward, some, self.t, k, self.model)
             total = self.averaging(forward) if last and self.averaging is not None else forward()
-            if some.receive is not None:
-                some.batch.images.register_hook(some.receive)
             if parallel is not None:
                 total = touched(total, self._unreached({some.branch}))
             total.backward()
@@ -355,27 +340,30 @@ class Step:
 
         `t` and `k` decide its random numbers; `model` has its wrappers or not, and is routed by the caller.
         """
-        images = some.batch.images
-        with ExitStack() as stack:
-            if self.seed is not None:  # dropout does not depend on what ran before
-                number = self.place.first_chunk + (k if some.chunk is None else some.chunk)
-                seed = mix(self.seed, PASS, t, number, BRANCH_NUMBER[some.branch])
-                stack.enter_context(untouched_randomness(self.device, seed))
-            if model is not self.model:  # a wrapper that is called has it
-                stack.enter_context(precision(self.model))
-            stack.enter_context(self._autocasting())
-            watches = not self._watched and innermost(self.model).training
-            if watches:  # only once: this waits for the device
-                broadcast_early(self._parallel)
-                stack.enter_context(no_mixed_statistics(innermost(self.model)))
+        images, inner = some.batch.images, innermost(self.model)
+        seeded: AbstractContextManager[None] = nullcontext()
+        if self.seed is not None:  # dropout does not depend on what ran before
+            number = self.place.first_chunk + (k if some.chunk is None else some.chunk)
+            seeded = untouched_randomness(self.device, mix(self.seed, PASS, t, number, BRANCH_NUMBER[some.branch]))
+        watches = not self._watched and inner.training  # only once: this waits for the device
+        if watches:
+            broadcast_early(self._parallel)
+        watching = no_mixed_statistics(inner) if watches else nullcontext()
+        own_precision = (
+            nullcontext() if model is self.model else precision(self.model)
+        )  # a wrapper that is called has it
+        with seeded, own_precision, self._autocasting(), watching:
             # A model may work in place, which a leaf of the graph does not allow.
-            outputs = self._call(some.batch)(model, images.clone() if images.requires_grad else images)
+            outputs = model(images.clone() if images.requires_grad else images)
             loss = self.loss(outputs, some.batch.labels)
             self.checks.look_at_loss(loss, outputs, some.batch.labels, images, self.count)
         self._watched |= watches
         if some.tracking == "step" or some.adversarial:  # otherwise only a direction is computed with it
             self._means[some.adversarial].append(loss.detach() / (self._total * some.per_chunk))
-        return loss * self.scale(some)
+        total = loss * self.scale(some)
+        if some.receive is not None:
+            _pass_on(images, total, some.receive)
+        return total
 
     def _unreached(self, branches: Collection[str]) -> list[nn.Parameter]:
         """The trainable weights of all other branches."""
@@ -383,14 +371,17 @@ class Step:
         owners = [layer.owner(name) for layer in layers for name in layer.branches if name not in branches]
         return [weight for owner in owners for weight in owner.parameters(recurse=False) if weight.requires_grad]
 
-    def _call(self, batch: Batch) -> Call:
-        """How to call the model with the images of a batch."""
-        name, extra = self._input_name, batch.extra
-        return call_plainly if name is None else lambda model, images: model(**{name: images}, **extra)
-
     def _autocasting(self) -> AbstractContextManager[Any]:
         """A context with the precision that the method was given."""
         return nullcontext() if self._autocast is None else torch.autocast(self.device.type, self._autocast)
+
+
+def _pass_on(images: Tensor, total: Tensor, receive: Callable[[Tensor], None]) -> None:
+    """Give the gradient of `total` with respect to the images to `receive`, when a backward pass computes it."""
+    factors: list[Tensor] = []  # what the caller's framework multiplies the loss by: scaling, accumulation
+    total.register_hook(factors.append)
+    # An overflow in 16 bits leaves no direction; the twin is the image itself there.
+    images.register_hook(lambda gradient: receive(torch.nan_to_num(gradient / factors[-1], nan=0.0)))
 
 
 class Method(ABC):
@@ -410,13 +401,12 @@ class Method(ABC):
     def passes(self, k: int, chunk: Batch) -> Iterable[Pass]:
         """What a step learns from in chunk k of the batch."""
 
-    @abstractmethod
-    def _check(self) -> None:
+    def _check(self) -> None:  # noqa: B027  # a method may have none
         """Refuse settings that the method cannot take; some may be changed between steps."""
 
-    @abstractmethod
     def _settings(self) -> dict[str, Any]:
         """Its settings that may be changed between steps, the same on all ranks."""
+        return {}
 
     def __call__(self, now: Any, ahead: Any = None) -> Losses:
         """Add the gradients of one step to `.grad`.

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -170,7 +169,7 @@ class LeftTwins(Twins):
         self.found = len(self._waiting)
 
     def check(self, count: int | None) -> None:
-        """Refuse a batch with `count` chunks that get twins, if there are as many not; None: it is not known."""
+        """Refuse a batch with `count` chunks that get twins after one with another number; None: it is not known."""
         if count is not None and self.found not in (0, count):
             raise ValueError(
                 f"a batch with {count} chunks of twins follows one with {self.found}: the method needs batches "
@@ -191,10 +190,9 @@ class LeftTwins(Twins):
     def state(self) -> tuple[dict[str, Any], State]:
         tensors: State = {}
         for number, twin in enumerate(self.items()):
-            if not isinstance(twin.labels, Tensor) or twin.extra:
+            if not isinstance(twin.labels, Tensor):
                 raise ValueError(
-                    "Recycled can save twins only with tensor labels and no extra inputs: use ConAdv to checkpoint "
-                    "other batches"
+                    "Recycled can save twins only if their labels are a tensor: use ConAdv to checkpoint other batches"
                 )
             tensors |= {f"twins.{number}.images": twin.images, f"twins.{number}.labels": twin.labels}
         return {}, tensors
@@ -213,42 +211,23 @@ class LeftTwins(Twins):
         return twins
 
 
-@dataclass(frozen=True)
-class TwinShare:
-    """Which part of a batch gets twins: `some` of every `of` chunks, other ones in each step, as the seed decides."""
+def as_share(share: float | str) -> Fraction:
+    """Convert the share of a batch's chunks that get twins, such as 0.25 or "1/4"."""
+    try:
+        fraction = Fraction(share).limit_denominator(1000)
+    except (ValueError, ArithmeticError):  # no number, 1/0 or infinity
+        fraction = Fraction(0)
+    if not 0 < fraction <= 1:
+        raise ValueError(f"twin_share {share}: a share of the batch, above 0 and at most 1, such as 1/4")
+    return fraction
 
-    some: int = 1
-    of: int = 1
 
-    @classmethod
-    def from_number(cls, share: float | str | Fraction) -> TwinShare:
-        """Convert a number such as 0.25, "1/4" or Fraction(1, 4)."""
-        try:
-            fraction = Fraction(share).limit_denominator(1000)
-        except (ValueError, ArithmeticError):  # no number, 1/0 or infinity
-            fraction = Fraction(0)
-        if not 0 < fraction <= 1:
-            raise ValueError(f"twin_share {share}: a share of the batch, above 0 and at most 1, such as 1/4")
-        return cls(fraction.numerator, fraction.denominator)
-
-    def __float__(self) -> float:
-        return self.some / self.of
-
-    def count(self, chunks: int) -> int:
-        """How many of `chunks` chunks have twins."""
-        if chunks % self.of:
-            raise ValueError(
-                f"twin_share {self.some}/{self.of} of {chunks} chunks per lane: "
-                f"take a number of chunks that {self.of} divides (change the batch, the chunk size or the lanes)"
-            )
-        return chunks // self.of * self.some
-
-    def has(self, seed: int, batch: int, first_chunk: int, number: int) -> bool:
-        """Whether chunk `number`, counted from `first_chunk` of the global batch, has twins."""
-        place = number % self.of
-        group = first_chunk + number - place
-        order = sorted(range(self.of), key=lambda other: mix(seed, CHOICE_OF_TWINS, batch, group, other))
-        return place in order[: self.some]
+def is_chosen(share: Fraction, seed: int, batch: int, first_chunk: int, number: int) -> bool:
+    """Whether chunk `number`, counted from `first_chunk`, has twins: some of every group, other ones in each step."""
+    place = number % share.denominator
+    group = first_chunk + number - place
+    order = sorted(range(share.denominator), key=lambda other: mix(seed, CHOICE_OF_TWINS, batch, group, other))
+    return place in order[: share.numerator]
 
 
 class Shuffle:
@@ -262,30 +241,18 @@ class Shuffle:
         if group < 1:
             raise ValueError(f"shuffle_twins {group}: chunks whose twins are shuffled together, 1 (none) or more")
         self.group = group
-        self._held: list[tuple[int, Batch]] = []
-
-    def begin(self) -> None:
-        """Begin a step; one that failed may have left twins."""
-        self._held = []
+        self.held: list[tuple[int, Batch]] = []
 
     def add(self, k: int, twin: Batch, seed: int) -> list[tuple[int, Batch]]:
         """The twins to learn from after those of chunk k have come, each with the number of a chunk."""
-        self._held.append((k, twin))
-        if len(self._held) < self.group:
+        self.held.append((k, twin))
+        if len(self.held) < self.group:
             return []
-        numbers, twins = zip(*self._held, strict=True)
-        self._held = []
+        numbers, twins = zip(*self.held, strict=True)
+        self.held = []
         images = sum(len(one.images) for one in twins)
         order = uniform((images,), mix(seed, ORDER_OF_TWINS), twin.images).argsort(stable=True)
         return list(zip(numbers, regrouped(twins, order), strict=True))
-
-    def end(self) -> None:
-        """End a step, before its update of the weights."""
-        if self._held:
-            raise ValueError(
-                f"shuffle_twins {self.group} does not divide the chunks with twins of a batch (of this rank): choose "
-                "a number that does, or another batch or chunk size"
-            )
 
 
 class StaleWeights:
@@ -358,11 +325,8 @@ def tensors_of(model: nn.Module) -> State:
 
     Looked up each time, since a model may replace a buffer.
     """
-    state: dict[str, Any] = innermost(model).state_dict(keep_vars=True)
-    for name in list(state):
-        if not isinstance(state[name], Tensor):  # the extra state of a module
-            del state[name]
-    return state
+    state = innermost(model).state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}  # no extra state of modules
 
 
 def _cloned(tensors: Mapping[str, Tensor]) -> State:

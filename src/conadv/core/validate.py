@@ -27,12 +27,11 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from conadv.peers import COMPARED, check_ranks
-from conadv.wrappers import innermost, refuse_unused, trainable
+from conadv.wrappers import innermost, trainable
 
 from .attack import Attack, Loss
 from .branches import owners_of, split_layers
 from .pgd import PGD
-from .splitbn import SHARED
 
 # Calls in which the losses of chunks are compared, which waits for the device.
 _COMPARED_CALLS = 16
@@ -65,10 +64,7 @@ def check_arguments(model: Any, loss: Any, chunk_size: int | None, twin_branch: 
 def check_keywords(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Refuse keyword arguments that a method would not read."""
     if found := given.keys() & {"delay", "twins"}:
-        raise ValueError(
-            f"{min(found)}= is for ConAdv: Recycled takes the twins of the last step, Sam and Vanilla have none, so "
-            "they have no delay and cannot use a pool"
-        )
+        raise ValueError(f"{min(found)}= is for ConAdv: Recycled, Sam and Vanilla have no delay, and cannot use a pool")
     if unknown := given.keys() - known.keys():
         if min(unknown) in {field.name for field in fields(PGD)}:
             raise TypeError(f"{min(unknown)} belongs to the attack: conadv.PGD({min(unknown)}=...)")
@@ -86,8 +82,6 @@ def check_branches(model: nn.Module, branches: Sequence[str]) -> None:
     for layer in split_layers(model):
         if not set(branches) <= set(layer.branches):
             raise ValueError(f"the model has only the branches {', '.join(layer.branches)}: call {call}")
-    if "adv" in branches:
-        refuse_unused(model)
 
 
 def described(attack: Any) -> dict[str, Any]:
@@ -112,11 +106,9 @@ class Checks:
             check_branches(model, branches)
 
     def begin(self, settings: Callable[[], Mapping[str, Any]], delayed: bool) -> None:
-        """Check the surroundings of a call.
+        """Check the surroundings of a call, and in the first ones that `settings` are the same on all ranks.
 
-        Args:
-            settings: what has to be the same on all ranks, asked for where they are compared.
-            delayed: each call counts as a step, because what it generates is used in a later one.
+        `delayed`: each call counts as a step, because what it generates is used in a later one.
         """
         if not torch.is_grad_enabled():
             raise ValueError(
@@ -297,7 +289,7 @@ def no_mixed_statistics(model: nn.Module) -> Iterator[None]:
     owners = owners_of(model)
     before = []
     for name, module in model.named_modules():
-        for key, buffer in () if _is_exempt(module) else module._buffers.items():
+        for key, buffer in () if _is_spectral(module) else module._buffers.items():
             if buffer is not None and buffer.is_floating_point() and not (module in owners and key == "pending"):
                 before.append((name, module, key, buffer.clone()))
     yield
@@ -305,15 +297,13 @@ def no_mixed_statistics(model: nn.Module) -> Iterator[None]:
         new = module._buffers.get(key)
         # One of another shape is a table that was built again, not a moving average.
         if new is not None and new.shape == old.shape and not torch.allclose(new, old, rtol=0, atol=0, equal_nan=True):
-            kind = type(module).__name__
             raise ValueError(
-                f"{name or 'the model'} ({kind}) tracks statistics of images in its buffer {key}, which clean and "
-                f"adversarial images would share: replace it, or let them share it with split_batchnorm(model, "
-                f"mixed=({kind},))"
+                f"{name or 'the model'} ({type(module).__name__}) tracks statistics of images in its buffer {key}, "
+                "which clean and adversarial images would share: replace it by a layer without such a buffer, or by "
+                "BatchNorm"
             )
 
 
-def _is_exempt(module: nn.Module) -> bool:
+def _is_spectral(module: nn.Module) -> bool:
     hooks = module._forward_pre_hooks.values()
-    spectral = isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks)
-    return spectral or SHARED in vars(module)
+    return isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks)

@@ -22,7 +22,7 @@ from conadv.core.batch import Batch, Chunked
 from conadv.core.roles import Place
 from conadv.core.step import Common, Step
 from conadv.core.twins import tensors_of
-from conadv.wrappers import innermost, precision
+from conadv.wrappers import autocast_dtype, innermost, precision
 
 from .world import unflatten
 
@@ -48,11 +48,10 @@ class Work:
     @classmethod
     def of(cls, method: ConAdv) -> Work:
         """What the twins of a method depend on at the moment."""
-        step, kind = method._step, method._step.device.type
+        step = method._step
         with precision(step.model), step._autocasting():
-            autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-            autocast = torch.get_autocast_dtype(kind) if autocasts else None
-        common = Common(chunk_size=step.chunk_size, seed=step.root_seed, autocast=autocast, input_name=step._input_name)
+            autocast = autocast_dtype(step.device)
+        common = Common(chunk_size=step.chunk_size, seed=step.root_seed, autocast=autocast)
         assert step.twin_branch is not None
         return cls(
             attack=method.attack,
@@ -85,7 +84,7 @@ class Attacker:
         return os.getpid()
 
     def twin(self, published: tuple[Work, int, Any], t: int, k: int, piece: Any) -> tuple[Tensor, float, float]:
-        """Generate the twin of chunk k of the batch of step t; `piece` is its images, labels and extra inputs.
+        """Generate the twin of chunk k of the batch of step t; `piece` is its images and labels.
 
         Returns:
             The images, as bytes if that loses nothing, and when the work began and ended (Unix time).
@@ -96,8 +95,8 @@ class Attacker:
         if self._loaded != (work.number, version):
             unflatten(torch.from_numpy(weights.copy()).to(self._device), list(tensors_of(self._model).values()))
             self._loaded = work.number, version
-        images, labels, extra = piece
-        chunk = next(self._step.chunks(Chunked(1, [Batch(images, labels, extra=extra)])))
+        images, labels = piece
+        chunk = next(self._step.chunks(Chunked(1, [Batch(images, labels)])))
         twin = self._step.attack(work.attack, t, k, chunk).images
         if images.dtype == torch.uint8 and work.attack.exact_as_bytes(from_images=False):
             levels = twin.mul(255).round_().to(torch.uint8)

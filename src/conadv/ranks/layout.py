@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import reduce
 from itertools import cycle
 from operator import or_
@@ -104,18 +105,18 @@ class Layout:
         first = self.lane(rank) * lane + (rank % len(self.roles) - self.roles.index(role)) * each
         return range(first, first + each)
 
-    def check_twins(self, chunks: int, of: int = 1, some: int = 1, shuffled: int = 1) -> None:
+    def check_twins(self, chunks: int, share: Fraction = Fraction(1), shuffled: int = 1) -> None:
         """Raise a ValueError if chunks with twins cannot be shared equally by the ranks of a role.
 
         Args:
             chunks: how many chunks a global batch has.
-            of: of every `of` consecutive chunks, the same number has twins.
-            some: that number.
+            share: the part of them that has twins, the same number in every group of consecutive chunks.
             shuffled: how many consecutive chunks of twins are shuffled together, all of them on one rank.
         """
+        of = share.denominator
         lane = self.lane_size(chunks, of)
         learning = sum(count for role, count in self.counts.items() if Role.ADV in role) or 1
-        twins = lane // learning // of * some
+        twins = lane // learning // of * share.numerator
         if twins % shuffled:
             raise ValueError(
                 f"shuffle_twins {shuffled} needs a multiple of {shuffled} chunks with twins on each rank that learns "

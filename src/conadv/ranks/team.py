@@ -29,7 +29,7 @@ from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
 from conadv.core.state import State, below
 from conadv.core.step import Losses
-from conadv.core.twins import TwinShare
+from conadv.core.twins import as_share
 from conadv.wrappers import is_exchanged
 
 from .agreement import AgreedError, check_agreement
@@ -120,8 +120,7 @@ class Team:
         if is_exchanged(model):
             raise ValueError("a Team sums gradients itself: pass the model without DistributedDataParallel or FSDP")
         layout = Layout.fit(self._text, factory.duties, self.world.size)
-        share = TwinShare.from_number(options.get("twin_share", 1))
-        layout.check_twins(self._chunks, share.of, share.some, options.get("shuffle_twins", 1))
+        layout.check_twins(self._chunks, as_share(options.get("twin_share", 1)), options.get("shuffle_twins", 1))
         self.world.broadcast_tensors([*model.parameters(), *model.buffers()])
         method = factory(model, loss, *arguments, **options, chunk_size=self._chunk_size, seed=self._seed)
         check_agreement(self.world, {"method": method._compared()})

@@ -25,7 +25,7 @@ from conadv.core.roles import Role
 from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm
 from conadv.core.step import Method
-from conadv.core.twins import TwinShare
+from conadv.core.twins import as_share
 from conadv.machine import usable_cores
 from conadv.optim import build_optimizer
 from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
@@ -295,9 +295,8 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
             raise ValueError(
                 f"attackers and the roles of layout {str(layout)!r} exclude each other: drop --layout or --attackers"
             )
-    share = TwinShare.from_number(recipe.twin_share)
     if Role.ADV in layout.duties:
-        layout.check_twins(chunks, share.of, share.some, recipe.shuffle_twins)
+        layout.check_twins(chunks, as_share(recipe.twin_share), recipe.shuffle_twins)
     else:
         layout.check_twins(chunks)
     return layout

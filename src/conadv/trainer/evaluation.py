@@ -14,7 +14,7 @@ from torch import Tensor
 
 from conadv.core.batch import to_pixels
 from conadv.core.branches import split_layers
-from conadv.core.splitbn import routed
+from conadv.core.splitbn import route
 from conadv.ranks.world import World
 from conadv.sinks import Board
 from conadv.task.data import Source
@@ -149,7 +149,7 @@ def branch_top1(task: Task) -> dict[str, float]:
     """Return the accuracy in percent on a sample of test images, as they are, through each branch of BatchNorm."""
     found = {}
     for branch in split_layers(task.model)[0].branches:
-        with routed(task.model, branch, tracking="off"):
+        with route(task.model, branch, tracking="off"):
             accuracy = evaluate_source(task, World(0, 1, task.device), task.data.test, sample=_SHOWN)
         found[f"{branch}_branch_top1"] = accuracy.top1
     return found
