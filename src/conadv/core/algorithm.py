@@ -14,7 +14,6 @@ A method says which passes a chunk takes: branch of BatchNorm, images, weight in
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Unpack, final
 
@@ -173,7 +172,8 @@ class Recycled(WithTwins):
             yield from (images, *views)
         elif self._step.has_twin(t, k):
             self.twins.remember(k, chunk)  # another rank takes the clean pass, and sends the twin
-        if Role.ADV in role and self._step.has_twin(self.twins.source(t), k):
+        source = t - 1 if self.twins.found else t  # the step whose batch the twins are of
+        if Role.ADV in role and self._step.has_twin(source, k):
             twin = self.twins.take(t, k, chunk)
             yield from self._step.adversarial(twin, k, self.adv_weight)
 
@@ -182,7 +182,7 @@ class Recycled(WithTwins):
         self._step.checks.look_at_images(self.attack, chunk.images)
         images = self._step.clean(chunk, 1 - self.adv_weight)[0]
         leaf = chunk.images.detach().requires_grad_()
-        of_leaf = images._replace(batch=replace(images.batch, images=leaf), tracking="off")
+        of_leaf = images._replace(batch=Batch(leaf, chunk.labels), tracking="off")
         (gradient,) = self._step.gradient([of_leaf], t, k, [leaf])
         return self._along(images.batch, self._step.scale(images), t, k, gradient)
 
@@ -190,8 +190,7 @@ class Recycled(WithTwins):
         """The same pass; its backward pass also reaches the images, and takes one step of the attack from there."""
         leaf = images.batch.images.detach().requires_grad_()
         along = partial(self._along, images.batch, self._step.scale(images), t, k)
-        batch = replace(images.batch, images=leaf)
-        return images._replace(batch=batch, receive=self.twins.expect(k, along))
+        return images._replace(batch=Batch(leaf, images.batch.labels), receive=self.twins.expect(k, along))
 
     def _along(self, batch: Batch, scale: float, t: int, k: int, gradient: Tensor) -> Batch:
         """The twins of a chunk from the gradient of its loss, which was a scaled mean; that of an attack is a sum."""

@@ -154,11 +154,9 @@ def owners_of(model: nn.Module) -> dict[nn.Module, SplitLayer]:
 
 
 def split_class(plain: type[_BatchNorm]) -> type[SplitLayer]:
-    """The class of split layers for a class of layers, created once for each."""
-    if plain not in _CLASSES:
-        kernel = plain.forward is _BatchNorm.forward
-        _CLASSES[plain] = type(f"Split{plain.__name__}", (SplitLayer, plain), {"plain": plain, "kernel": kernel})
-    return _CLASSES[plain]
+    """The class of split layers for a class of layers, the same each time."""
+    own = {"plain": plain, "kernel": plain.forward is _BatchNorm.forward}
+    return _CLASSES.setdefault(plain, type(f"Split{plain.__name__}", (SplitLayer, plain), own))
 
 
 def _blank(plain: type[_BatchNorm]) -> SplitLayer:

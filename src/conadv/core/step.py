@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn, TypedDict
 
@@ -293,12 +292,7 @@ class Step:
 
     def scale(self, some: Pass) -> float:
         """The factor of the mean loss of a pass in the loss of the step."""
-        return some.weight * self.place.averaged / self._total
-
-    @property
-    def _total(self) -> int:
-        """How many chunks the batch of this step has, over all ranks of a layout."""
-        return self.place.total or self.count
+        return some.weight * self.place.averaged / (self.place.total or self.count)
 
     def gradient(self, passes: Sequence[Pass], t: int, k: int, by: Sequence[Tensor]) -> list[Tensor]:
         """The gradient of the loss of chunk k with respect to `by`, to the bit that a backward pass in step t leaves.
@@ -311,7 +305,7 @@ class Step:
         no_trace = passes[0].tracking == "off"
         with without_trace(model, "main", None, None) if no_trace else nullcontext():
             for each in passes:
-                batch = replace(each.batch, images=each.batch.images.clone())  # a model may work in place
+                batch = Batch(each.batch.images.clone(), each.batch.labels)  # a model may work in place
                 with route(self.model, each.branch, tracking=each.tracking):
                     total = self._forward(each._replace(batch=batch), t, k, model)
                     own = torch.autograd.grad(total, by, allow_unused=True, materialize_grads=True)
@@ -359,7 +353,7 @@ class Step:
             self.checks.look_at_loss(loss, outputs, some.batch.labels, images, self.count)
         self._watched |= watches
         if some.tracking == "step" or some.adversarial:  # otherwise only a direction is computed with it
-            self._means[some.adversarial].append(loss.detach() / (self._total * some.per_chunk))
+            self._means[some.adversarial].append(loss.detach() / ((self.place.total or self.count) * some.per_chunk))
         total = loss * self.scale(some)
         if some.receive is not None:
             _pass_on(images, total, some.receive)

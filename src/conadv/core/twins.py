@@ -176,10 +176,6 @@ class LeftTwins(Twins):
                 "of one size (drop_last=True drops the smaller last one)"
             )
 
-    def source(self, t: int) -> int:
-        """The step whose batch the twins of step t are of."""
-        return t - 1 if self.found else t
-
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
         return self._waiting.popleft() if self.found else self._evaluate(t, k, chunk)
 
