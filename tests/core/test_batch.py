@@ -7,19 +7,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conadv.core.batch import Batch, Feed, count_chunks, cut, to_pixels
+from conadv.core.batch import Batch, Chunked, Feed, count_chunks, cut, to_pixels
 
 
 @given(chunks=st.integers(1, 6), chunk_size=st.integers(1, 5), views=st.integers(0, 1))
 def test_chunks_are_the_batch_in_order(chunks: int, chunk_size: int, views: int) -> None:
     size = chunks * chunk_size
     images, labels = torch.arange(size * 2).view(size, 2), torch.arange(size)
-    batch = Batch(images, {"labels": (labels,)}, images + 1000 if views else None)
+    batch = Batch(images, {"labels": (labels,)}, images + 1000 if views else None, {"index": labels + 5, "scale": 2.0})
     parts = list(cut(batch, chunk_size))
     assert count_chunks(batch, chunk_size) == len(parts) == chunks
     assert all(len(part.images) == chunk_size for part in parts)
     assert torch.equal(torch.cat([part.images for part in parts]), images)
     assert torch.equal(torch.cat([part.labels["labels"][0] for part in parts]), labels)
+    assert torch.equal(torch.cat([part.extra["index"] for part in parts]), labels + 5)
+    assert all(part.extra["scale"] == 2.0 for part in parts)
     if views:
         assert torch.equal(torch.cat([part.augmented for part in parts]), images + 1000)
 
@@ -47,6 +49,13 @@ def test_every_byte_becomes_its_fraction(dtype: torch.dtype) -> None:
     pixels = to_pixels(raw, torch.device("cpu"), dtype)
     assert pixels.dtype == dtype and pixels.tolist() == (torch.arange(256).to(dtype) / 255).tolist()
     assert torch.equal((pixels * 255).round().to(torch.uint8), raw)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_more_or_fewer_chunks_than_a_batch_says_it_has_are_refused(count: int) -> None:
+    batch = Chunked(count, [Batch(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2)])
+    with pytest.raises(ValueError, match=f"2 instead of {count} chunks"):
+        list(cut(batch, 2))
 
 
 # --- a loader that looks ahead -----------------------------------------------------------------------------------

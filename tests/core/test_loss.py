@@ -102,28 +102,31 @@ def test_float16_needs_a_scaled_loss() -> None:
 # --- batches as people have them ---------------------------------------------------------------------------------
 
 
-class Named(nn.Module):
-    """A model that returns a dict."""
+class Scaled(nn.Module):
+    """A model with two inputs that returns a dict."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = split_batchnorm(small_cnn())
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        return {"logits": self.inner(pixels)}
+    def forward(self, pixels: Tensor, scale: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.inner(pixels) * scale[:, None]}
 
 
 @image_methods
-def test_dicts_and_structured_targets(setting: Setting) -> None:
+def test_dicts_several_inputs_and_structured_targets(setting: Setting) -> None:
     def loss(outputs: dict[str, Tensor], labels: tuple[Tensor, Tensor]) -> Tensor:
         return (F.cross_entropy(outputs["logits"], labels[0], reduction="none") * labels[1]).mean()
 
     def as_batch(item: dict[str, Tensor]) -> conadv.Batch:
-        return conadv.Batch(item["x"], (item["y"], item["w"]))
+        return conadv.Batch(item["x"], (item["y"], item["w"]), extra={"scale": item["s"]})
 
-    items = [{"x": x, "y": y, "w": torch.linspace(0.5, 2, 8).double()} for x, y in small_batches(3)]
-    model = Named()
-    method = setting.make(model, PGD(0, random_start=0), chunk_size=4, batch=as_batch)
+    items = [
+        {"x": x, "y": y, "w": torch.linspace(0.5, 2, 8).double(), "s": torch.linspace(1, 3, 8).double()}
+        for x, y in small_batches(3)
+    ]
+    model = Scaled()
+    method = setting.make(model, PGD(0, random_start=0), chunk_size=4, batch=as_batch, input_name="pixels")
     method._step.loss = loss
     reference = small_cnn()
     for number, (now, ahead) in enumerate(method.feed(items)):
@@ -131,7 +134,7 @@ def test_dicts_and_structured_targets(setting: Setting) -> None:
         method(now, ahead)
         if number == 0:
             total = sum(
-                loss({"logits": reference(part["x"])}, (part["y"], part["w"])) / 2
+                loss({"logits": reference(part["x"]) * part["s"][:, None]}, (part["y"], part["w"])) / 2
                 for part in ({k: v[:4] for k, v in now.items()}, {k: v[4:] for k, v in now.items()})
             )
             total.backward()
@@ -152,6 +155,13 @@ def test_what_is_not_images_and_labels_is_refused(setting: Setting, item, what: 
     method = setting.make(split_batchnorm(small_cnn()))
     with pytest.raises(ValueError, match=rf"{what}, not \(images, labels\) as tensors: say how to get them.*{hint}"):
         take_steps(method, [item(x, y) for x, y in small_batches(2)])
+
+
+def test_a_pair_of_feed_that_is_passed_as_one_argument_is_refused() -> None:
+    method = ConAdv(split_batchnorm(small_cnn()), F.cross_entropy, ATTACK)
+    (pair,) = method.feed(small_batches(1))
+    with pytest.raises(ValueError, match=r"for now, ahead in method.feed\(loader\): method\(now, ahead\)"):
+        method(pair)
 
 
 # --- checks ------------------------------------------------------------------------------------------------------

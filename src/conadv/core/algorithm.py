@@ -14,6 +14,7 @@ A method says which passes a chunk takes: branch of BatchNorm, images, weight in
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Unpack, final
 
@@ -33,7 +34,7 @@ class Vanilla(Method):
     Args:
         model: the network; with `chunk_size`, its BatchNorm layers are split (`split_batchnorm(model, ("main",))`).
         loss: from outputs and labels to the mean loss over the images.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
     __slots__ = ()
@@ -71,7 +72,7 @@ class ConAdv(WithTwins):
         shuffle_twins: the twins of this many consecutive chunks are shuffled among each other before they are learnt,
             so that the statistics of a chunk that was attacked as a whole cannot give its labels away; 1: they are not.
         twins: who generates twins ahead, such as `conadv.ray.Pool`; None: this process, when it needs them.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
     __slots__ = ()
@@ -137,7 +138,7 @@ class Recycled(WithTwins):
         twin_share: as for `ConAdv`.
         twin_branch: as for `ConAdv`.
         shuffle_twins: as for `ConAdv`.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
     __slots__ = ()
@@ -182,7 +183,7 @@ class Recycled(WithTwins):
         self._step.checks.look_at_images(self.attack, chunk.images)
         images = self._step.clean(chunk, 1 - self.adv_weight)[0]
         leaf = chunk.images.detach().requires_grad_()
-        of_leaf = images._replace(batch=Batch(leaf, chunk.labels), tracking="off")
+        of_leaf = images._replace(batch=replace(images.batch, images=leaf), tracking="off")
         (gradient,) = self._step.gradient([of_leaf], t, k, [leaf])
         return self._along(images.batch, self._step.scale(images), t, k, gradient)
 
@@ -190,13 +191,13 @@ class Recycled(WithTwins):
         """The same pass; its backward pass also reaches the images, and takes one step of the attack from there."""
         leaf = images.batch.images.detach().requires_grad_()
         along = partial(self._along, images.batch, self._step.scale(images), t, k)
-        return images._replace(batch=Batch(leaf, images.batch.labels), receive=self.twins.expect(k, along))
+        return images._replace(batch=replace(images.batch, images=leaf), receive=self.twins.expect(k, along))
 
     def _along(self, batch: Batch, scale: float, t: int, k: int, gradient: Tensor) -> Batch:
         """The twins of a chunk from the gradient of its loss, which was a scaled mean; that of an attack is a sum."""
         gradient = gradient / (scale / len(batch.images))
         images = self.attack.along(batch.images, gradient, self._step.attack_seed(t, k))
-        return Batch(images, batch.labels)
+        return Batch(images, batch.labels, extra=batch.extra)
 
     def _check(self) -> None:
         self.attack.check_reusable()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,11 +23,13 @@ class Batch:
             (N, C, H, W). Any other input works too (see `PGD`).
         labels: what the loss takes besides the outputs: a tensor of N, or tuples and dicts of such tensors.
         augmented: another view of the same images, to learn from through a BatchNorm branch of its own.
+        extra: further inputs of the model by name; the method needs `input_name` for the images then.
     """
 
     images: Tensor
     labels: Any
     augmented: Tensor | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +54,10 @@ def as_batch(item: Any) -> Batch:
             "the batch is a Tensor, not (images, labels) as tensors: say how to get them with batch=, "
             "or pass both as one argument, method((images, labels))"
         )
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], tuple | list | dict | Batch | Chunked):
+        raise ValueError(
+            "a pair of batches, as method.feed yields them: for now, ahead in method.feed(loader): method(now, ahead)"
+        )
     what, example = type(item).__name__, "item[0], item[1]"
     if isinstance(item, dict):
         images, labels = [*item, "images", "labels"][:2]
@@ -70,12 +76,12 @@ def as_batch(item: Any) -> Batch:
 def regrouped(batches: Sequence[Batch], order: Tensor) -> list[Batch]:
     """The images of several batches of one size in another order, cut into as many batches."""
     size = len(batches[0].images)
-    leaves, like = zip(*(tree_flatten((one.images, one.labels)) for one in batches), strict=True)
+    leaves, like = zip(*(tree_flatten((one.images, one.labels, dict(one.extra))) for one in batches), strict=True)
     if any(not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != size for own in leaves for leaf in own):
-        raise ValueError("twins can be shuffled only if every label has one entry per image")
+        raise ValueError("twins can be shuffled only if every label and extra input has one entry per image")
     mixed = [torch.cat(same)[order.to(same[0].device)].split(size) for same in zip(*leaves, strict=True)]
     parts = [tree_unflatten([tensors[number] for tensors in mixed], like[0]) for number in range(len(batches))]
-    return [Batch(images, labels) for images, labels in parts]
+    return [Batch(images, labels, extra=extra) for images, labels, extra in parts]
 
 
 def to_pixels(images: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -109,10 +115,16 @@ def count_chunks(batch: Batch | Chunked, chunk_size: int | None) -> int:
 
 def cut(batch: Batch | Chunked, chunk_size: int | None) -> Iterator[Any]:
     """The chunks of a batch, in order; without a chunk size the batch is its only chunk."""
+    count = count_chunks(batch, chunk_size)
     if isinstance(batch, Chunked):
-        yield from batch.chunks
+        came = 0
+        for chunk in batch.chunks:
+            came += 1
+            yield chunk
+        if came != count:
+            raise ValueError(f"{came} instead of {count} chunks came: a chunked batch can be iterated only once")
         return
-    count, size = count_chunks(batch, chunk_size), len(batch.images)
+    size = len(batch.images)
     if count > 1 and isinstance(batch.labels, Tensor) and batch.labels.dim() > 0 and len(batch.labels) != size:
         raise ValueError(f"{len(batch.labels)} labels for {size} images, which cannot be cut into chunks together")
 
@@ -121,7 +133,7 @@ def cut(batch: Batch | Chunked, chunk_size: int | None) -> Iterator[Any]:
         return values if shared else values.chunk(count)[number]
 
     for number in range(count):
-        fields = (batch.images, batch.labels, batch.augmented)
+        fields = (batch.images, batch.labels, batch.augmented, dict(batch.extra))
         yield batch if count == 1 else Batch(*tree_map_only(Tensor, partial(part, number), fields))
 
 

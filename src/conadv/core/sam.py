@@ -32,7 +32,7 @@ class Sam(Method):
         model: the network.
         loss: from outputs and labels to the mean loss over the images.
         rho: how far the weights move, in the L2 norm over all trainable parameters.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch.
+        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
     """
 
     __slots__ = ("rho",)

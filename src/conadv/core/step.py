@@ -10,8 +10,9 @@ that a method knows none of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn, TypedDict
 
@@ -54,6 +55,8 @@ class Common(TypedDict, total=False):
     """Run forward passes in this precision; None: that of the surrounding torch.autocast, if there is one."""
     batch: Callable[[Any], Batch] | None
     """From what the loader yields to a `Batch`; None: it yields (images, labels)."""
+    input_name: str | None
+    """The model's keyword argument for the images, where a batch has `extra` inputs. None: the first argument."""
     after_chunk: Callable[[], None] | None
     """Called after each chunk has added its gradients to `.grad`, such as `conadv.SignalToNoise.add`."""
 
@@ -125,7 +128,7 @@ class Step:
         self.losses = Losses(torch.zeros(()), torch.zeros(()))  # of the last step
         self._unfinished = False  # a step has begun and not ended
         self._means: tuple[list[Tensor], list[Tensor]] = [], []  # the losses of this step so far, clean and adversarial
-        self._autocast = common.get("autocast")
+        self._autocast, self.input_name = common.get("autocast"), common.get("input_name")
         self._as_batch = common.get("batch") or as_batch
         self._after_chunk = common.get("after_chunk")
         self._parallel = data_parallel(model)
@@ -228,16 +231,20 @@ class Step:
                 return
             own = self.batch(chunk)
             assert isinstance(own, Batch)
+            if own.extra and self.input_name is None:
+                raise ValueError("a batch with extra inputs: pass input_name=, the model's argument for the images")
             self.checks.look_at_labels(own.labels)
             augmented = None if own.augmented is None else to_pixels(own.augmented, device, dtype)
-            yield Batch(to_pixels(own.images, device, dtype), to_device(own.labels, device), augmented)
+            labels, extra = to_device((own.labels, dict(own.extra)), device)
+            yield Batch(to_pixels(own.images, device, dtype), labels, augmented, extra)
 
     def clean(self, chunk: Batch, weight: float) -> list[Pass]:
         """The passes of the images and, where the batch has one, of their augmented view, with equal weights."""
         if chunk.augmented is None:
             return [Pass("main", chunk, weight)]
         views = {"main": chunk.images, "aug": chunk.augmented}
-        return [Pass(name, Batch(images, chunk.labels), weight / 2, 2) for name, images in views.items()]
+        several = {name: replace(chunk, images=images, augmented=None) for name, images in views.items()}
+        return [Pass(name, batch, weight / 2, 2) for name, batch in several.items()]
 
     def adversarial(self, twin: Batch, k: int, weight: float) -> list[Pass]:
         """The passes after the twins of chunk k have come, such that the mean over all twins of a step has `weight`."""
@@ -278,8 +285,9 @@ class Step:
         """Attack chunk k of the batch of step t, with the weights that the model has."""
         self.checks.look_at_images(attack, chunk.images)
         with span("attack"), precision(self.model), self._autocasting():
-            images = attack(self.model, self.loss, chunk.images, chunk.labels, self.attack_seed(t, k))
-        return Batch(images, chunk.labels)
+            model = self._of_images(unwrap(self.model), chunk)
+            images = attack(model, self.loss, chunk.images, chunk.labels, self.attack_seed(t, k))
+        return Batch(images, chunk.labels, extra=chunk.extra)
 
     @property
     def root_seed(self) -> int:
@@ -305,7 +313,7 @@ class Step:
         no_trace = passes[0].tracking == "off"
         with without_trace(model, "main", None, None) if no_trace else nullcontext():
             for each in passes:
-                batch = Batch(each.batch.images.clone(), each.batch.labels)  # a model may work in place
+                batch = replace(each.batch, images=each.batch.images.clone())  # a model may work in place
                 with route(self.model, each.branch, tracking=each.tracking):
                     total = self._forward(each._replace(batch=batch), t, k, model)
                     own = torch.autograd.grad(total, by, allow_unused=True, materialize_grads=True)
@@ -343,12 +351,11 @@ class Step:
         if watches:
             broadcast_early(self._parallel)
         watching = no_mixed_statistics(inner) if watches else nullcontext()
-        own_precision = (
-            nullcontext() if model is self.model else precision(self.model)
-        )  # a wrapper that is called has it
+        # A wrapper that is called brings its own precision.
+        own_precision = nullcontext() if model is self.model else precision(self.model)
         with seeded, own_precision, self._autocasting(), watching:
             # A model may work in place, which a leaf of the graph does not allow.
-            outputs = model(images.clone() if images.requires_grad else images)
+            outputs = self._of_images(model, some.batch)(images.clone() if images.requires_grad else images)
             loss = self.loss(outputs, some.batch.labels)
             self.checks.look_at_loss(loss, outputs, some.batch.labels, images, self.count)
         self._watched |= watches
@@ -365,9 +372,24 @@ class Step:
         owners = [layer.owner(name) for layer in layers for name in layer.branches if name not in branches]
         return [weight for owner in owners for weight in owner.parameters(recurse=False) if weight.requires_grad]
 
+    def _of_images(self, model: nn.Module, batch: Batch) -> nn.Module:
+        """The model as one of the images alone: the extra inputs of the batch are given."""
+        return model if self.input_name is None else _Given(model, self.input_name, batch.extra)
+
     def _autocasting(self) -> AbstractContextManager[Any]:
         """A context with the precision that the method was given."""
         return nullcontext() if self._autocast is None else torch.autocast(self.device.type, self._autocast)
+
+
+class _Given(nn.Module):
+    """A model of images alone: its further inputs are given."""
+
+    def __init__(self, model: nn.Module, name: str, extra: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self._name, self._extra, self.training = model, name, extra, model.training
+
+    def forward(self, images: Tensor) -> Any:
+        return self.model(**{self._name: images}, **self._extra)
 
 
 def _pass_on(images: Tensor, total: Tensor, receive: Callable[[Tensor], None]) -> None:

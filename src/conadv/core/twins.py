@@ -186,9 +186,10 @@ class LeftTwins(Twins):
     def state(self) -> tuple[dict[str, Any], State]:
         tensors: State = {}
         for number, twin in enumerate(self.items()):
-            if not isinstance(twin.labels, Tensor):
+            if not isinstance(twin.labels, Tensor) or twin.extra:
                 raise ValueError(
-                    "Recycled can save twins only if their labels are a tensor: use ConAdv to checkpoint other batches"
+                    "Recycled can save twins only with tensor labels and no extra inputs: use ConAdv to checkpoint "
+                    "other batches"
                 )
             tensors |= {f"twins.{number}.images": twin.images, f"twins.{number}.labels": twin.labels}
         return {}, tensors

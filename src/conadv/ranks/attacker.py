@@ -51,7 +51,7 @@ class Work:
         step = method._step
         with precision(step.model), step._autocasting():
             autocast = autocast_dtype(step.device)
-        common = Common(chunk_size=step.chunk_size, seed=step.root_seed, autocast=autocast)
+        common = Common(chunk_size=step.chunk_size, seed=step.root_seed, autocast=autocast, input_name=step.input_name)
         assert step.twin_branch is not None
         return cls(
             attack=method.attack,
@@ -84,7 +84,7 @@ class Attacker:
         return os.getpid()
 
     def twin(self, published: tuple[Work, int, Any], t: int, k: int, piece: Any) -> tuple[Tensor, float, float]:
-        """Generate the twin of chunk k of the batch of step t; `piece` is its images and labels.
+        """Generate the twin of chunk k of the batch of step t; `piece` is its images, labels and extra inputs.
 
         Returns:
             The images, as bytes if that loses nothing, and when the work began and ended (Unix time).
@@ -95,8 +95,8 @@ class Attacker:
         if self._loaded != (work.number, version):
             unflatten(torch.from_numpy(weights.copy()).to(self._device), list(tensors_of(self._model).values()))
             self._loaded = work.number, version
-        images, labels = piece
-        chunk = next(self._step.chunks(Chunked(1, [Batch(images, labels)])))
+        images, labels, extra = piece
+        chunk = next(self._step.chunks(Chunked(1, [Batch(images, labels, extra=extra)])))
         twin = self._step.attack(work.attack, t, k, chunk).images
         if images.dtype == torch.uint8 and work.attack.exact_as_bytes(from_images=False):
             levels = twin.mul(255).round_().to(torch.uint8)

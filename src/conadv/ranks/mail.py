@@ -222,7 +222,7 @@ class Mail(Local):
         # Where a loop leaves out an update, they are of other weights than one process takes.
         if images is None or self._updates[-1] - self._updates[0] != self._delay:
             return self._post.format.received(super().take(t, k, chunk))
-        return Batch(images, chunk.labels)
+        return Batch(images, chunk.labels, extra=chunk.extra)
 
     def load(self, about: Mapping[str, Any], tensors: State) -> None:
         self._updates.clear()

@@ -180,7 +180,7 @@ class Pool(Twins, AbstractContextManager[Any]):
         images = images.to(chunk.images.device)
         if images.dtype == torch.uint8:
             images = from_levels(images, chunk.images, job.work.attack, self._step.attack_seed(t, k))
-        return Batch(images, chunk.labels)
+        return Batch(images, chunk.labels, extra=chunk.extra)
 
     def end(self) -> None:
         published = self._published is not None and not self.local.same_update
@@ -236,7 +236,7 @@ class Pool(Twins, AbstractContextManager[Any]):
         if job.update != self._update - self.reads_ahead or job.work != self._work:
             return False
         seen = next(self._step.chunks(Chunked(1, [job.piece])))
-        some, others = (tree_leaves((each.images, each.labels)) for each in (seen, chunk))
+        some, others = (tree_leaves((each.images, each.labels, dict(each.extra))) for each in (seen, chunk))
         return len(some) == len(others) and all(map(_same, some, others))
 
     def _answer_of(self, job: _Job) -> Tensor | None:
@@ -295,7 +295,7 @@ class Pool(Twins, AbstractContextManager[Any]):
             attacker, load = min(loads.items(), key=lambda item: item[1], default=(0, _DEPTH))
             if load >= _DEPTH:
                 return
-            piece = copied((job.piece.images, job.piece.labels))
+            piece = copied((job.piece.images, job.piece.labels, dict(job.piece.extra)))
             job.ticket = self._actors[attacker].twin.remote(job.published, *key, piece)
             self._tasks[job.ticket] = attacker, job
             loads[attacker] += 1
