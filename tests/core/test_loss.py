@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import conadv
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
@@ -48,24 +47,6 @@ def test_a_loss_that_the_caller_backpropagates_takes_the_same_steps(
     one, other = run(setting, False, chunk_size=chunk_size), run(setting, True, factor, chunk_size)
     for name, value in one.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=1e-12)
-
-
-class Checkpointed(nn.Module):
-    """A model whose layers run again in the backward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = split_batchnorm(small_cnn())
-
-    def forward(self, images: Tensor) -> Tensor:
-        return checkpoint(self.inner, images, use_reentrant=False)  # type: ignore[no-any-return]
-
-
-@image_methods
-def test_layers_that_run_again_are_refused(setting: Setting) -> None:
-    method = setting.make(Checkpointed())
-    with pytest.raises(RuntimeError, match=r"call method\(batch\) in place of method.loss"):
-        method.loss(small_batches(1)[0]).backward()
 
 
 def test_sam_has_no_loss_to_return() -> None:

@@ -56,18 +56,6 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
 # --- feeding -----------------------------------------------------------------------------------------------------
 
 
-@every_method
-def test_several_epochs_with_a_feed_each(setting: Setting) -> None:
-    """What is carried over, such as recycled's last twins, crosses the end of an epoch."""
-    batches = small_batches(4)
-    model, other = make_model(), make_model()
-    method = setting.make(model)
-    train(method, model, batches, momentum=0)
-    train(method, model, batches, momentum=0)
-    train(setting.make(other), other, batches * 2, momentum=0)
-    assert same_weights(model, other)
-
-
 def test_batches_may_have_different_sizes() -> None:
     """Most loaders end an epoch with a smaller batch; its twins are its own."""
     batches = [*small_batches(2, size=8), *small_batches(1, size=4, seed=2), *small_batches(1, size=8, seed=3)]
