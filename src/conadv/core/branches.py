@@ -52,7 +52,7 @@ class SplitLayer(_BatchNorm):
     """A layer with further branches; which one an image goes through is set by `route`.
 
     A layer is converted in place, so that hooks and references stay. Outside of `route` it behaves as before, also for
-    code that checks its class; only activation checkpointing needs a route. It calls torch's kernel; a subclass of
+    code that checks its class. It calls torch's kernel; a subclass of
     BatchNorm with a forward pass of its own runs that, with the tensors of a branch in place of its own.
     """
 
@@ -62,10 +62,12 @@ class SplitLayer(_BatchNorm):
     """Whether it has the forward pass of torch's BatchNorm."""
     way: Way
     branches: tuple[str, ...]
+    left_main: bool
+    """Whether images went another way, whose backward pass may come later, outside of the route."""
 
     def grow(self, branches: Mapping[str, _BatchNorm]) -> None:
         """Add branches to a layer that was just converted."""
-        self.way, self.branches = Way(), ("main", *branches)
+        self.way, self.branches, self.left_main = Way(), ("main", *branches), False
         for name, branch in branches.items():
             self.add_module(name, branch)
         for owner in (self, *branches.values()):
@@ -124,12 +126,12 @@ class SplitLayer(_BatchNorm):
         """The way of this pass. Activation checkpointing runs a layer again in the backward pass."""
         way = self.way
         if torch.compiler.is_compiling():  # whether this is a backward pass is known when the graph runs
-            if self.training and not way.routed and "pending" in self._buffers:
+            if self.left_main and not way.routed and "pending" in self._buffers:
                 _require_forward_pass(self.get_buffer("pending"))
             return way
         if torch._C._current_graph_task_id() == -1:
             return way
-        if not way.routed:
+        if self.left_main and not way.routed:
             raise RuntimeError(_UNKNOWN_BRANCH)
         return way if way.tracking == "off" else way._replace(tracking="again")
 

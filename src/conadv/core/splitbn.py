@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -99,8 +100,10 @@ def route(
     layers = split_layers(model)
     tally = Tally([layer.owner(branch) for layer in layers if layer.kernel]) if tracking == "step" else None
     before = [layer.way for layer in layers]
+    leaves_main = (branch != "main" or tracking == "off") and (model.training or torch.is_grad_enabled())
     try:
         for layer in layers:
+            layer.left_main |= leaves_main
             uses_batch = _uses_batch(layer, branch, statistics, model.training)
             layer.way = Way(branch, uses_batch, tracking, True, tally)
         yield

@@ -285,7 +285,9 @@ class Step:
         """Attack chunk k of the batch of step t, with the weights that the model has."""
         self.checks.look_at_images(attack, chunk.images)
         with span("attack"), precision(self.model), self._autocasting():
-            model = self._of_images(unwrap(self.model), chunk)
+            model = self.model
+            if self.input_name is not None:
+                model = _Given(unwrap(model), self.input_name, chunk.extra)
             images = attack(model, self.loss, chunk.images, chunk.labels, self.attack_seed(t, k))
         return Batch(images, chunk.labels, extra=chunk.extra)
 
@@ -353,9 +355,11 @@ class Step:
         watching = no_mixed_statistics(inner) if watches else nullcontext()
         # A wrapper that is called brings its own precision.
         own_precision = nullcontext() if model is self.model else precision(self.model)
+        if self.input_name is not None:
+            model = _Given(model, self.input_name, some.batch.extra)
         with seeded, own_precision, self._autocasting(), watching:
             # A model may work in place, which a leaf of the graph does not allow.
-            outputs = self._of_images(model, some.batch)(images.clone() if images.requires_grad else images)
+            outputs = model(images.clone() if images.requires_grad else images)
             loss = self.loss(outputs, some.batch.labels)
             self.checks.look_at_loss(loss, outputs, some.batch.labels, images, self.count)
         self._watched |= watches
@@ -371,10 +375,6 @@ class Step:
         layers = split_layers(self.model)
         owners = [layer.owner(name) for layer in layers for name in layer.branches if name not in branches]
         return [weight for owner in owners for weight in owner.parameters(recurse=False) if weight.requires_grad]
-
-    def _of_images(self, model: nn.Module, batch: Batch) -> nn.Module:
-        """The model as one of the images alone: the extra inputs of the batch are given."""
-        return model if self.input_name is None else _Given(model, self.input_name, batch.extra)
 
     def _autocasting(self) -> AbstractContextManager[Any]:
         """A context with the precision that the method was given."""
