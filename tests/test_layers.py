@@ -16,9 +16,10 @@ ROOT = Path(__file__).parents[1] / "src" / "conadv"
 # Which parts of the package a part may import, beside itself.
 _TABLE = {
     "wrappers": "",
+    "roles": "",
     "peers": "wrappers",
-    "catalog": "core",
-    "core": "wrappers peers",
+    "catalog": "roles",
+    "core": "wrappers peers roles",
     "ray": "ranks wrappers",
     "optim": "",
     "sinks": "atomic",
@@ -26,15 +27,15 @@ _TABLE = {
     "last_words": "",
     "machine": "",
     "printing": "",
-    "config": "catalog core optim sinks printing",
+    "config": "catalog roles core optim sinks printing",
     "task": "catalog core atomic machine printing",
-    "ranks": "catalog core wrappers machine last_words",
-    "trainer": "catalog last_words core optim task ranks ray sinks atomic printing machine wrappers",
+    "ranks": "catalog roles core wrappers machine last_words",
+    "trainer": "catalog roles last_words core optim task ranks ray sinks atomic printing machine wrappers",
     "trained": "atomic catalog config core ranks task trainer",
     "study": "atomic catalog core optim task ranks trainer config printing machine",
     "cli": "last_words machine task trained ranks trainer study config printing",
     "__main__": "cli",
-    "__init__": "core optim ranks config trainer",
+    "__init__": "roles core optim ranks config trainer",
 }
 MAY_IMPORT = {part: set(others.split()) for part, others in _TABLE.items()}
 # Others get a recipe with the task, or none.

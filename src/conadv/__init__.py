@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .core.attack import Attack
     from .core.batch import Batch, Feed
     from .core.pgd import PGD
-    from .core.roles import Role
     from .core.sam import Sam
     from .core.splitbn import plain_state_dict, route, split_batchnorm
     from .core.step import Common, Losses, Method
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from .optim.signal import SignalToNoise
     from .ranks.layout import Layout
     from .ranks.team import Team
+    from .roles import Role
     from .trainer.train import train
 
 __all__ = [
@@ -45,7 +45,7 @@ _HOMES = {
     "core.attack": ("Attack",),
     "core.batch": ("Batch", "Feed"),
     "core.pgd": ("PGD",),
-    "core.roles": ("Role",),
+    "roles": ("Role",),
     "core.sam": ("Sam",),
     "core.splitbn": ("plain_state_dict", "route", "split_batchnorm"),
     "core.step": ("Common", "Losses", "Method"),

@@ -12,7 +12,7 @@ from importlib import import_module
 from operator import or_
 from typing import Any
 
-from .core.roles import Role
+from .roles import Role
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ torch.profiler                         the parts of a step are spans of its trac
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -192,6 +192,17 @@ def sharded_like(own: Tensor, tensor: Tensor) -> Tensor:
 def span(name: str) -> AbstractContextManager[object]:
     """A span of time with one of the names of SPANS, or STEP; costs nothing unless a profiler records."""
     return profiler.record_function(PREFIX + name) if profiler._is_profiler_enabled else nullcontext()
+
+
+class Given(nn.Module):
+    """A model of images alone: its further inputs are given, and its argument for the images is named."""
+
+    def __init__(self, model: nn.Module, name: str, extra: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self._name, self._extra, self.training = model, name, extra, model.training
+
+    def forward(self, images: Tensor) -> Any:
+        return self.model(**{self._name: images}, **self._extra)
 
 
 class _Touch(torch.autograd.Function):

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conadv import PGD, split_batchnorm
 from conadv.catalog import METHODS
-from conadv.core.roles import Role
 from conadv.ranks.layout import Layout
+from conadv.roles import Role
 from conadv.trainer.build import build_task
 from support import tiny
 from support.fake_ranks import record_rank

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import conadv
 from conadv import PGD, ConAdv, Recycled, Role, Vanilla, split_batchnorm
 from conadv.core.batch import Chunked, cut
-from conadv.core.roles import Place
+from conadv.roles import Place
 from support.settings import (
     Method,
     Setting,

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from conadv.core.roles import Place
+from conadv.roles import Place
 from support.ddp_ranks import (
     RANKS,
     Activated,

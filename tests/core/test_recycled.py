@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, Batch, Recycled, Role, split_batchnorm
-from conadv.core.roles import Place
+from conadv.roles import Place
 from support.settings import small_batches, small_cnn
 
 EPSILON, STEP = 0.3, 0.7

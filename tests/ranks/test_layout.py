@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from conadv.core.algorithm import ConAdv, Recycled, Vanilla
-from conadv.core.roles import Role
 from conadv.ranks.layout import Layout
+from conadv.roles import Role
 
 METHODS = {Vanilla: ["clean"], Recycled: ["clean", "adv"], ConAdv: ["clean", "adv", "attack"]}
 

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from conadv import PGD, split_batchnorm
 from conadv.catalog import METHODS
 from conadv.core.algorithm import ConAdv
-from conadv.core.roles import Role
 from conadv.ranks import faults
 from conadv.ranks.layout import Layout
 from conadv.ranks.mail import Wire
 from conadv.ranks.member import Member
 from conadv.ranks.world import World
+from conadv.roles import Role
 from support import tiny
 from support.fake_ranks import Call, Calls, CountingStore, Rehearsal, rehearse
 

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from conadv import PGD, plain_state_dict, route, split_batchnorm
-from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
+from conadv.roles import Place
 from support import loops
 from support.settings import SETTINGS, Setting, small_batches, small_cnn
 

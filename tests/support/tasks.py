@@ -24,7 +24,6 @@ from torch.distributed import distributed_c10d
 
 from conadv import Vanilla, cli
 from conadv.config import recipe_of_run
-from conadv.core.roles import Role
 from conadv.core.splitbn import pending_statistics, split_batchnorm
 from conadv.core.twins import StaleWeights
 from conadv.ranks.agreement import AgreedError, check_agreement, from_main, on_all
@@ -32,6 +31,7 @@ from conadv.ranks.launch import own_rank, world_size
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import Member, StepError
 from conadv.ranks.world import joined, own_device
+from conadv.roles import Role
 from conadv.trainer import train as training
 from conadv.trainer.build import build_job, build_task, check_fit
 from conadv.trainer.checkpoint import gather

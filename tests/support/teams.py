@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import conadv
-from conadv.core.roles import Role
 from conadv.ranks.team import TeamSampler
+from conadv.roles import Role
 from support.settings import RHO, small_batches, small_cnn
 
 BATCH, CHUNK, EPOCHS, STEPS = 16, 2, 2, 3  # steps per epoch

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from conadv import cli
 from conadv.config import Data, Recipe, load_recipe, recipe_of_run
 from conadv.core.branches import split_layers
-from conadv.core.roles import Role
 from conadv.core.splitbn import plain_state_dict
+from conadv.roles import Role
 from conadv.task.data import open_data
 from conadv.trainer import build
 from conadv.trainer.build import build_task, check_fit, method_of, resolved, with_chunk_size

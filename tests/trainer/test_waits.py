@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conadv import PGD, ConAdv, Recycled, Sam, Team, Vanilla, split_batchnorm
 from conadv.catalog import METHODS
 from conadv.core import step as core_step
-from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
 from conadv.core.twins import StaleWeights
 from conadv.core.validate import Checks
 from conadv.optim import OPTIMIZERS, build_optimizer
 from conadv.ranks.member import Member, Outcome
+from conadv.roles import Place
 from conadv.trainer import loop
 from support import fake_ranks
 from support.settings import small_cnn

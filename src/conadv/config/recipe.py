@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from conadv.catalog import METHODS
-from conadv.core.roles import Role
 from conadv.optim import OPTIMIZERS, RATES
+from conadv.roles import Role
 
 from .fields import (
     BelowOne,

@@ -20,9 +20,10 @@ from typing import Unpack, final
 
 from torch import Tensor, nn
 
+from conadv.roles import Role
+
 from .attack import Attack, Loss
 from .batch import Batch
-from .roles import Role
 from .step import Common, Method, Pass, Step, WithTwins
 from .twins import LeftTwins, Local, Twins
 

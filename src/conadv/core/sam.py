@@ -13,11 +13,11 @@ from typing import Any, Unpack, final
 import torch
 from torch import Tensor, nn
 
+from conadv.roles import Role
 from conadv.wrappers import is_sharded, trainable, unwrap
 
 from .attack import Loss, copied_buffers, unsplit_modules
 from .batch import Batch
-from .roles import Role
 from .step import Common, Method, Pass, Step
 
 

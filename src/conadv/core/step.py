@@ -10,7 +10,7 @@ that a method knows none of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,9 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypedDict
 import torch
 from torch import Tensor, nn
 
+from conadv.roles import Place, Role
 from conadv.wrappers import (
+    Given,
     autocast_dtype,
     broadcast_early,
     data_parallel,
@@ -36,7 +38,6 @@ from conadv.wrappers import (
 from .attack import Attack, Loss, without_trace
 from .batch import Batch, Chunked, Feed, as_batch, count_chunks, cut, to_device, to_pixels
 from .branches import split_layers
-from .roles import Place, Role
 from .seeds import ATTACK, BRANCH_NUMBER, PASS, mix, untouched_randomness
 from .splitbn import pending_statistics, route, update_running_stats
 from .state import State, pack, unpack
@@ -287,7 +288,7 @@ class Step:
         with span("attack"), precision(self.model), self._autocasting():
             model = self.model
             if self.input_name is not None:
-                model = _Given(unwrap(model), self.input_name, chunk.extra)
+                model = Given(unwrap(model), self.input_name, chunk.extra)
             images = attack(model, self.loss, chunk.images, chunk.labels, self.attack_seed(t, k))
         return Batch(images, chunk.labels, extra=chunk.extra)
 
@@ -356,7 +357,7 @@ class Step:
         # A wrapper that is called brings its own precision.
         own_precision = nullcontext() if model is self.model else precision(self.model)
         if self.input_name is not None:
-            model = _Given(model, self.input_name, some.batch.extra)
+            model = Given(model, self.input_name, some.batch.extra)
         with seeded, own_precision, self._autocasting(), watching:
             # A model may work in place, which a leaf of the graph does not allow.
             outputs = model(images.clone() if images.requires_grad else images)
@@ -379,17 +380,6 @@ class Step:
     def _autocasting(self) -> AbstractContextManager[Any]:
         """A context with the precision that the method was given."""
         return nullcontext() if self._autocast is None else torch.autocast(self.device.type, self._autocast)
-
-
-class _Given(nn.Module):
-    """A model of images alone: its further inputs are given."""
-
-    def __init__(self, model: nn.Module, name: str, extra: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.model, self._name, self._extra, self.training = model, name, extra, model.training
-
-    def forward(self, images: Tensor) -> Any:
-        return self.model(**{self._name: images}, **self._extra)
 
 
 def _pass_on(images: Tensor, total: Tensor, receive: Callable[[Tensor], None]) -> None:

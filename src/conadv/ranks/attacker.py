@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_map_only
 from conadv.core.algorithm import ConAdv
 from conadv.core.attack import Attack, Loss
 from conadv.core.batch import Batch, Chunked
-from conadv.core.roles import Place
 from conadv.core.step import Common, Step
 from conadv.core.twins import tensors_of
+from conadv.roles import Place
 from conadv.wrappers import autocast_dtype, innermost, precision
 
 from .world import unflatten

@@ -20,7 +20,7 @@ from itertools import cycle
 from operator import or_
 
 from conadv.catalog import MethodInfo
-from conadv.core.roles import Place, Role
+from conadv.roles import Place, Role
 
 _DUTIES = {"clean": Role.CLEAN, "adv": Role.ADV, "attack": Role.ATTACK}
 _COUNTED = re.compile(r"\s*(?:([0-9]{1,6})\s+)?(.*)", re.DOTALL)

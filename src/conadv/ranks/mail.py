@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 from conadv.core.algorithm import ConAdv, Recycled
 from conadv.core.batch import Batch, Chunked
-from conadv.core.roles import Place, Role
 from conadv.core.state import State
 from conadv.core.twins import LeftTwins, Local
+from conadv.roles import Place, Role
 from conadv.wrappers import span
 
 from .layout import Layout

@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conadv.core.algorithm import ConAdv, Recycled
 from conadv.core.batch import Chunked
-from conadv.core.roles import Role
 from conadv.core.splitbn import pending_statistics
 from conadv.core.step import Losses, Method
 from conadv.core.twins import Local, StaleWeights, Twins
+from conadv.roles import Role
 from conadv.wrappers import innermost, span, touched
 
 from .layout import Layout

@@ -25,11 +25,11 @@ from torch.utils.data import Sampler
 from conadv import last_words
 from conadv.core.attack import Loss
 from conadv.core.batch import Batch, Chunked, count_chunks
-from conadv.core.roles import Place
 from conadv.core.splitbn import update_running_stats
 from conadv.core.state import State, below
 from conadv.core.step import Losses
 from conadv.core.twins import as_share
+from conadv.roles import Place
 from conadv.wrappers import is_exchanged
 
 from .agreement import AgreedError, check_agreement

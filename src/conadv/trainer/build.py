@@ -21,7 +21,6 @@ from conadv.core.attack import Loss
 from conadv.core.batch import Batch, Chunked
 from conadv.core.branches import split_layers
 from conadv.core.pgd import PGD
-from conadv.core.roles import Role
 from conadv.core.seeds import untouched_randomness
 from conadv.core.splitbn import split_batchnorm
 from conadv.core.step import Method
@@ -35,6 +34,7 @@ from conadv.ranks.mail import Wire
 from conadv.ranks.member import Member
 from conadv.ranks.world import World
 from conadv.ray import Pool
+from conadv.roles import Role
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.data import DataSet, Source, keep, open_data
 from conadv.task.draws import stratified
