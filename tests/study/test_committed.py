@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,18 @@ def test_the_page_and_the_cells_are_those_of_the_results() -> None:
     assert sorted(page.STUDIES) == sorted(path.parent.name for path in RESULTS.glob("*/study.toml"))
     for name in page.STUDIES:
         assert (RESULTS / name / "cells.csv").read_text(encoding="utf-8") == page.csv(name)
+
+
+def test_the_page_of_the_protocols_has_the_table_of_its_results() -> None:
+    protocol = ROOT / "studies" / "protocol"
+    script = runpy.run_path(str(protocol / "analyse.py"))
+    cells = script["read"](protocol / "results.jsonl")
+    assert script["screen_table"](cells) in (protocol / "README.md").read_text(encoding="utf-8")
+    gains = script["differences"](cells[cells.part == "screen"]).set_index(["arm", "epsilon", "seed"])
+    lines = (protocol / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    by_hand = {cell["cell"]: cell["summary"] for cell in map(json.loads, lines)}
+    own, base = by_hand["plain-seed21-a6a315"], by_hand["vanilla-seed21-543851"]
+    assert gains.difference["plain", "2", 21] == own["held_out_top1"] - base["held_out_top1"]
 
 
 LEFT = ("SAM, stale",)  # arms with options that the library no longer has
