@@ -309,7 +309,7 @@ def test_a_built_in_name_wins_over_a_file_in_the_folder(tmp_path, monkeypatch):
 def test_an_installed_package_carries_its_recipes_and_config_needs_only_the_catalogs(tmp_path):
     source, package = Path(conadv.__file__).parent, tmp_path / "conadv"
     shutil.copytree(source / "config", package / "config")
-    catalogs = ("sinks", "atomic", "catalog", "printing", "core/__init__", "core/roles", "optim/__init__")
+    catalogs = ("sinks", "atomic", "catalog", "printing", "roles", "optim/__init__")
     for module in catalogs:
         (package / module).parent.mkdir(exist_ok=True)
         shutil.copy(source / f"{module}.py", package / f"{module}.py")

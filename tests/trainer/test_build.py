@@ -160,7 +160,9 @@ def test_a_chunk_size_that_was_given_stays():
 
 def test_ranks_that_cannot_share_the_batch_are_refused():
     recipe = load_recipe("digits", {"batch_size": 50})
-    with pytest.raises(ValueError, match=r"no chunk size fits; with 1 image per chunk: 50 chunks .* by 4 lanes"):
+    with pytest.raises(
+        ValueError, match=r"no chunk size fits; with 1 image per chunk: .* on 4 ranks needs a multiple of 4"
+    ):
         with_chunk_size(recipe, 4)
 
 
