@@ -24,8 +24,7 @@ class Place:
             the gradient is the sum over all of them.
         averaged: over how many processes gradients are averaged afterwards; the loss is multiplied by it first.
         first_chunk: the number, within the global batch, of the first chunk that it sees.
-        chunks: how many chunks of a batch it sees in a layout, whose ranks check the loop themselves, and sum pending
-            statistics like the gradients before they call `splitbn.update_running_stats`. None: it is alone.
+        chunks: how many chunks of a batch it sees in a layout; None: it is no rank of a layout.
     """
 
     role: Role = Role.CLEAN | Role.ADV | Role.ATTACK

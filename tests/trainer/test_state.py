@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from conadv.core.splitbn import split_batchnorm
 from conadv.core.twins import StaleWeights
 from conadv.optim import OPTIMIZERS, build_optimizer
-from conadv.trainer.checkpoint import Checkpoint, check_tensors, gather, restore
+from conadv.trainer.checkpoint import Checkpoint, check_tensors, gather, restore, stale_versions
 
 SETTINGS = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.9}
 
@@ -80,7 +80,8 @@ def test_everything_comes_back_as_it_was(name, delay):
     check(tensors, delay)
     model, optimizer = make(seed=1, name=name)
     other = (model, optimizer, StaleWeights(model, delay))
-    restore(Checkpoint(tensors, json.loads(json.dumps(gathered.about))), *other)
+    restore(Checkpoint(tensors, json.loads(json.dumps(gathered.about))), model, optimizer)
+    other[2].load(stale_versions(tensors))
     for mine, theirs in zip(run[0].parameters(), model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
         assert_same_state(run[1].state[mine], optimizer.state[theirs])
@@ -116,7 +117,7 @@ def test_a_parameter_that_has_had_no_gradient_starts_afresh(name):
     assert {key.partition(":")[0] for key in state.tensors if key.startswith("optimizer.")} == {"optimizer.0.weight"}
     check(state.tensors, 0)
     other, other_optimizer = make(seed=1, name=name)
-    restore(state, other, other_optimizer, StaleWeights(other, 0))
+    restore(state, other, other_optimizer)
     assert [parameter for parameter, state in other_optimizer.state.items() if state] == [other[0].weight]
 
 
@@ -138,7 +139,7 @@ def test_the_model_is_lent_stale_weights_and_gets_its_own_back(delay):
         take_step(model, optimizer, stale)
     now, kept = copy.deepcopy(model.state_dict()), copy.deepcopy(stale.versions)
     for _ in range(2):
-        with stale.swapped_in():
+        with stale.swapped_in(0):
             then = copy.deepcopy(model.state_dict())
         pairs = [(then, before[-delay]), (model.state_dict(), now), *zip(stale.versions, kept, strict=True)]
         for found, expected in pairs:

@@ -2,13 +2,14 @@
 
     Vanilla     x_t ──► main ──► gradients
     ConAdv      x_t ──► main ─┬► gradients        twin(t, k) = attack(θ_{t-τ}, x_t[k], y_t[k], seed(t, k))
-                twin ─► adv  ─┘                   τ = delay: 1 is ConAdv, 0 is DisAdv
+                twin ─► adv  ─┘                   k: chunk of the batch; τ = delay: 1 is ConAdv, 0 is DisAdv
     Recycled    x_t ──► main ─┬► gradients        the same backward pass, one layer further, gives the twin of x_t[k],
                 twin ─► adv  ─┘                   which the next step learns from
 
 A method says which passes a chunk takes: branch of BatchNorm, images, weight in the loss. `step.py` runs them,
-`twins.py` says where twins come from, `pgd.py` is the attack. The loop over t and the update are the caller's.
-θ_{t-τ} is in `twins.StaleWeights`, which is also what a state holds: a resume evaluates the twins again.
+`twins.py` says where twins come from, `pgd.py` is the attack. The loop over t and the update are the caller's, and
+DistributedDataParallel aggregates. θ_{t-τ} is in `twins.StaleWeights`. A state holds these weights (`ConAdv`) or the
+twins themselves (`Recycled`); `conadv train` saves weights for both, and evaluates twins again (`ranks/member.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Vanilla(Method):
     Args:
         model: the network; with `chunk_size`, its BatchNorm layers are split (`split_batchnorm(model, ("main",))`).
         loss: from outputs and labels to the mean loss over the images.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
+        common: what every method takes, see `conadv.Common`.
     """
 
     __slots__ = ()
@@ -70,10 +71,10 @@ class ConAdv(WithTwins):
             and affine parameters. "main": the affine parameters are those of the images; twins are normalized with
             the statistics of their batch, and the running statistics remain those of the images. The attack then goes
             through main, too: `PGD(4/255, branch="main")`.
-        shuffle_twins: the twins of this many consecutive chunks are shuffled among each other before they are learnt,
-            so that the statistics of a chunk that was attacked as a whole cannot give its labels away; 1: they are not.
+        shuffle_twins: the twins of so many chunks in a row are shuffled among each other before they are learnt, so
+            that the statistics of a chunk that was attacked as a whole cannot give its labels away; 1: they are not.
         twins: who generates twins ahead, such as `conadv.ray.Pool`; None: this process, when it needs them.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
+        common: what every method takes, see `conadv.Common`.
     """
 
     __slots__ = ()
@@ -111,7 +112,11 @@ class ConAdv(WithTwins):
             yield from self._step.adversarial(twin, k, weight)  # "L(θ_t; x̂_i(θ_{t-τ}), y_i) using adv BN"
 
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
-        """The second loop ("obtain adv examples"). `twins` decides when: `Local` calls it with θ_{t-τ} in the model."""
+        """The second loop ("obtain adv examples"), with θ_{t-τ} in the model. `twins` decides when and where.
+
+        `Local` calls it in step t, when the twin is needed. Attack ranks (`Member._attack`) and a pool call it in step
+        t - τ, beside the update, as the paper does.
+        """
         return self._step.attack(self.attack, t, k, chunk)
 
     def _check(self) -> None:
@@ -128,8 +133,9 @@ class Recycled(WithTwins):
     """Learn from the images and from the twins of the last batch, which its own backward pass gave almost for free.
 
     The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_{t-1})`, where `x̂_{t-1}` was generated with
-    the weights of step t - 1; the first step takes the twins of its own batch. The attack is one step from the image
-    through the main branch (its `random_start`, `branch` and `statistics` do not apply). Each call counts as a step.
+    the weights of step t - 1; a step with none before it takes the twins of its own batch. The attack is one step from
+    the image through the main branch, with the statistics of the batch (its `random_start` and `branch` do not apply).
+    Each call counts as a step.
 
     Args:
         model: the network, after `split_batchnorm`.
@@ -139,7 +145,7 @@ class Recycled(WithTwins):
         twin_share: as for `ConAdv`.
         twin_branch: as for `ConAdv`.
         shuffle_twins: as for `ConAdv`.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
+        common: what every method takes, see `conadv.Common`.
     """
 
     __slots__ = ()
@@ -163,7 +169,7 @@ class Recycled(WithTwins):
         self.twins: LeftTwins = LeftTwins(model, self.twin)
 
     def passes(self, k: int, chunk: Batch) -> Iterator[Pass]:
-        """L(θ_t; x_t) through main, L(θ_t; x̂_{t-1}) through adv; the first leaves the twin of x_t[k] behind."""
+        """L(θ_t; x_t) through main, whose backward pass leaves the twin of x_t[k] behind, and L(θ_t; x̂_{t-1})."""
         t, role = self._step.t, self._step.place.role
         if k == 0:
             self.twins.check(self._step.twin_count)
@@ -174,7 +180,7 @@ class Recycled(WithTwins):
             yield from (images, *views)
         elif self._step.has_twin(t, k):
             self.twins.remember(k, chunk)  # another rank takes the clean pass, and sends the twin
-        source = t - 1 if self.twins.found else t  # the step whose batch the twins are of
+        source = t - 1 if self.twins.waited else t  # the step whose batch the twins are of
         if Role.ADV in role and self._step.has_twin(source, k):
             twin = self.twins.take(t, k, chunk)
             yield from self._step.adversarial(twin, k, self.adv_weight)

@@ -32,7 +32,7 @@ class Sam(Method):
         model: the network.
         loss: from outputs and labels to the mean loss over the images.
         rho: how far the weights move, in the L2 norm over all trainable parameters.
-        common: what every method takes, see `conadv.Common`: chunk_size, seed, autocast, batch, input_name.
+        common: what every method takes, see `conadv.Common`.
     """
 
     __slots__ = ("rho",)
@@ -61,7 +61,7 @@ class Sam(Method):
         if not 0 < self.rho < math.inf:
             raise ValueError(f"rho {self.rho}: a length above 0, such as 0.05")
 
-    def _settings(self) -> dict[str, Any]:
+    def _changeable(self) -> dict[str, Any]:
         return {"rho": self.rho}
 
     def _uphill(self, images: list[Pass], k: int) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Everything random is a function of (seed, what it is for), never of the rank, the device or what ran before.
+"""Everything random is a function of (seed, what it is for, step, chunk), never of the device or what ran before.
 
 seeds     mix(seed, purpose, step, chunk) ──► one 64-bit number
 pixels    random_bits(that number) ──► 16 bits per pixel by integer arithmetic, the same on every device

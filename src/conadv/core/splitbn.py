@@ -40,9 +40,6 @@ def split_batchnorm(model: _Module, branches: Sequence[str] = ("main", "adv")) -
         branches: `("main", "adv")` adds a branch for adversarial images, `("main", "aug", "adv")` another one for an
             augmented view; `("main",)` adds none, but updates running statistics once per step.
 
-    Returns:
-        The same model.
-
     Raises:
         ValueError: A layer cannot be split, or the model is split or wrapped already. Nothing was changed.
     """

@@ -1,6 +1,7 @@
 """The state of a method besides the weights, packed as tensors by name for torch.save or safetensors.
 
-Twins in flight belong to one rank: a state says which method, seed, rank and world size it is of, and refuses others.
+A state says which method and seed it is of, and refuses others; one with twins in flight, which belong to one rank,
+also says which rank of how many.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     chunk k ──► method.passes(k, chunk) ──► Pass(branch, images, weight) ──► forward ──► backward ──► .grad
     end     ──► running statistics move once, with the mean over the passes ──► t + 1
 
-`Method` is what a training loop sees; `Step` knows branches, weights, seeds, precision, accumulation and statistics, so
-that a method knows none of them.
+`Method` is what a training loop sees. It names branches and weights; `Step` lives as long as the method, and knows
+chunks, seeds, precision, the ranks of a data-parallel loop and running statistics.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Common(TypedDict, total=False):
     chunk_size: int | None
     """Images that share BatchNorm statistics and are worked on at once; it divides the batch. None: the whole batch."""
     seed: int | None
-    """Decides everything random in the method and the model. None: PyTorch's global seed."""
+    """Decides everything random in the method and the model. None: PyTorch's global seed, and dropout as it comes."""
     autocast: torch.dtype | None
     """Run forward passes in this precision; None: that of the surrounding torch.autocast, if there is one."""
     batch: Callable[[Any], Batch] | None
@@ -79,7 +79,7 @@ class Pass(NamedTuple):
     batch: Batch
     weight: float
     per_chunk: float = 1
-    """How many passes of this kind a chunk has on average: views of the same images, or the share with twins."""
+    """How many passes of this kind a chunk has on average (views, or the share with twins), for the mean loss."""
     tracking: Literal["step", "off"] = "step"
     """Whether its BatchNorm statistics count for the running ones, at the end of the step."""
     adversarial: bool = False
@@ -93,10 +93,7 @@ class Pass(NamedTuple):
 
 
 class Step:
-    """Run the passes of a method, in chunks that have their own BatchNorm statistics.
-
-    Without twins (`twin_branch` None), the layers need to be split only if there are chunks.
-    """
+    """Run the passes of a method, in chunks that have their own BatchNorm statistics; `twin_branch` None: no twins."""
 
     def __init__(
         self,
@@ -123,9 +120,9 @@ class Step:
         """How many chunks the batch of this step has."""
         self.twin_count: int | None = None
         """How many of them get twins; None on the ranks of a layout, which share them out."""
-        self.place = Place()
+        self.place, self.in_layout = Place(), False
         self.averaging: Callable[[Callable[[], Tensor]], Tensor] | None = None
-        """Computes a loss whose backward pass averages all gradients over the ranks of a layout; None: alone."""
+        """Of a rank of a layout: DistributedDataParallel around the last loss of a step (`ranks/member.py`)."""
         self.losses = Losses(torch.zeros(()), torch.zeros(()))  # of the last step
         self._unfinished = False  # a step has begun and not ended
         self._means: tuple[list[Tensor], list[Tensor]] = [], []  # the losses of this step so far, clean and adversarial
@@ -147,8 +144,8 @@ class Step:
         return next(self.model.parameters()).device
 
     def join(self, place: Place) -> None:
-        """Take a place among the ranks of a layout, which check the loop and sum the gradients themselves."""
-        self.place, self.checks.alone = place, False
+        """Be a rank of a layout: these check the loop, and sum gradients and pending statistics, themselves."""
+        self.place, self.in_layout, self.checks.alone = place, True, False
 
     def begin(self, batch: Batch | Chunked, settings: Callable[[], dict[str, Any]], delayed: bool) -> None:
         """Begin a step; for `settings` and `delayed` see `Checks.begin`."""
@@ -160,7 +157,7 @@ class Step:
         self.checks.begin(settings, delayed)
         self.shuffle.held = []  # a step that failed may have left some
         self.count = count_chunks(batch, self.chunk_size)
-        if self.place.chunks is None:
+        if not self.in_layout:
             # Ranks of a data-parallel loop often share a seed: their chunks get different numbers.
             self.place = Place(first_chunk=rank_and_size()[0] << 32)
             self.twin_count = self._count_twins()
@@ -194,7 +191,7 @@ class Step:
 
     def end(self) -> None:
         """Move the running statistics, unless they are summed over ranks first, and count the step."""
-        if self.place.chunks is None:
+        if not self.in_layout:
             update_running_stats(self.model)
         first = next(self.model.parameters())
         none = torch.zeros((), device=first.device, dtype=torch.promote_types(first.dtype, torch.float32))
@@ -263,8 +260,8 @@ class Step:
         """Whether chunk k of the batch of step t gets twins."""
         if self.share == 1:
             return True
-        # The lanes of a layout have whole groups of chunks, so that these can be counted from 0.
-        first = self.place.first_chunk if self.place.chunks is None else 0
+        # Groups are counted from the first chunk of this process or, in a layout, of the global batch.
+        first = 0 if self.in_layout else self.place.first_chunk
         return is_chosen(self.share, self.root_seed, t, first, self.place.first_chunk - first + k)
 
     def _count_twins(self) -> int:
@@ -341,7 +338,7 @@ class Step:
         return 0 * trainable(self.model)[0].sum()
 
     def _forward(self, some: Pass, t: int, k: int, model: nn.Module) -> Tensor:
-        """The loss of a pass, scaled to its part in the loss of the step. Records the mean loss.
+        """The loss of a pass, scaled to its part in the loss of the step; the mean loss is noted.
 
         `t` and `k` decide its random numbers; `model` has its wrappers or not, and is routed by the caller.
         """
@@ -410,7 +407,7 @@ class Method(ABC):
     def _check(self) -> None:  # noqa: B027  # a method may have none
         """Refuse settings that the method cannot take; some may be changed between steps."""
 
-    def _settings(self) -> dict[str, Any]:
+    def _changeable(self) -> dict[str, Any]:
         """Its settings that may be changed between steps, the same on all ranks."""
         return {}
 
@@ -419,7 +416,7 @@ class Method(ABC):
 
         Args:
             now: the batch to learn from.
-            ahead: a later batch, as `feed` yields it, for sources of twins that work ahead; None in one process.
+            ahead: a later batch, as `feed` yields it, for a source of twins that works ahead; None: there is none.
         """
         self._take(now, ahead, self._step.run)
         return self._step.losses
@@ -431,7 +428,7 @@ class Method(ABC):
 
     @property
     def delay(self) -> int:
-        """Steps between the weights that a twin is generated with and those that learn from it."""
+        """Updates (`Recycled`: calls) between the weights that generate a twin and those that learn from it."""
         return self._delay
 
     @property
@@ -486,7 +483,7 @@ class Method(ABC):
 
     def _compared(self) -> dict[str, Any]:
         """What has to be the same on all ranks."""
-        return {**self._step.fixed, **self._settings()}
+        return {**self._step.fixed, **self._changeable()}
 
     def _identity(self) -> dict[str, Any]:
         """What a loaded state has to be of."""
@@ -505,5 +502,5 @@ class WithTwins(Method):
             raise ValueError(f"attack {attack!r}: pass an attack, such as conadv.PGD(4/255)")
         self._check()
 
-    def _settings(self) -> dict[str, Any]:
+    def _changeable(self) -> dict[str, Any]:
         return {"adv_weight": self.adv_weight, **described(self.attack)}

@@ -3,13 +3,7 @@
     twin(t, k) = attack(θ_{t-τ}, x_t[k], y_t[k], seed(t, k))          t: step, k: chunk, τ: delay
 
 A source of twins answers one question, `take(t, k, chunk)`. What it does not have, it evaluates here: `Local` every
-twin, `LeftTwins` only those of the first step (from its own batch), a pool those that were lost or not sent yet.
-
-Local      evaluates a twin when it is needed, with its own copies of the weights of the last τ updates
-LeftTwins  has the twins that the clean backward pass of the step before left behind (`recycled`)
-
-At a resume, `Local` gets the weights of the last τ updates back, and evaluates twins again; the state of `LeftTwins`
-holds the twins themselves.
+twin, `LeftTwins` (of `recycled`) those of a step with none before it, a pool those that were lost or not sent yet.
 """
 
 from __future__ import annotations
@@ -90,9 +84,9 @@ class Local(Twins):
             self.stale.versions.appendleft(_cloned(self.stale.versions[0]))  # at first the oldest twice
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
-        """The twin with the weights of `delay` updates ago."""
         if not self._delay:
             return self.evaluate(t, k, chunk)
+        # In the first call of an update θ_{t-τ} is the τ-th from the end. Then `end` keeps θ_t, and it is the first.
         with self.stale.swapped_in(0 if self.same_update else -self._delay):
             return self.evaluate(t, k, chunk)
 
@@ -109,13 +103,18 @@ class Local(Twins):
         return {"versions": len(self.stale.versions), "updated": bool(self._delay) and self._is_updated()}, tensors
 
     def load(self, about: Mapping[str, Any], tensors: State) -> None:
-        self.stale.load([below(f"stale.{number}.", tensors) for number in range(about["versions"])])
-        self._seen, self._updated = [], about["updated"]
+        self.resume([below(f"stale.{number}.", tensors) for number in range(about["versions"])], about["updated"])
+
+    def resume(self, versions: list[State], updated: bool) -> None:
+        """Continue with these weights of the last updates, oldest first, and a call before the next one or not."""
+        self.stale.load(versions)
+        self._seen, self._updated = [], updated  # not None: it has begun
 
     def _start(self) -> None:
         """Keep the weights at the start: the model may have been loaded since the method was made."""
-        for version in self.stale.versions if self._seen is None else ():
-            _copy(tensors_of(self.stale.model), version)
+        if self._seen is None:
+            for version in self.stale.versions:
+                _copy(tensors_of(self.stale.model), version)
 
     def _is_updated(self) -> bool:
         """Whether the weights were changed since the last call.
@@ -130,7 +129,7 @@ class Local(Twins):
 class LeftTwins(Twins):
     """Twins that the clean backward pass of a step leaves behind for the next one, in the order of the chunks.
 
-    The first step finds none, and evaluates those of its own batch.
+    A step with none before it evaluates those of its own batch.
     """
 
     per_rank = True
@@ -139,8 +138,8 @@ class LeftTwins(Twins):
         self._model, self._evaluate = model, evaluate
         self._coming: dict[int, Batch | None] = {}  # of this step, by chunk; None: its backward pass has not run
         self._waiting: deque[Batch] = deque()  # of the step before
-        self.found = 0
-        """How many twins this step found."""
+        self.waited = 0
+        """How many twins waited for this step."""
 
     def expect(self, k: int, along: Callable[[Tensor], Batch]) -> Callable[[Tensor], None]:
         """Announce the twin of chunk k; what is returned makes it from the gradient of the images."""
@@ -166,18 +165,18 @@ class LeftTwins(Twins):
     def begin(self, t: int, ahead: Any) -> None:
         self._waiting.extend(self._arrived())
         self._coming = {}
-        self.found = len(self._waiting)
+        self.waited = len(self._waiting)
 
     def check(self, count: int | None) -> None:
         """Refuse a batch with `count` chunks that get twins after one with another number; None: it is not known."""
-        if count is not None and self.found not in (0, count):
+        if count is not None and self.waited not in (0, count):
             raise ValueError(
-                f"a batch with {count} chunks of twins follows one with {self.found}: the method needs batches "
+                f"a batch with {count} chunks of twins follows one with {self.waited}: the method needs batches "
                 "of one size (drop_last=True drops the smaller last one)"
             )
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
-        return self._waiting.popleft() if self.found else self._evaluate(t, k, chunk)
+        return self._waiting.popleft() if self.waited else self._evaluate(t, k, chunk)
 
     def reset(self) -> None:
         self._waiting.clear()
@@ -231,7 +230,7 @@ class Shuffle:
     """Twins are learnt in other chunks than they were attacked in, so that no statistics of a chunk give labels away.
 
     The twins of every `group` consecutive chunks are shuffled among each other, and learnt from when the last of them
-    is there. The order is a function of the seed, the step and the number of that chunk in the global batch.
+    is there. The order is a function of the seed, the step and the number of that chunk.
     """
 
     def __init__(self, group: int) -> None:
@@ -253,11 +252,7 @@ class Shuffle:
 
 
 class StaleWeights:
-    """θ_{t-1}, ..., θ_{t-τ}: the weights and buffers of a model in the last `delay` steps.
-
-    A copy of the weights replaces a batch of twins: in a checkpoint, which therefore does not grow with the batch,
-    and in memory, if one process attacks and learns.
-    """
+    """θ_{t-τ}, ..., θ_{t-1}: copies of the weights and buffers of a model, before each of the last updates."""
 
     def __init__(self, model: nn.Module, delay: int) -> None:
         self.model = model
@@ -272,8 +267,8 @@ class StaleWeights:
             _copy(tensors_of(self.model), self.versions[-1])
 
     @contextmanager
-    def swapped_in(self, number: int = 0) -> Iterator[None]:
-        """Give the model one of the versions, within this context; by default the oldest."""
+    def swapped_in(self, number: int) -> Iterator[None]:
+        """Give the model one of the versions, within this context."""
         kept = self.versions[number]
         if kept.keys() != tensors_of(self.model).keys():
             raise ValueError("the model has other tensors than when the method was made: make the method again")

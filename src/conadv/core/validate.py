@@ -1,7 +1,7 @@
 """Mistakes that would silently train wrongly: refused when a method is made, or in its first steps.
 
-made          arguments, layers without branches, a loss that is not a mean
-first step    the range of the images, other layers that track statistics, equal settings on all ranks
+made          arguments, layers without branches, a loss that says that it is no mean
+first steps   a loss that is no mean, the range of the images, other layers that track statistics, settings of all ranks
 first updates the optimizer has the weights of this model, and of all of its branches
 """
 
@@ -98,7 +98,7 @@ class Checks:
 
     def __init__(self, model: nn.Module, loss: Loss, chunk_size: int | None, branches: tuple[str, ...]) -> None:
         self._model, self._loss, self._chunk_size, self._branches = model, loss, chunk_size, branches
-        self.alone = True  # False: the ranks of a layout check their loop themselves
+        self.alone = True  # False: the ranks of a layout check their loop themselves, or were told that weights differ
         self._calls = 0
         self._seen_images = self._seen_labels = self._seen_loss = self._seen_eval = False
         self._updates: Updates | None = Updates(model, "adv" in branches)
@@ -108,7 +108,7 @@ class Checks:
     def begin(self, settings: Callable[[], Mapping[str, Any]], delayed: bool) -> None:
         """Check the surroundings of a call, and in the first ones that `settings` are the same on all ranks.
 
-        `delayed`: each call counts as a step, because what it generates is used in a later one.
+        `delayed`: each call counts as a step, because it leaves weights or twins for a later one.
         """
         if not torch.is_grad_enabled():
             raise ValueError(

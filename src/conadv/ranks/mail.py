@@ -21,7 +21,6 @@ behind gradients or each other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -224,9 +223,9 @@ class Mail(Local):
             return self._post.format.received(super().take(t, k, chunk))
         return Batch(images, chunk.labels, extra=chunk.extra)
 
-    def load(self, about: Mapping[str, Any], tensors: State) -> None:
+    def resume(self, versions: list[State], updated: bool) -> None:
         self._updates.clear()
-        super().load(about, tensors)
+        super().resume(versions, updated)
 
 
 class Passed(LeftTwins):

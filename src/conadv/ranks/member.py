@@ -189,8 +189,9 @@ class Member:
         """Continue at `step`, with the weights of the last steps."""
         self._step.t = step
         if self._local is not None:
-            tensors = {f"stale.{place}.{name}": own for place, one in enumerate(versions) for name, own in one.items()}
-            self._local.load({"versions": len(versions), "updated": True}, tensors)
+            self._local.resume(versions, updated=True)
+        elif self._stale.versions:
+            self._stale.load(versions)
 
     def prime(self, batch: Any, t: int) -> None:
         """Evaluate again the twins that step t left behind, with the weights that the model has now."""

@@ -192,16 +192,14 @@ def gather(model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> Check
     return Checkpoint(copied, {"numbers": numbers})
 
 
-def restore(state: Checkpoint, model: nn.Module, optimizer: Optimizer, stale: StaleWeights) -> None:
-    """Restore the state of a checkpoint that `check_tensors` accepted."""
+def restore(state: Checkpoint, model: nn.Module, optimizer: Optimizer) -> None:
+    """Restore the weights and the optimizer from a checkpoint that `check_tensors` accepted."""
     model.load_state_dict(below("model.", state.tensors))
     values: dict[str, Any] = {**state.tensors, **state.about["numbers"]}
     for name, parameter in model.named_parameters():
         saved = below(f"optimizer.{name}:", values)
         if saved:
             optimizer.state[parameter] = {key: _beside(parameter, value) for key, value in saved.items()}
-    if stale.versions:
-        stale.load(stale_versions(state.tensors))
 
 
 def _beside(parameter: nn.Parameter, value: Any) -> Any:

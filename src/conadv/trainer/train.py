@@ -256,7 +256,7 @@ def _start(layout: Layout, world: World, place: RunFolder, task: Task) -> tuple[
     job, stale = build_job(task, layout, world, step), stale_versions(checkpoint.tensors)
     if job.method.delay and not isinstance(job.method, ConAdv):
         _prime(job, stale[-1], step - 1)
-    restore(checkpoint, task.model, job.optimizer, job.member.stale)
+    restore(checkpoint, task.model, job.optimizer)
     job.member.resume(step, stale)
     return job, Progress(step, checkpoint.about["position"]["seconds"])
 
