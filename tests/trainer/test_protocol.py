@@ -99,6 +99,7 @@ def plain_losses(method: str, half: int, steps: int) -> list[float]:
     ("changes", "problem"),
     [
         ({"adv_weight": "1", "twin_branch": "main", "adv_until": "1/2"}, "adv_until ends that"),
+        ({"scale_norms": "yes", "optimizer.name": "muon"}, "scale_norms changes nothing"),
         ({"data.copies": "2", "batch_size": "96", "chunk_size": "96"}, "1 chunks per batch cannot hold 2 copies"),
     ],
 )

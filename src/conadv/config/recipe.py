@@ -286,6 +286,11 @@ class Recipe:
                 "adv_weight 1 learns from twins only, so that all images need one, through the branch that is "
                 "evaluated: add --twin-branch main, and drop --twin-share"
             )
+        if self.scale_norms and self.optimizer.name not in ("sgd", "lars"):
+            raise ValueError(
+                f"optimizer {self.optimizer.name} divides the gradients of BatchNorm's parameters by their size, so that "
+                "scale_norms changes nothing: drop it, or choose --optimizer.name sgd or lars"
+            )
         warmup = self.schedule.warmup_epochs
         if not isinstance(warmup, str) and warmup > self.epochs:
             raise ValueError(
