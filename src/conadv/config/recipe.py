@@ -288,8 +288,8 @@ class Recipe:
             )
         if self.scale_norms and self.optimizer.name not in ("sgd", "lars"):
             raise ValueError(
-                f"optimizer {self.optimizer.name} divides the gradients of BatchNorm's parameters by their size, so that "
-                "scale_norms changes nothing: drop it, or choose --optimizer.name sgd or lars"
+                f"optimizer {self.optimizer.name} divides the gradients of BatchNorm's parameters by their size, so "
+                "that scale_norms changes nothing: drop it, or choose --optimizer.name sgd or lars"
             )
         warmup = self.schedule.warmup_epochs
         if not isinstance(warmup, str) and warmup > self.epochs:

@@ -34,7 +34,7 @@ class Vanilla(Method):
     """Learn from the images as they are: the baseline, with the same interface.
 
     Args:
-        model: the network; with `chunk_size`, its BatchNorm layers are split (`split_batchnorm(model, ("main",))`).
+        model: the network; with `chunk_size`, call `split_batchnorm(model, ("main",))` first.
         loss: from outputs and labels to the mean loss over the images.
         common: what every method takes, see `conadv.Common`.
     """
@@ -57,6 +57,7 @@ class ConAdv(WithTwins):
     The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_t)`, where `x̂_t` was generated with the
     weights of step t - delay (the first ones: with the initial weights). delay 1 is the paper's ConAdv, delay 0 is
     DisAdv. `delay` counts updates: with gradient accumulation, calls between two updates take the same stale weights.
+    (Where that, or a skipped update, first happens in the middle of a run, these weights are one update younger once.)
 
     Args:
         model: the network, after `split_batchnorm`.
@@ -64,7 +65,7 @@ class ConAdv(WithTwins):
         attack: what generates the twins, such as `PGD(4/255)`.
         delay: age, in updates of the weights, of those that twins are generated with.
         adv_weight: share of the twins in the loss; the clean images have the rest. 1, robust training: there is no
-            clean pass, the running statistics are those of the twins, and `twin_branch` must be "main".
+            clean pass, the running statistics are those of the twins; it needs `twin_branch="main"` and `twin_share=1`.
         twin_share: the part of a batch's chunks that gets twins, such as "1/4"; other chunks in each step. The loss
             takes the mean over the twins.
         twin_branch: the BatchNorm branch that twins go through. "adv", as in the paper: they have their own statistics
@@ -114,8 +115,8 @@ class ConAdv(WithTwins):
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
         """The second loop ("obtain adv examples"), with θ_{t-τ} in the model. `twins` decides when and where.
 
-        `Local` calls it in step t, when the twin is needed. Attack ranks (`Member._attack`) and a pool call it in step
-        t - τ, beside the update, as the paper does.
+        `Local` calls it in step t, when the twin is needed; attack ranks (`Member._attack`) in step t - τ, beside the
+        update, as the paper does. The attackers of a pool have no method, and call `Step.attack` themselves.
         """
         return self._step.attack(self.attack, t, k, chunk)
 
@@ -135,7 +136,7 @@ class Recycled(WithTwins):
     The update at step t follows `(1 - adv_weight)·∇L(x_t) + adv_weight·∇L(x̂_{t-1})`, where `x̂_{t-1}` was generated with
     the weights of step t - 1; a step with none before it takes the twins of its own batch. The attack is one step from
     the image through the main branch, with the statistics of the batch (its `random_start` and `branch` do not apply).
-    Each call counts as a step.
+    Each call counts as a step, and every batch needs as many chunks with twins as the one before.
 
     Args:
         model: the network, after `split_batchnorm`.
@@ -174,10 +175,10 @@ class Recycled(WithTwins):
         if k == 0:
             self.twins.check(self._step.twin_count)
         if Role.CLEAN in role:
-            images, *views = self._step.clean(chunk, 1 - self.adv_weight)
+            clean, *views = self._step.clean(chunk, 1 - self.adv_weight)
             if self._step.has_twin(t, k):
-                images = self._leaving_a_twin(images, t, k)
-            yield from (images, *views)
+                clean = self._leaving_a_twin(clean, t, k)
+            yield from (clean, *views)
         elif self._step.has_twin(t, k):
             self.twins.remember(k, chunk)  # another rank takes the clean pass, and sends the twin
         source = t - 1 if self.twins.waited else t  # the step whose batch the twins are of
@@ -188,17 +189,17 @@ class Recycled(WithTwins):
     def twin(self, t: int, k: int, chunk: Batch) -> Batch:
         """The twin of x_t[k] from a backward pass of its own, with the weights that the model has now."""
         self._step.checks.look_at_images(self.attack, chunk.images)
-        images = self._step.clean(chunk, 1 - self.adv_weight)[0]
+        clean = self._step.clean(chunk, 1 - self.adv_weight)[0]
         leaf = chunk.images.detach().requires_grad_()
-        of_leaf = images._replace(batch=replace(images.batch, images=leaf), tracking="off")
+        of_leaf = clean._replace(batch=replace(clean.batch, images=leaf), tracking="off")
         (gradient,) = self._step.gradient([of_leaf], t, k, [leaf])
-        return self._along(images.batch, self._step.scale(images), t, k, gradient)
+        return self._along(clean.batch, self._step.scale(clean), t, k, gradient)
 
-    def _leaving_a_twin(self, images: Pass, t: int, k: int) -> Pass:
+    def _leaving_a_twin(self, clean: Pass, t: int, k: int) -> Pass:
         """The same pass; its backward pass also reaches the images, and takes one step of the attack from there."""
-        leaf = images.batch.images.detach().requires_grad_()
-        along = partial(self._along, images.batch, self._step.scale(images), t, k)
-        return images._replace(batch=replace(images.batch, images=leaf), receive=self.twins.expect(k, along))
+        leaf = clean.batch.images.detach().requires_grad_()
+        along = partial(self._along, clean.batch, self._step.scale(clean), t, k)
+        return clean._replace(batch=replace(clean.batch, images=leaf), receive=self.twins.expect(k, along))
 
     def _along(self, batch: Batch, scale: float, t: int, k: int, gradient: Tensor) -> Batch:
         """The twins of a chunk from the gradient of its loss, which was a scaled mean; that of an attack is a sum."""

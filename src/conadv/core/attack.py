@@ -20,13 +20,14 @@ Loss = Callable[[Any, Any], Tensor]
 
 @runtime_checkable
 class Attack(Protocol):
-    """An attack generates the twins of images. `conadv.PGD` is one, that of recipes."""
+    """An attack generates the twins of images. `conadv.PGD` is one, that of recipes; yours derives from this class."""
 
     def __call__(self, model: nn.Module, loss: Loss, images: Tensor, labels: Any, seed: int = 0) -> Tensor:
-        """Generate the twins of images, and leave no trace in the model.
+        """Generate the twins of images.
 
         Args:
-            model: the network to attack.
+            model: the network to attack, routed through the branch of the twins; a method restores its buffers and all
+                random state afterwards. Take gradients with `torch.autograd.grad`, which leaves `.grad` alone.
             loss: from outputs and labels to the mean loss over the images.
             images: (N, ...), on the device of the model.
             labels: of the images.
@@ -34,10 +35,12 @@ class Attack(Protocol):
         """
 
     def along(self, images: Tensor, gradient: Tensor, seed: int = 0) -> Tensor:
-        """Take one step from the images along a given gradient of the loss, summed over the images."""
+        """Take one step from the images along a given gradient of the loss, summed over the images: for `Recycled`."""
+        raise NotImplementedError
 
     def check_reusable(self) -> None:
         """Raise a ValueError unless this attack is one step along a gradient, as `along` takes it."""
+        raise ValueError(f"recycled takes one step along a gradient that it has, and {self!r} cannot: use conadv.PGD")
 
     def check_range(self, images: Tensor) -> None:
         """Raise a ValueError if the images are not in the range that the attack was made for."""
@@ -48,6 +51,7 @@ class Attack(Protocol):
         Args:
             from_images: the attack starts at the image itself, as `along` does.
         """
+        return False
 
 
 def input_gradient(total: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ class Batch:
         images: what is attacked: bytes, or floats in [0, 1] (or normalized, if the attack has mean and std),
             (N, C, H, W). Any other input works too (see `PGD`).
         labels: what the loss takes besides the outputs: a tensor of N, or tuples and dicts of such tensors.
-        augmented: another view of the same images, to learn from through a BatchNorm branch of its own.
+        augmented: another view of the same images, to learn from through a BatchNorm branch of its own (split with
+            `("main", "aug", "adv")`). Images and view share the weight of the clean loss equally.
         extra: further inputs of the model by name; the method needs `input_name` for the images then.
     """
 

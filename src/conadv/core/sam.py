@@ -29,7 +29,7 @@ class Sam(Method):
     that results do not depend on how chunks are spread over ranks. The first pass updates the running statistics.
 
     Args:
-        model: the network.
+        model: the network; with `chunk_size`, call `split_batchnorm(model, ("main",))` first.
         loss: from outputs and labels to the mean loss over the images.
         rho: how far the weights move, in the L2 norm over all trainable parameters.
         common: what every method takes, see `conadv.Common`.
@@ -48,9 +48,9 @@ class Sam(Method):
 
     def passes(self, k: int, chunk: Batch) -> list[Pass]:
         """The gradient of L(θ_t + ρ·direction, x_t) for one chunk."""
-        images = self._step.clean(chunk, 1.0)
-        direction = self._uphill(images, k)
-        return [each._replace(tracking="off", adversarial=True, within=self._moved(direction)) for each in images]
+        passes = self._step.clean(chunk, 1.0)
+        direction = self._uphill(passes, k)
+        return [each._replace(tracking="off", adversarial=True, within=self._moved(direction)) for each in passes]
 
     def loss(self, now: Any, ahead: Any = None) -> Tensor:
         raise ValueError(
@@ -64,9 +64,9 @@ class Sam(Method):
     def _changeable(self) -> dict[str, Any]:
         return {"rho": self.rho}
 
-    def _uphill(self, images: list[Pass], k: int) -> list[Tensor]:
+    def _uphill(self, passes: list[Pass], k: int) -> list[Tensor]:
         """The gradient of a chunk's loss at the current weights, scaled to length 1: a tensor per trainable weight."""
-        gradient = self._step.gradient(images, self.step, k, trainable(self._step.model))
+        gradient = self._step.gradient(passes, self.step, k, trainable(self._step.model))
         length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradient)))
         return list(torch._foreach_div(gradient, length.clamp_min(torch.finfo(length.dtype).tiny)))
 

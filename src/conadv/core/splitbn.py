@@ -38,7 +38,8 @@ def split_batchnorm(model: _Module, branches: Sequence[str] = ("main", "adv")) -
     Args:
         model: The model, whose BatchNorm layers are converted.
         branches: `("main", "adv")` adds a branch for adversarial images, `("main", "aug", "adv")` another one for an
-            augmented view; `("main",)` adds none, but updates running statistics once per step.
+            augmented view, `("main", "aug")` only that one, and `("main",)` none. A method updates the running
+            statistics of all of them once per step.
 
     Raises:
         ValueError: A layer cannot be split, or the model is split or wrapped already. Nothing was changed.

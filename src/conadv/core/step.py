@@ -38,6 +38,7 @@ from conadv.wrappers import (
 from .attack import Attack, Loss, without_trace
 from .batch import Batch, Chunked, Feed, as_batch, count_chunks, cut, to_device, to_pixels
 from .branches import split_layers
+from .pgd import PGD
 from .seeds import ATTACK, BRANCH_NUMBER, PASS, mix, untouched_randomness
 from .splitbn import pending_statistics, route, update_running_stats
 from .state import State, pack, unpack
@@ -63,10 +64,12 @@ class Common(TypedDict, total=False):
 
 
 class Losses(NamedTuple):
-    """Mean losses over the batch of this process, without a graph; in a layout, its part of those over all ranks."""
+    """Mean losses over the batch of this process (of a `Team`: of all ranks), without a graph."""
 
     clean: Tensor
+    """Over the images and their augmented views; 0 with adv_weight 1."""
     adv: Tensor
+    """Over the twins; of `Sam` over the images, at the moved weights; 0 for `Vanilla`."""
 
     def backward(self) -> NoReturn:
         raise ValueError("already done by the method: remove this line (or call method.loss(batch).backward())")
@@ -145,7 +148,7 @@ class Step:
 
     def join(self, place: Place) -> None:
         """Be a rank of a layout: these check the loop, and sum gradients and pending statistics, themselves."""
-        self.place, self.in_layout, self.checks.alone = place, True, False
+        self.place, self.in_layout, self.checks.compares_ranks = place, True, False
 
     def begin(self, batch: Batch | Chunked, settings: Callable[[], dict[str, Any]], delayed: bool) -> None:
         """Begin a step; for `settings` and `delayed` see `Checks.begin`."""
@@ -282,11 +285,14 @@ class Step:
     def attack(self, attack: Attack, t: int, k: int, chunk: Batch) -> Batch:
         """Attack chunk k of the batch of step t, with the weights that the model has."""
         self.checks.look_at_images(attack, chunk.images)
-        with span("attack"), precision(self.model), self._autocasting():
-            model = self.model
-            if self.input_name is not None:
-                model = Given(unwrap(model), self.input_name, chunk.extra)
-            images = attack(model, self.loss, chunk.images, chunk.labels, self.attack_seed(t, k))
+        model, seed = unwrap(self.model), self.attack_seed(t, k)
+        # PGD chooses the branch and its statistics itself; any other attack just calls the model.
+        branch = self.twin_branch or "main"
+        routed = nullcontext() if isinstance(attack, PGD) else without_trace(model, branch, None, seed >> 1)
+        if self.input_name is not None:
+            model = Given(model, self.input_name, chunk.extra)
+        with span("attack"), precision(self.model), self._autocasting(), routed:
+            images = attack(model, self.loss, chunk.images, chunk.labels, seed)
         return Batch(images, chunk.labels, extra=chunk.extra)
 
     @property
@@ -383,7 +389,7 @@ def _pass_on(images: Tensor, total: Tensor, receive: Callable[[Tensor], None]) -
     """Give the gradient of `total` with respect to the images to `receive`, when a backward pass computes it."""
     factors: list[Tensor] = []  # what the caller's framework multiplies the loss by: scaling, accumulation
     total.register_hook(factors.append)
-    # An overflow in 16 bits leaves no direction; the twin is the image itself there.
+    # Where an overflow in 16 bits leaves no number, the twin is the image itself.
     images.register_hook(lambda gradient: receive(torch.nan_to_num(gradient / factors[-1], nan=0.0)))
 
 
@@ -458,7 +464,7 @@ class Method(ABC):
         return pack({**self._identity(), "step": self.step, **about}, tensors, self.twins.per_rank, all_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; the next step then takes the twins that it would have taken."""
+        """Restore what `state_dict` returned; with the same seed, the next step takes the twins that it would have."""
         about, tensors = unpack(state, self._identity(), self.twins.per_rank)
         self._step.reset()
         self._step.t = about["step"]

@@ -2,6 +2,7 @@
 
     twin(t, k) = attack(θ_{t-τ}, x_t[k], y_t[k], seed(t, k))          t: step, k: chunk, τ: delay
 
+A step t is one call. θ_{t-τ} are the weights before the τ-th last update: steps that accumulate gradients share them.
 A source of twins answers one question, `take(t, k, chunk)`. What it does not have, it evaluates here: `Local` every
 twin, `LeftTwins` (of `recycled`) those of a step with none before it, a pool those that were lost or not sent yet.
 """
@@ -63,9 +64,9 @@ class Twins:
 class Local(Twins):
     """This process evaluates a twin when it is needed, with the weights of `delay` updates ago.
 
-    Weights that were not changed since the last call belong to the same update: gradients are being accumulated. From
-    then on one more version is kept, since the oldest is needed by every call of an update. Where accumulation begins
-    in the middle of a run, the further calls of that first update take weights that are one update younger.
+    Weights that were not changed since the last call belong to the same update (accumulation, or a skipped update).
+    From then on one more version is kept, since every call of an update needs the oldest; the further calls of that
+    first update take weights one update younger.
     """
 
     def __init__(self, model: nn.Module, delay: int, evaluate: Evaluate) -> None:

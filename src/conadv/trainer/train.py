@@ -84,18 +84,19 @@ def train(
         folder: The folder to write. None: a new one, runs/DATA-METHOD-001 and so on.
         resume: The folder of a run to resume, in place of `recipe` and `folder`.
         quiet: Print no progress. False: print a line every few seconds.
-        on_step: Called on rank 0 after each step with a dictionary of its metrics: step (from 0), epoch, lr, loss,
-            clean_loss, adv_loss and seconds (since the start); those of an evaluation too where one was due.
-        on_evaluation: Called on rank 0 after each evaluation with a dictionary of its metrics: step, test_top1,
+        on_step: Called on the first rank that learns, after each step with a dictionary of its metrics: step (from 0),
+            epoch, lr, loss, clean_loss, adv_loss and seconds (since the start); those of an evaluation if one was due.
+        on_evaluation: Called there after each evaluation with a dictionary of its metrics: step, test_top1,
             test_top5 (with more than 5 classes), train_top1 and gap in percent, test_loss and train_loss. For the
             evaluation at the end, step is the number of steps taken.
 
     Returns:
-        The settings, speed and final accuracy of the run, and its folder as `run`. Empty on ranks other than 0.
+        The settings, speed and final accuracy of the run, and its folder as `run`. Empty on all ranks but that one.
 
     Raises:
         ValueError: The recipe, the data or a folder cannot be used; the message says what to do.
-        KeyboardInterrupt: The run was interrupted, and its state is saved.
+        FloatingPointError: A loss, a gradient or a statistic is not finite.
+        KeyboardInterrupt: The run was interrupted, and its state is saved; SystemExit, if it was a SIGTERM.
     """
     if resume is not None:
         if recipe is not None or folder is not None:
