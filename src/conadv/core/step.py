@@ -148,7 +148,7 @@ class Step:
 
     def join(self, place: Place) -> None:
         """Be a rank of a layout: these check the loop, and sum gradients and pending statistics, themselves."""
-        self.place, self.in_layout, self.checks.compares_ranks = place, True, False
+        self.place, self.in_layout, self.checks.own_loop = place, True, False
 
     def begin(self, batch: Batch | Chunked, settings: Callable[[], dict[str, Any]], delayed: bool) -> None:
         """Begin a step; for `settings` and `delayed` see `Checks.begin`."""

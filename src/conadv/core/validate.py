@@ -98,7 +98,9 @@ class Checks:
 
     def __init__(self, model: nn.Module, loss: Loss, chunk_size: int | None, branches: tuple[str, ...]) -> None:
         self._model, self._loss, self._chunk_size, self._branches = model, loss, chunk_size, branches
-        self.compares_ranks = True  # False: the ranks of a layout do it themselves, or were told that weights differ
+        self.own_loop = (
+            True  # False: the ranks of a layout check theirs themselves, or ranks were told that weights differ
+        )
         self._calls = 0
         self._seen_images = self._seen_labels = self._seen_loss = self._seen_eval = False
         self._updates: Updates | None = Updates(model, "adv" in branches)
@@ -127,8 +129,8 @@ class Checks:
         if self._updates is not None and not self._updates.check(self._calls, delayed):
             self._updates.hook.remove()
             self._updates = None
-        if self.compares_ranks and self._calls in COMPARED:
-            self.compares_ranks = check_ranks(self._model, self._calls, settings, self._chunk_size)
+        if self.own_loop and self._calls in COMPARED:
+            self.own_loop = check_ranks(self._model, self._calls, settings, self._chunk_size)
         self._calls += 1
 
     def look_at_images(self, attack: Attack, images: Tensor) -> None:
@@ -155,12 +157,7 @@ class Checks:
         if not isinstance(loss, Tensor) or loss.dim() > 0:
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f'the loss returns {shape}, not one number: use reduction="mean"')
-        if (
-            not self._seen_loss
-            and self.compares_ranks
-            and not bool(loss.isfinite())
-            and not bool(images.isfinite().all())
-        ):
+        if not self._seen_loss and self.own_loop and not bool(loss.isfinite()) and not bool(images.isfinite().all()):
             raise ValueError(
                 f"the images have NaN or infinity, so the loss is {loss.item()}: look at how they are made (a "
                 "division by 0 in the normalization?)"
