@@ -253,13 +253,12 @@ class Shuffle:
 
 
 class StaleWeights:
-    """θ_{t-τ}, ..., θ_{t-1}: copies of the weights and buffers of a model, before each of the last updates."""
+    """θ_{t-τ}, ..., θ_{t-1}: copies of a model's weights and buffers before each of the last updates, oldest first."""
 
     def __init__(self, model: nn.Module, delay: int) -> None:
         self.model = model
         own = tensors_of(model) if delay else {}
         self.versions = deque(_cloned(own) for _ in range(delay))
-        """Oldest first."""
 
     def keep(self) -> None:
         """Copy the current weights, before an update, over the oldest version."""
