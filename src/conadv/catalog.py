@@ -1,6 +1,7 @@
 """The methods by name: what each does and takes, and its cost; and what the name of a model says. Loads no torch.
 
-A new method is a class, one row here, and one row in tests/support/settings.py.
+A new method is a class, one row here, and one row in tests/support/settings.py; one that leaves something behind for
+later steps also says in ranks/member.py how ranks exchange it, and how a run resumes it.
 """
 
 from __future__ import annotations

@@ -62,12 +62,12 @@ class SplitLayer(_BatchNorm):
     """Whether it has the forward pass of torch's BatchNorm."""
     way: Way
     branches: tuple[str, ...]
-    left_main: bool
+    ever_left_main: bool
     """Whether images went another way, whose backward pass may come later, outside of the route."""
 
     def grow(self, branches: Mapping[str, _BatchNorm]) -> None:
         """Add branches to a layer that was just converted."""
-        self.way, self.branches, self.left_main = Way(), ("main", *branches), False
+        self.way, self.branches, self.ever_left_main = Way(), ("main", *branches), False
         for name, branch in branches.items():
             self.add_module(name, branch)
         for owner in (self, *branches.values()):
@@ -126,12 +126,12 @@ class SplitLayer(_BatchNorm):
         """The way of this pass. Activation checkpointing runs a layer again in the backward pass."""
         way = self.way
         if torch.compiler.is_compiling():  # whether this is a backward pass is known when the graph runs
-            if self.left_main and not way.routed and "pending" in self._buffers:
+            if self.ever_left_main and not way.routed and "pending" in self._buffers:
                 _require_forward_pass(self.get_buffer("pending"))
             return way
         if torch._C._current_graph_task_id() == -1:
             return way
-        if self.left_main and not way.routed:
+        if self.ever_left_main and not way.routed:
             raise RuntimeError(_UNKNOWN_BRANCH)
         return way if way.tracking == "off" else way._replace(tracking="again")
 
@@ -219,11 +219,11 @@ def _count(layer: SplitLayer, owner: _BatchNorm, statistics: list[Tensor], track
     pending = owner.get_buffer("pending")
     pending.add_(torch.cat([*statistics, pending.new_ones(1)]))
     if tracking == "now":
-        move([(owner, layer)])
+        update_averages([(owner, layer)])
 
 
 @torch.no_grad()
-def move(branches: Iterable[tuple[nn.Module, SplitLayer]]) -> None:
+def update_averages(branches: Iterable[tuple[nn.Module, SplitLayer]]) -> None:
     """Update running statistics with the mean over the pending passes, without waiting for the device.
 
     Branches of one kind are updated at once: those of torch's kernel with statistics, others with their own changes.

@@ -37,9 +37,9 @@ class PGD:
         step_size: length of one step; None: epsilon.
         steps: number of gradient steps.
         norm: the shape of the ball, "linf" or "l2".
-        direction: what a step follows: "sign" of the gradient, "unit" (the gradient at L2 norm 1), "raw" (the gradient
-            as it is) or "noise" (random signs, the control without a gradient). None: the steepest for the ball,
-            which is sign for linf and unit for l2.
+        direction: what a step follows: "sign" of the gradient, "unit" (the gradient at L2 norm 1), "raw" (that of the
+            loss summed over the images) or "noise" (random signs, the control without a gradient). None: the steepest
+            for the ball, which is sign for linf and unit for l2.
         random_start: probability, for each image, to start at a random point of the ball instead of the image.
         grid: draw random starts (linf) on whole 255ths, so that twins of 8-bit images are 8-bit images too.
         targeted: step towards a random wrong label instead of away from the right one.

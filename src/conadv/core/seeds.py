@@ -50,7 +50,7 @@ def random_bits(count: int, seed: int, device: torch.device) -> Tensor:
 
 
 def centered(shape: Sequence[int], seed: int, like: Tensor) -> Tensor:
-    """Random numbers evenly spread over (-1, 1), in steps of 2**-15, on the device and in the dtype of `like`."""
+    """Random numbers over (-1, 1), in steps of 2**-15 that the dtype of `like` may round, on its device."""
     bits = random_bits(math.prod(shape), seed, like.device).view(tuple(shape))
     return bits.to(torch.promote_types(like.dtype, torch.float32)).add_(0.5).mul_(2**-15).to(like.dtype)
 

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from conadv.wrappers import innermost, is_exchanged, whole
 
-from .branches import SplitLayer, Tally, Tracking, Way, averages, move, owners_of, split_class, split_layers
+from .branches import SplitLayer, Tally, Tracking, Way, averages, owners_of, split_class, split_layers, update_averages
 
 Statistics = Literal["batch", "running"]
 
@@ -101,7 +101,7 @@ def route(
     leaves_main = (branch != "main" or tracking == "off") and (model.training or torch.is_grad_enabled())
     try:
         for layer in layers:
-            layer.left_main |= leaves_main
+            layer.ever_left_main |= leaves_main
             uses_batch = _uses_batch(layer, branch, statistics, model.training)
             layer.way = Way(branch, uses_batch, tracking, True, tally)
         yield
@@ -114,7 +114,7 @@ def route(
 
 def update_running_stats(model: nn.Module) -> None:
     """End a step: update running statistics once, with the mean over its forward passes with tracking "step"."""
-    move(owners_of(model).items())
+    update_averages(owners_of(model).items())
 
 
 def pending_statistics(model: nn.Module) -> list[Tensor]:
