@@ -32,7 +32,7 @@ def read(path: Path) -> pd.DataFrame:
         cell = json.loads(line)
         values, summary = cell["values"], cell["summary"]
         if summary:
-            tuning = cell["grids"] == ["tuning"]
+            tuning = cell["grids"][0].startswith("tuning")
             row = {"tuning": tuning, "arm": cell["arm"], "batch": values["batch_size"] // values["data.copies"]}
             row |= {"rate": values["optimizer.lr"], "seed": values["seed"], "train": summary["train_top1"]}
             rows.append({**row, "accuracy": summary["held_out_top1" if tuning else "test_top1"]})

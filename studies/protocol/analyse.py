@@ -28,8 +28,9 @@ def read(path: Path) -> pd.DataFrame:
         cell = json.loads(line)
         values, summary = cell["values"], cell["summary"]
         if summary:
-            part = min(cell["grids"], key=lambda grid: "rate" in grid)  # a cell may be of the screen and of tuning
-            part = "final" if part.startswith("final") else "rate" if "rate" in part else "screen"
+            part = min(cell["grids"], key=lambda grid: "rate" in grid)  # a cell may be of the screen and of a rate
+            named = (name for name in ("final", "rate", "SGD") if name in part)
+            part = next(named, "screen")
             known = {"part": part, "arm": cell["arm"], "seed": values["seed"], "rate": values["optimizer.lr"]}
             known["epsilon"] = "" if values["method"] == "vanilla" else f"{255 * values['attack.epsilon']:.0f}"
             known["accuracy"] = summary["test_top1" if part == "final" else "held_out_top1"]

@@ -27,7 +27,9 @@ def test_the_page_of_the_protocols_has_the_table_of_its_results() -> None:
     protocol = ROOT / "studies" / "protocol"
     script = runpy.run_path(str(protocol / "analyse.py"))
     cells = script["read"](protocol / "results.jsonl")
-    assert script["screen_table"](cells) in (protocol / "README.md").read_text(encoding="utf-8")
+    page = (protocol / "README.md").read_text(encoding="utf-8")
+    assert script["screen_table"](cells) in page
+    assert script["final_table"](cells) in page
     gains = script["differences"](cells[cells.part == "screen"]).set_index(["arm", "epsilon", "seed"])
     lines = (protocol / "results.jsonl").read_text(encoding="utf-8").splitlines()
     by_hand = {cell["cell"]: cell["summary"] for cell in map(json.loads, lines)}
