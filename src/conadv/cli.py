@@ -238,13 +238,19 @@ def inspect_data(path: Path, /, *, json: Json = False) -> None:
     Args:
         path: The folder or file of a data set.
     """
-    from conadv.task.data.open import as_lines, inspect_data
+    from conadv.task.data.open import inspect_data
 
     found = inspect_data(path)
     if json:
         report_result(lambda: found, as_json=True)
-    else:
-        print("\n".join(as_lines(found)))
+        return
+    sizes = dict.fromkeys(f"{width} × {height}" for height, width in (found["smallest"], found["largest"]))
+    print(f"{one_line(path)}: {found['kind']}, {len(found['classes'])} classes, {' to '.join(sizes)} pixels")
+    for row in found["classes"]:
+        print(f"{row['train']:9,} train {row['test']:9,} test  {one_line(row['class'])}")
+    print(f"{found['train']:9,} train {found['test']:9,} test  in all\ndamaged: {len(found['damaged'])}")
+    for problem in found["damaged"]:
+        print(f"  {problem['name']}: {problem['reason']}")
 
 
 def recipes(*, json: Json = False) -> None:

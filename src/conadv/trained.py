@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +25,8 @@ from conadv.config import Recipe, check_run_folder
 from conadv.core.batch import to_pixels
 from conadv.core.state import below
 from conadv.ranks.world import World, own_device
-from conadv.task.data.decode import EXTENSIONS, open_picture
-from conadv.task.data.files import read_file
+from conadv.task.data.decode import open_picture
+from conadv.task.data.files import images_below, read_file
 from conadv.task.data.fit import Fit
 from conadv.task.data.source import Planes, naming
 from conadv.task.evaluate import RobustTest
@@ -112,7 +111,7 @@ def predict(source: Path, images: Sequence[Path], top: int, model: str | None = 
     """
     facts, tensors, _ = _plain_weights(source) if source.is_dir() else (*read_export(source), None)
     network = rebuild(source, facts, tensors, model, own_device())
-    found = [image for path in images for image in (_images_below(path) if path.is_dir() else [path])]
+    found = [Path(image) for path in images for image in (images_below(path) if path.is_dir() else [path])]
     if not found:
         where = ", ".join(map(str, images))
         raise ValueError(f"no images in {where}: name image files, or folders of them" if where else "no images given")
@@ -222,11 +221,6 @@ def rebuild(source: Path, facts: Any, tensors: dict[str, Tensor], model: str | N
         problem = " ".join(str(error).split())[:200]
         raise ValueError(f"the weights of {source} do not fit the model {model or name}: {problem}") from None
     return Network(built, classes, (channels, height, side), float(zoom))
-
-
-def _images_below(folder: Path) -> list[Path]:
-    files = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
-    return sorted(file for file in files if file.suffix[1:].lower() in EXTENSIONS and not file.name.startswith("."))
 
 
 def as_program(network: Network, facts: Any, onnx: bool) -> bytes:

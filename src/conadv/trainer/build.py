@@ -37,7 +37,6 @@ from conadv.ray import Pool
 from conadv.roles import Role
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.data import DataSet, Source, keep, open_data
-from conadv.task.draws import stratified
 from conadv.task.evaluate import TwinTest
 from conadv.task.libraries import build_pretrained
 from conadv.task.models import build_model, check_output, fastest_memory
@@ -171,9 +170,8 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this machine, from torchrun
         workers = max(1, len(usable_cores()) // ranks) if _photographs(recipe, data) else 0
     held_out = None
-    if recipe.data.held_out:  # the same images in every run
-        chosen = stratified(data.train.labels, len(data.train.classes), recipe.data.held_out)
-        held_out, rest = (data.train.take(mask.nonzero()[0].tolist()) for mask in (chosen, ~chosen))
+    if recipe.data.held_out:
+        held_out, rest = data.train.split(recipe.data.held_out)
         data = replace(data, train=rest)
     if trains and recipe.batch_size > len(data.train):
         raise ValueError(
