@@ -135,7 +135,10 @@ def predict(source: Path, images: Sequence[Path], top: int, model: str | None = 
 def _plain_weights(folder: Path) -> tuple[Any, dict[str, Tensor], int]:
     """Return the facts about the network of a run, its newest weights for the plain model, and their step."""
     check_run_folder(folder)
-    tensors, about = newest_whole(folder / "checkpoints", tell)
+    newest = newest_whole(folder / "checkpoints", tell)
+    if newest is None:
+        raise ValueError(f"{folder} has no checkpoint yet: train it further with conadv train --resume {folder}")
+    tensors, about = newest
     return about.get("network"), {name: tensors[f"model.{name}"] for name in about["plain"]}, about["step"]
 
 

@@ -62,13 +62,7 @@ def preview(job: Job, start: int) -> Iterator[str]:
 
 
 class ProgressLines:
-    """A metric sink that prints how far a run has come, every few seconds at first and less often in a long run.
-
-    Args:
-        stop: The step that the run ends at.
-        quiet: Print nothing.
-        stream: Where to print; None: standard error.
-    """
+    """A metric sink that prints how far a run has come, every few seconds at first and less often in a long run."""
 
     def __init__(self, stop: int, quiet: bool, stream: TextIO | None = None) -> None:
         self._stop, self._quiet, self._stream = stop, quiet, stream or sys.stderr
