@@ -126,8 +126,3 @@ def names_dataset(path: str) -> bool:
     """Whether the path of a data set is a package.module:callable, which runs code; hf:NAME runs none."""
     module, colon, name = path.partition(":")
     return bool(colon) and module != "hf" and all(word.isidentifier() for word in f"{module}.{name}".split("."))
-
-
-def is_built_in(model: str) -> bool:
-    """Whether a name is that of a model of this library."""
-    return ":" not in model

@@ -186,15 +186,14 @@ def export(
             name of the file says.
         model: With torch-export and onnx: the model, if it is your own package.module:callable.
     """
-    formats: dict[str, Literal["safetensors", "torch-export", "onnx"]]
-    formats = {".safetensors": "safetensors", ".pt2": "torch-export", ".onnx": "onnx"}
-    if out.suffix not in formats:
-        raise ValueError(f"{str(out)!r} is no kind of export: choose a name that ends in {', '.join(formats)}")
-    if format not in (None, formats[out.suffix]):
+    known = {".safetensors": "safetensors", ".pt2": "torch-export", ".onnx": "onnx"}.get(out.suffix)
+    if known is None:
+        raise ValueError(f"{str(out)!r} is no kind of export: choose a name that ends in .safetensors, .pt2 or .onnx")
+    if format not in (None, known):
         raise ValueError(f"--format {format} does not write {out.suffix} files: drop it, or choose another name")
     from conadv import trained
 
-    report_result(lambda: trained.export(run, out, formats[out.suffix], model), json)
+    report_result(lambda: trained.export(run, out, known, model), json)
 
 
 def predict(
