@@ -254,7 +254,11 @@ def inspect_data(path: Path, /, *, json: Json = False) -> None:
 
 def recipes(*, json: Json = False) -> None:
     """List the built-in recipes, which conadv train takes by name."""
-    report_result(lambda: {name: _title(config.find_recipe(name)) for name in config.recipe_names()}, json)
+    titles = {}
+    for name in config.recipe_names():
+        with config.find_recipe(name).open(encoding="utf-8") as file:
+            titles[name] = file.readline().lstrip("# ").rstrip()  # a comment that says what it is
+    report_result(lambda: titles, json)
 
 
 def sweep(
@@ -355,12 +359,6 @@ def _app() -> App:
         else:
             app.command(command, name="eval" if command is evaluate else None, sort_key=order)
     return app
-
-
-def _title(recipe: Path) -> str:
-    """The first line of a recipe, which is a comment that says what it is."""
-    with recipe.open(encoding="utf-8") as file:
-        return file.readline().lstrip("# ").rstrip()
 
 
 def _refuse(problem: str) -> int:

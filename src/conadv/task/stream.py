@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conadv.core.batch import Chunked
-from conadv.machine import is_out_of_memory, ordered_map
+from conadv.machine import ordered_map
 from conadv.task.data.fit import Fit, fitted
 from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Planes, Source
 from conadv.task.draws import Seeds, mix_all, permutation
@@ -130,17 +130,11 @@ def _pinned(tensors: Chunk, pin: bool) -> Chunk:
 
 @contextmanager
 def _advice() -> Iterator[None]:
-    """Add what to do to errors about damaged images or too little memory."""
+    """Add what to do to errors about damaged images."""
     try:
         yield
     except DamagedError as error:
         raise ValueError(f"{error}; {DAMAGE_ADVICE}") from error
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ValueError(
-            "not enough memory to prepare images: lower chunk_size, data.image_size or data.workers"
-        ) from error
 
 
 @lru_cache(maxsize=4)
