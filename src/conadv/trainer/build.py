@@ -74,6 +74,10 @@ class Task:
         """The 16-bit dtype of forward passes, in evaluations too; None: the dtype of the weights."""
         return torch.bfloat16 if self.recipe.precision == "bfloat16" else None
 
+    def precision(self) -> torch.autocast:
+        """Compute in that dtype."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast is not None)
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image as the network gets it."""

@@ -17,7 +17,7 @@ from conadv.ranks.world import World
 from conadv.sinks import Board
 from conadv.task.data import Source
 from conadv.task.draws import permutation
-from conadv.task.evaluate import RobustTest, TwinTest, count_robust, count_twin_hits, evaluate, inputs, precision
+from conadv.task.evaluate import RobustTest, TwinTest, count_robust, count_twin_hits, evaluate, inputs
 from conadv.task.models import in_mode
 from conadv.task.stream import Chunk, evaluation_batches
 
@@ -69,7 +69,9 @@ def evaluate_source(task: Task, world: World, source: Source, sample: int | None
     """Compute accuracy and loss on the images of a source, or a sample of them. Every rank must call it."""
     chosen = sampled(len(source), sample)
     batches, _ = _part(task, world, source, chosen, _BATCH)
-    _, top1, top5, loss = world.all_reduce(evaluate(task.model, batches, task.autocast)).tolist()
+    with task.precision():
+        totals = evaluate(task.model, batches)
+    _, top1, top5, loss = world.all_reduce(totals).tolist()
     return Accuracy(100 * top1 / len(chosen), 100 * top5 / len(chosen), loss / len(chosen))
 
 
@@ -77,9 +79,8 @@ def robust_top1(task: Task, world: World, source: Source, test: RobustTest) -> f
     """Compute the robust accuracy in percent, of the model in eval mode. Every rank must call it."""
     batches, first = _part(task, world, source, sampled(len(source), test.images), _BATCH)
     restarts = 1 if test.autoattack else test.restarts
-    return _percent(
-        world, count_robust(task.model, batches, test.attack(), restarts=restarts, first=first, autocast=task.autocast)
-    )
+    with task.precision():
+        return _percent(world, count_robust(task.model, batches, test.attack(), restarts=restarts, first=first))
 
 
 def twin_top1(task: Task, world: World, twins: TwinTest) -> float:
@@ -93,7 +94,8 @@ def twin_top1(task: Task, world: World, twins: TwinTest) -> float:
     group = size * twins.shuffled
     whole = permutation(images, _SAMPLE_SEED)[: max(min(_TWINS, images) // group, 1) * group]
     batches, first = _part(task, world, task.data.train, whole, size, twins.shuffled)
-    return _percent(world, count_twin_hits(task.model, batches, twins, task.loss, first, task.autocast))
+    with task.precision():
+        return _percent(world, count_twin_hits(task.model, batches, twins, task.loss, first))
 
 
 def sampled(length: int, count: int | None) -> NDArray[np.int64]:
@@ -154,7 +156,7 @@ def twins_below(task: Task, twins: TwinTest) -> NDArray[np.uint8]:
     chosen = sampled(len(task.data.train), max(_PAIRS, min(twins.chunk_size, len(task.data.train)))).tolist()
     batches = evaluation_batches(task.data.train, len(chosen), task.augment.fit, task.workers, chosen)
     ((images, labels),) = inputs(task.model, batches)
-    with in_mode(task.model, training=True), precision(task.device, task.autocast):
+    with in_mode(task.model, training=True), task.precision():
         changed = twins.attack(task.model, task.loss, images, labels, 0).detach()
     difference = changed - images
     enlarged = 0.5 + 0.5 * difference / difference.abs().max().clamp(min=1e-9)
