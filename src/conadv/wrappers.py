@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,21 +36,16 @@ _INNER = {
 }
 
 
-class _Held(dict[type, str]):
-    """By class of a wrapper, the name under which it holds the model; empty for any other class."""
-
-    def __missing__(self, kind: type) -> str:
-        names = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
-        self[kind] = next((_INNER[name] for name in names if name in _INNER), "")
-        return self[kind]
-
-
-_HELD = _Held()
+@cache
+def _held(kind: type) -> str:
+    """The name under which a wrapper of this class holds the model; empty for any other class."""
+    names = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
+    return next((_INNER[name] for name in names if name in _INNER), "")
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """Each wrapper from the outside in, with the name under which it holds the next; then the model, without one."""
-    while name := _HELD[type(model)]:
+    while name := _held(type(model)):  # type: ignore[arg-type]  # a class is hashable
         yield model, name
         model = model._modules[name]  # type: ignore[assignment]
     yield model, ""
