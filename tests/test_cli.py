@@ -177,7 +177,10 @@ def test_pretrained_takes_a_file_or_nothing(words, pretrained, commands, tmp_pat
         ("train --batchsize 64", "Did you mean --batch-size?"),
         ("train --lr 0.1", "did you mean --optimizer.lr?"),
         ("train --device cuda", "CUDA_VISIBLE_DEVICES"),
-        ("train digits --gpus 8 --run x", "torchrun --nproc-per-node 8 -m conadv train digits --run-dir x\n"),
+        (
+            "train digits --gpus 8 --run x",
+            "--gpus: each GPU is a process of its own: torchrun --nproc-per-node 8 -m conadv train",
+        ),
         ("train --precision fp16", "not one of float32, bfloat16 (or bf16) and float64"),
         ("train --eval-train all", "drop it"),
         ("train --attack 3", "--attack.epsilon"),

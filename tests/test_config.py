@@ -360,7 +360,7 @@ def test_a_run_goes_on_with_its_recipe(tmp_path):
     recipe = Recipe(method="recycled", seed=5)
     run = run_folder(tmp_path, recipe)
     assert recipe_of_run(run) == recipe_of_run(run, {"seed": "5", "method": "recycled"}) == recipe
-    changes = {"layout": "clean | adv", "threads": 2, "checkpoint.keep": 9, "max_steps": 7, "attackers": "3"}
+    changes = {"layout": "clean | adv", "threads": 2, "checkpoint.keep": 9, "max_steps": 7}
     assert recipe_of_run(run, changes) == override(recipe, changes)
 
 

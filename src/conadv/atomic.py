@@ -35,6 +35,15 @@ def write_atomically(path: Path, text: str) -> None:
         replace_file(path, text.encode())
 
 
+def write_output(path: Path, data: bytes) -> None:
+    """Like `replace_file`, for a file that the user has named; its folder is created."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data)
+    except OSError as error:
+        raise ValueError(f"cannot write {path} ({error.strerror or error}): name another file") from None
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Add the path and advice to the OSError of a disk that is full or read-only."""

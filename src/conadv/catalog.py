@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from importlib import import_module
+from inspect import signature
 from operator import or_
 from typing import Any
 
@@ -23,11 +24,8 @@ class MethodInfo:
     name: str
     target: str
     """Its class, as module:name within this package."""
-    options: tuple[str, ...]
-    """What its class takes besides the model, the loss and what every method takes (see `build`)."""
     delay: int | None
     """Steps between generating a twin and learning from it; None: the user chooses."""
-    default_delay: int
     passes: Mapping[Role, int]
     """Its duties, and how many passes over the batch each one costs: a forward pass is 1, a backward pass is 1 for the
     gradients of the activations and 1 for those of the weights."""
@@ -35,6 +33,11 @@ class MethodInfo:
     """The duty that generates twins; None: it has none."""
     layouts: tuple[str, ...]
     """How a lane can be split into ranks, from one rank to as many as possible."""
+
+    @property
+    def default_delay(self) -> int:
+        """The delay unless the user chooses one; where the user may, that of the paper."""
+        return 1 if self.delay is None else self.delay
 
     @property
     def duties(self) -> Role:
@@ -52,26 +55,21 @@ class MethodInfo:
         return ("main", "adv") if Role.ADV in self.passes else ("main",)
 
     def build(self, model: Any, loss: Any, options: Mapping[str, Any], **common: Any) -> Any:
-        """Make the method around a model. This imports torch.
+        """Make the method around a model that has the branches which the method needs. This imports torch.
 
-        Args:
-            model: a network with the branches that the method needs.
-            loss: from outputs and labels to the mean loss.
-            options: by name; those that this method does not take are left out.
-            common: what every method takes, such as `chunk_size` and `seed`.
+        Of the options, by name, it takes those that it has; `common` is what every method takes, such as `chunk_size`.
         """
         module, _, name = self.target.partition(":")
-        method = getattr(import_module(f"conadv.{module}"), name)
-        return method(model, loss, **{name: options[name] for name in self.options if name in options}, **common)
+        make = getattr(import_module(f"conadv.{module}"), name)
+        known = signature(make).parameters.keys() - {"model", "loss"}
+        return make(model, loss, **{name: value for name, value in options.items() if name in known}, **common)
 
 
 _LEARN, _ATTACK = 3, 2
 _CONADV = MethodInfo(
     name="conadv",
     target="core.algorithm:ConAdv",
-    options=("attack", "delay", "adv_weight", "twin_share", "twin_branch", "shuffle_twins"),
     delay=None,
-    default_delay=1,
     passes={Role.CLEAN: _LEARN, Role.ADV: _LEARN, Role.ATTACK: _ATTACK},
     maker=Role.ATTACK,
     layouts=("clean+adv+attack", "clean | adv+attack", "clean+adv | attack", "clean | adv | attack"),
@@ -80,21 +78,17 @@ _ROWS = (
     MethodInfo(
         name="vanilla",
         target="core.algorithm:Vanilla",
-        options=(),
         delay=0,
-        default_delay=0,
         passes={Role.CLEAN: _LEARN},
         maker=None,
         layouts=("clean",),
     ),
-    replace(_CONADV, name="disadv", delay=0, default_delay=0),
+    replace(_CONADV, name="disadv", delay=0),
     _CONADV,
     MethodInfo(
         name="recycled",
         target="core.algorithm:Recycled",
-        options=("attack", "adv_weight", "twin_share", "twin_branch", "shuffle_twins"),
         delay=1,
-        default_delay=1,
         passes={Role.CLEAN: _LEARN, Role.ADV: _LEARN},
         maker=Role.CLEAN,
         layouts=("clean+adv", "clean | adv"),
@@ -102,9 +96,7 @@ _ROWS = (
     MethodInfo(
         name="sam",
         target="core.sam:Sam",
-        options=("rho",),
         delay=0,
-        default_delay=0,
         passes={Role.CLEAN: 2 * _LEARN},
         maker=None,
         layouts=("clean",),
@@ -127,8 +119,3 @@ def names_dataset(path: str) -> bool:
     """Whether the path of a data set is a package.module:callable, which runs code; hf:NAME runs none."""
     module, colon, name = path.partition(":")
     return bool(colon) and module != "hf" and all(word.isidentifier() for word in f"{module}.{name}".split("."))
-
-
-def is_built_in(model: str) -> bool:
-    """Whether a name is that of a model of this library."""
-    return ":" not in model

@@ -186,15 +186,14 @@ def export(
             name of the file says.
         model: With torch-export and onnx: the model, if it is your own package.module:callable.
     """
-    formats: dict[str, Literal["safetensors", "torch-export", "onnx"]]
-    formats = {".safetensors": "safetensors", ".pt2": "torch-export", ".onnx": "onnx"}
-    if out.suffix not in formats:
-        raise ValueError(f"{str(out)!r} is no kind of export: choose a name that ends in {', '.join(formats)}")
-    if format not in (None, formats[out.suffix]):
+    known = {".safetensors": "safetensors", ".pt2": "torch-export", ".onnx": "onnx"}.get(out.suffix)
+    if known is None:
+        raise ValueError(f"{str(out)!r} is no kind of export: choose a name that ends in .safetensors, .pt2 or .onnx")
+    if format not in (None, known):
         raise ValueError(f"--format {format} does not write {out.suffix} files: drop it, or choose another name")
     from conadv import trained
 
-    report_result(lambda: trained.export(run, out, formats[out.suffix], model), json)
+    report_result(lambda: trained.export(run, out, known, model), json)
 
 
 def predict(
@@ -238,18 +237,28 @@ def inspect_data(path: Path, /, *, json: Json = False) -> None:
     Args:
         path: The folder or file of a data set.
     """
-    from conadv.task.data.open import as_lines, inspect_data
+    from conadv.task.data.open import inspect_data
 
     found = inspect_data(path)
     if json:
         report_result(lambda: found, as_json=True)
-    else:
-        print("\n".join(as_lines(found)))
+        return
+    sizes = dict.fromkeys(f"{width} × {height}" for height, width in (found["smallest"], found["largest"]))
+    print(f"{one_line(path)}: {found['kind']}, {len(found['classes'])} classes, {' to '.join(sizes)} pixels")
+    for row in found["classes"]:
+        print(f"{row['train']:9,} train {row['test']:9,} test  {one_line(row['class'])}")
+    print(f"{found['train']:9,} train {found['test']:9,} test  in all\ndamaged: {len(found['damaged'])}")
+    for problem in found["damaged"]:
+        print(f"  {problem['name']}: {problem['reason']}")
 
 
 def recipes(*, json: Json = False) -> None:
     """List the built-in recipes, which conadv train takes by name."""
-    report_result(lambda: {name: _title(config.find_recipe(name)) for name in config.recipe_names()}, json)
+    titles = {}
+    for name in config.recipe_names():
+        with config.find_recipe(name).open(encoding="utf-8") as file:
+            titles[name] = file.readline().lstrip("# ").rstrip()  # a comment that says what it is
+    report_result(lambda: titles, json)
 
 
 def sweep(
@@ -350,12 +359,6 @@ def _app() -> App:
         else:
             app.command(command, name="eval" if command is evaluate else None, sort_key=order)
     return app
-
-
-def _title(recipe: Path) -> str:
-    """The first line of a recipe, which is a comment that says what it is."""
-    with recipe.open(encoding="utf-8") as file:
-        return file.readline().lstrip("# ").rstrip()
 
 
 def _refuse(problem: str) -> int:

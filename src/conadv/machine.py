@@ -1,4 +1,4 @@
-"""This machine: its processor, the cores and the memory that we may use, and errors that mean that memory ran out."""
+"""This machine: its processor, cores, threads and memory, and errors that mean that memory ran out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import os
 import platform
 import re
 import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 ADVICE = (
     "out of memory: lower --chunk-size, --width, --delay, --data.image-size, --data.train-size, --data.workers or the "
@@ -48,3 +56,24 @@ def free_memory() -> int:
     except (OSError, ValueError):
         pass
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result]:
+    """Map a function over items with `workers` threads, each of them at most two results in advance.
+
+    An error in a worker is raised when its result is due. No worker is left running, however this ends.
+    """
+    if workers == 0:
+        yield from map(function, items)
+        return
+    items = iter(items)
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="conadv-data")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        waiting.extend(pool.submit(function, item) for item in islice(items, 2 * workers))
+        while waiting:
+            result = waiting.popleft().result()
+            waiting.extend(pool.submit(function, item) for item in islice(items, 1))
+            yield result
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

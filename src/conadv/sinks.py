@@ -41,7 +41,8 @@ class Board(Sink, Protocol):
     package: str
     """What it imports."""
 
-    def __init__(self, folder: Path, start: int, values: Mapping[str, Any]) -> None: ...
+    def __init__(self, folder: Path, start: int, values: Mapping[str, Any]) -> None:
+        """Open it for the run in a folder, from a step on, with the values of its recipe by dotted key."""
 
     def show(self, step: int, name: str, picture: Picture) -> None:
         """Show a picture."""
@@ -53,10 +54,7 @@ class Board(Sink, Protocol):
 class TensorBoard:
     """Event files in the folder tensorboard/ of the run: `tensorboard --logdir RUN`.
 
-    Args:
-        folder: The folder of the run.
-        start: The step at which the run starts or resumes; TensorBoard hides what was logged from this step on.
-        config: The values of the recipe, by dotted key: the hyper-parameters.
+    Where a run resumes, at step `start`, TensorBoard hides what was logged from this step on.
     """
 
     package = "tensorboardX"
@@ -83,12 +81,7 @@ class TensorBoard:
 class Wandb:
     """A run of Weights & Biases, offline unless WANDB_MODE says otherwise: `wandb sync RUN/wandb/offline-run-*`.
 
-    A resumed run continues the same one, whose id is in RUN/wandb-id.
-
-    Args:
-        folder: The folder of the run.
-        start: Unused: Weights & Biases ignores steps that it has already.
-        config: The values of the recipe, by dotted key.
+    A resumed run continues the same one, whose id is in RUN/wandb-id, and ignores steps that it has already.
     """
 
     package = "wandb"
@@ -121,11 +114,7 @@ SINKS: dict[str, type[Board]] = {"tensorboard": TensorBoard, "wandb": Wandb}
 
 
 def check_sinks(names: Iterable[str]) -> None:
-    """Raise a ValueError if the package of a sink is not installed.
-
-    Args:
-        names: of the sinks, as in `SINKS`.
-    """
+    """Raise a ValueError if the package of one of these sinks is not installed."""
     for name in names:
         package = SINKS[name].package
         if find_spec(package) is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,14 +19,14 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from conadv.atomic import replace_file
+from conadv.atomic import write_output
 from conadv.catalog import is_callable
 from conadv.config import Recipe, check_run_folder
 from conadv.core.batch import to_pixels
 from conadv.core.state import below
 from conadv.ranks.world import World, own_device
-from conadv.task.data.decode import EXTENSIONS, open_picture
-from conadv.task.data.files import read_file
+from conadv.task.data.decode import open_picture
+from conadv.task.data.files import images_below, read_file
 from conadv.task.data.fit import Fit
 from conadv.task.data.source import Planes, naming
 from conadv.task.evaluate import RobustTest
@@ -49,14 +48,7 @@ _BATCH = 64  # images
 
 
 def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool = False) -> dict[str, Any]:
-    """Evaluate the weights of a run.
-
-    Args:
-        recipe: The recipe of the run.
-        folder: The folder of the run.
-        robust: How to measure robust accuracy; None: not at all.
-        best: Evaluate the weights of the best evaluation during the run, not the newest checkpoint.
-    """
+    """Evaluate the newest checkpoint of a run, or its best weights, also under attack if `robust` says how."""
     task = build_task(recipe, own_device())
     checkpoint = find_checkpoint(folder, task)
     if checkpoint is None:
@@ -77,13 +69,10 @@ def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool
 
 
 def export(folder: Path, out: Path, form: str = "safetensors", model: str | None = None) -> dict[str, Any]:
-    """Export the newest checkpoint of a run for the ordinary model, without adversarial branches.
+    """Export the newest checkpoint of a run for the ordinary model, without adversarial branches, to a file.
 
-    Args:
-        folder: The folder of the run.
-        out: The file to write.
-        form: Weights as "safetensors", or the network with its weights as "torch-export" or "onnx".
-        model: The model, if it is a callable: code is never imported because a file names it.
+    Its form is "safetensors" (weights), or "torch-export" or "onnx" (the network with its weights). If the model is a
+    callable, `model` has to name it: code is never imported because a file names it.
     """
     facts, tensors, step = _plain_weights(folder)
     if form == "safetensors":
@@ -91,28 +80,19 @@ def export(folder: Path, out: Path, form: str = "safetensors", model: str | None
     else:
         network = rebuild(folder, facts, tensors, model, torch.device("cpu"))
         data = as_program(network, facts, onnx=form == "onnx")
-    try:
-        replace_file(out, data)
-    except OSError as error:
-        raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
+    write_output(out, data)
     return {"file": str(out), "tensors": len(tensors), "step": step}
 
 
 def predict(source: Path, images: Sequence[Path], top: int, model: str | None = None) -> tuple[Predictions, list[str]]:
-    """Predict the classes of image files.
-
-    Args:
-        source: The folder of a run, whose newest checkpoint is used, or a file that `export` wrote.
-        images: Image files, and folders of them.
-        top: How many classes to return per image, the most likely ones first.
-        model: The model, if it is a callable: code is never imported because a file names it.
+    """Predict the classes of image files, and of those in folders, by the newest checkpoint of a run or by an export.
 
     Returns:
-        The most likely classes of each image, by its path; and a line about each file that cannot be read.
+        The `top` most likely classes of each image, by its path; and a line about each file that cannot be read.
     """
     facts, tensors, _ = _plain_weights(source) if source.is_dir() else (*read_export(source), None)
     network = rebuild(source, facts, tensors, model, own_device())
-    found = [image for path in images for image in (_images_below(path) if path.is_dir() else [path])]
+    found = [Path(image) for path in images for image in (images_below(path) if path.is_dir() else [path])]
     if not found:
         where = ", ".join(map(str, images))
         raise ValueError(f"no images in {where}: name image files, or folders of them" if where else "no images given")
@@ -136,7 +116,10 @@ def predict(source: Path, images: Sequence[Path], top: int, model: str | None = 
 def _plain_weights(folder: Path) -> tuple[Any, dict[str, Tensor], int]:
     """Return the facts about the network of a run, its newest weights for the plain model, and their step."""
     check_run_folder(folder)
-    tensors, about = newest_whole(folder / "checkpoints", tell)
+    newest = newest_whole(folder / "checkpoints", tell)
+    if newest is None:
+        raise ValueError(f"{folder} has no checkpoint yet: train it further with conadv train --resume {folder}")
+    tensors, about = newest
     return about.get("network"), {name: tensors[f"model.{name}"] for name in about["plain"]}, about["step"]
 
 
@@ -189,14 +172,9 @@ def read_export(path: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 def rebuild(source: Path, facts: Any, tensors: dict[str, Tensor], model: str | None, device: torch.device) -> Network:
-    """Build the network that a run or an export describes, with its weights.
+    """Build the network that a run or an export (the `source`) describes, with the weights of the plain model.
 
-    Args:
-        source: Where the facts and the weights come from, for error messages.
-        facts: What `network_facts` of the run returned.
-        tensors: The weights of the plain model.
-        model: The model, if it is a callable: only the caller may name code to import.
-        device: Where to put the network.
+    The facts are those of `network_facts`. If the model is a callable, `model` names the code to import.
     """
     match facts:
         case {
@@ -224,18 +202,11 @@ def rebuild(source: Path, facts: Any, tensors: dict[str, Tensor], model: str | N
     return Network(built, classes, (channels, height, side), float(zoom))
 
 
-def _images_below(folder: Path) -> list[Path]:
-    files = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
-    return sorted(file for file in files if file.suffix[1:].lower() in EXTENSIONS and not file.name.startswith("."))
-
-
 def as_program(network: Network, facts: Any, onnx: bool) -> bytes:
-    """Trace the network with torch.export, for any number of images, and return the bytes of a .pt2 or .onnx file.
+    """Trace the network with torch.export, for any number of images in [0, 1]: the bytes of a .pt2 or .onnx file.
 
-    Args:
-        network: The network; its images are in [0, 1].
-        facts: What `network_facts` of the run returned; a .pt2 file has it as `network.json`, ONNX in its metadata.
-        onnx: Write ONNX, in float32: runtimes have few kernels for float64.
+    A .pt2 file has the facts as `network.json`, ONNX in its metadata. ONNX is in float32: runtimes have few kernels for
+    float64.
     """
     if onnx and not (find_spec("onnx") and find_spec("onnxscript")):
         raise ValueError("--format onnx needs the packages onnx and onnxscript: pip install 'conadv[onnx]'")

@@ -8,8 +8,9 @@ torch.profiler                         the parts of a step are spans of its trac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,23 +36,25 @@ _INNER = {
 }
 
 
-class _Held(dict[type, str]):
-    """By class of a wrapper, the name under which it holds the model; empty for any other class."""
-
-    def __missing__(self, kind: type) -> str:
-        names = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
-        self[kind] = next((_INNER[name] for name in names if name in _INNER), "")
-        return self[kind]
+@cache
+def _held(kind: type) -> str:
+    """The name under which a wrapper of this class holds the model; empty for any other class."""
+    names = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
+    return next((_INNER[name] for name in names if name in _INNER), "")
 
 
-_HELD = _Held()
+def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Each wrapper from the outside in, with the name under which it holds the next; then the model, without one."""
+    while name := _held(type(model)):  # type: ignore[arg-type]  # a class is hashable
+        yield model, name
+        model = model._modules[name]  # type: ignore[assignment]
+    yield model, ""
 
 
 def innermost(model: nn.Module) -> nn.Module:
     """The model inside all wrappers, nested in any order."""
-    while name := _HELD[type(model)]:
-        model = model._modules[name]  # type: ignore[assignment]
-    return model
+    *_, (inner, _) = _layers(model)
+    return inner
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -59,12 +62,11 @@ def unwrap(model: nn.Module) -> nn.Module:
 
     Gradients are exchanged only through the wrapper, so an attack on this model involves one process only.
     """
-    compiled, inner = None, model
-    while name := _HELD[type(inner)]:
-        compiled = inner if name == "_orig_mod" else compiled
-        inner = inner._modules[name]  # type: ignore[assignment]
-    if compiled is None:
+    *wrappers, (inner, _) = _layers(model)
+    compilers = [one for one, name in wrappers if name == "_orig_mod"]
+    if not compilers:
         return inner
+    compiled = compilers[-1]
     if compiled._modules["_orig_mod"] is inner:
         return compiled
     # torch.compile around another wrapper: compile what is inside of it in the same way.
@@ -78,10 +80,9 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 def precision(model: nn.Module) -> AbstractContextManager[None]:
     """The autocast context of a Fabric wrapper, for calls of the model inside it."""
-    while name := _HELD[type(model)]:
+    for one, name in _layers(model):
         if name == "_forward_module":
-            return model._strategy.precision.forward_context()  # type: ignore[union-attr, operator, no-any-return]
-        model = model._modules[name]  # type: ignore[assignment]
+            return one._strategy.precision.forward_context()  # type: ignore[union-attr, operator, no-any-return]
     return nullcontext()
 
 
@@ -93,9 +94,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 def data_parallel(model: nn.Module) -> DistributedDataParallel | None:
     """The DistributedDataParallel wrapper among those of a model."""
-    while not isinstance(model, DistributedDataParallel) and (name := _HELD[type(model)]):
-        model = model._modules[name]  # type: ignore[assignment]
-    return model if isinstance(model, DistributedDataParallel) else None
+    return next((one for one, _ in _layers(model) if isinstance(one, DistributedDataParallel)), None)
 
 
 def refuse_options(parallel: DistributedDataParallel | None, has_branches: bool) -> None:

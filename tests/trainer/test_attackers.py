@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conadv.cli import main
+from conadv.config import attackers_of
 from conadv.study.timeline import read_timeline
 from conadv.trainer import build
 from conadv.trainer.build import check_fit
@@ -145,4 +146,4 @@ def test_roles_and_attackers_exclude_each_other():
     ],
 )
 def test_addresses(text, parsed):
-    assert build.attackers_of(tiny.recipe(attackers=text)) == parsed
+    assert attackers_of(tiny.recipe(attackers=text)) == parsed

@@ -19,7 +19,7 @@ from conadv.core.splitbn import plain_state_dict
 from conadv.roles import Role
 from conadv.task.data import open_data
 from conadv.trainer import build
-from conadv.trainer.build import build_task, check_fit, method_of, resolved, with_chunk_size
+from conadv.trainer.build import build_task, check_fit, method_of, resolved, with_sizes
 from support import tiny
 
 
@@ -148,14 +148,14 @@ def test_only_a_third_view_has_a_branch_of_its_own(views: str, branches: tuple[s
 )
 def test_the_chunk_size_is_the_largest_that_batch_and_layout_can_share(batch, ranks, changes, expected):
     recipe = load_recipe("digits", {"batch_size": batch, "chunk_size": 0, "data.train_size": 1000, **changes})
-    chosen = with_chunk_size(recipe, ranks)
+    chosen = with_sizes(recipe, ranks)
     assert chosen == replace(recipe, chunk_size=expected)
     check_fit(chosen, ranks)
 
 
 def test_a_chunk_size_that_was_given_stays():
     recipe = load_recipe("digits", {"batch_size": 96, "chunk_size": 4})
-    assert with_chunk_size(recipe, 1) is recipe
+    assert with_sizes(recipe, 1) is recipe
 
 
 def test_ranks_that_cannot_share_the_batch_are_refused():
@@ -163,7 +163,7 @@ def test_ranks_that_cannot_share_the_batch_are_refused():
     with pytest.raises(
         ValueError, match=r"no chunk size fits; with 1 image per chunk: .* on 4 ranks needs a multiple of 4"
     ):
-        with_chunk_size(recipe, 4)
+        with_sizes(recipe, 4)
 
 
 def test_a_run_shows_the_chunk_size_and_keeps_it_when_resumed(tmp_path, capsys):

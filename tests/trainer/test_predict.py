@@ -167,13 +167,13 @@ def test_onnx_without_its_packages_is_one_line_that_names_the_extra(run, tmp_pat
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("run model.bin", "'model.bin' is no kind of export: choose a name that ends in .safetensors, .pt2, .onnx"),
+        ("run model.bin", "'model.bin' is no kind of export: choose a name that ends in .safetensors, .pt2 or .onnx"),
         ("run a.safetensors --format torch-export", "--format torch-export does not write .safetensors files: drop it"),
         ("run a.pt2", "names code to import"),
         ("images a.safetensors", "is not a run folder"),
         ("run a.pt2 --format onnx", "--format onnx does not write .pt2 files"),
         ("run a.pt2 --format tflite", "--format"),
-        ("run nowhere/a.pt2 --format torch-export --model support.tiny:net", "cannot write nowhere/a.pt2"),
+        ("run run/config.toml/a.pt2 --model support.tiny:net", "cannot write run/config.toml/a.pt2"),
     ],
 )
 def test_an_export_that_cannot_be_is_one_line(words, problem, run, capsys, monkeypatch):

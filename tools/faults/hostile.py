@@ -24,7 +24,7 @@ from PIL import Image
 
 from conadv.task.augment import augmentation
 from conadv.task.data import Fit, open_data
-from conadv.task.data.open import as_lines, inspect_data
+from conadv.task.data.open import inspect_data
 from conadv.task.stream import Stream, evaluation_batches
 from task.data.samples import (
     cifar,
@@ -92,7 +92,7 @@ def _train(path: Path | str, augment: str, size: int | None) -> None:
 
 
 def _look(path: Path | str) -> None:
-    as_lines(inspect_data(path))
+    inspect_data(path)
 
 
 def _change(random: Random, file: Path, change: Callable[[bytearray], bytearray | None]) -> None:

@@ -11,10 +11,10 @@ from .files import (
     recipe_names,
     recipe_of_run,
 )
-from .recipe import AttackFields, CheckpointFields, Data, Optimizer, Recipe, Schedule, flag, flatten
+from .recipe import AttackFields, CheckpointFields, Data, Optimizer, Recipe, Schedule, attackers_of, flag, flatten
 
 __all__ = [
-    "RESUMABLE", "AttackFields", "CheckpointFields", "Data", "Optimizer", "Recipe", "Schedule", "check_run_folder",
-    "dump_recipe", "find_recipe", "flag", "flatten", "load_recipe", "override", "read_toml", "recipe_names",
-    "recipe_of_run",
+    "RESUMABLE", "AttackFields", "CheckpointFields", "Data", "Optimizer", "Recipe", "Schedule", "attackers_of",
+    "check_run_folder", "dump_recipe", "find_recipe", "flag", "flatten", "load_recipe", "override", "read_toml",
+    "recipe_names", "recipe_of_run",
 ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 
 from cyclopts import CycloptsError, UnknownOptionError
 
@@ -15,7 +14,7 @@ from .recipe import Recipe, flag, flatten
 _OWN_LOOP = "drop it, or choose it in your own loop (docs/own-loop.md)"
 _DEVICE = "drop it: a run uses a GPU if PyTorch sees one; CUDA_VISIBLE_DEVICES= hides them"
 
-GPUS = ("gpus", "devices", "nproc_per_node", "num_gpus", "world_size")
+_GPUS = "each GPU is a process of its own: torchrun --nproc-per-node 8 -m conadv train, and the rest of the command"
 ADVICE = {
     # fields of version 0.2
     "nonfinite": "drop it: a step that is not finite ends the run, which resumes from its newest checkpoint",
@@ -37,7 +36,7 @@ ADVICE = {
     **dict.fromkeys(("data.mixup", "data.cutmix"), f"mixing left: {_OWN_LOOP}, whose loader may mix images"),
     "data.memory": "drop it: each rank keeps up to 1 GiB of decoded images in memory",
     # flags of other programs
-    **dict.fromkeys(GPUS, "each GPU is a process of its own, which torchrun starts"),
+    **dict.fromkeys(("gpus", "devices", "nproc_per_node", "num_gpus", "world_size"), _GPUS),
     **dict.fromkeys(("device", "cuda", "gpu"), _DEVICE),
     "learning_rate": "write optimizer.lr, or --optimizer.lr as a flag",
     "wd": "write optimizer.weight_decay, or --optimizer.weight-decay as a flag",
@@ -51,24 +50,16 @@ def explain(error: CycloptsError) -> str:
     """What is wrong with a flag or a file, in one line that ends with what to do."""
     text, token = str(error), getattr(error, "token", None)
     if isinstance(error, UnknownOptionError):
-        text = _unknown((error.token.keyword or error.token.value).partition("=")[0], error) or text
+        text = _unknown((error.token.keyword or error.token.value).partition("=")[0]) or text
     tokens = [token] if token else error.argument.tokens if error.argument else []
     source = next((token.source for token in tokens if token.source not in ("", "cli")), "")
     text = re.sub(r"\[([\w.-]+)\]", r"\1", text, count=1)  # cyclopts writes [attack.epsilon] for a key of a file
     return one_line(text if source in text else f"{source}: {text}")
 
 
-def _unknown(given: str, error: CycloptsError) -> str:
+def _unknown(given: str) -> str:
     """What to write instead of a field that left, or of a flag that other programs have; empty if nothing is known."""
     key = given.lstrip("-").replace("][", ".").strip("[]").replace("-", "_")
-    if key in GPUS:
-        words = list(error.root_input_tokens or ())
-        place = next((number for number, word in enumerate(words) if word.partition("=")[0] == given), len(words))
-        width = 1 if "=" in "".join(words[place : place + 1]) else 2
-        count = words[place : place + width][-1:] or ["8"]
-        rest = ["--run-dir" if word == "--run" else word for word in words[:place] + words[place + width :]]
-        command = f"torchrun --nproc-per-node {count[0].rpartition('=')[2]} -m conadv {shlex.join(rest)}"
-        return f"{given}: {ADVICE[key]}: {command}"
     if key in ADVICE:
         return f"{given}: {ADVICE[key]}"
     known = list(flatten(Recipe()))

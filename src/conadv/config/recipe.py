@@ -101,12 +101,7 @@ class Schedule:
     """Learning rate at the end of the decay."""
 
     def warmup_steps(self, steps: int, epochs: int) -> int:
-        """The warm-up in steps.
-
-        Args:
-            steps: of the whole run.
-            epochs: of the whole run.
-        """
+        """The warm-up in steps, of so many steps and epochs of the whole run."""
         if isinstance(self.warmup_epochs, str):
             return round(steps * float(self.warmup_epochs.rstrip("%")) / 100)
         return round(self.warmup_epochs * (steps // epochs))
@@ -291,12 +286,31 @@ class Recipe:
                 f"optimizer {self.optimizer.name} divides the gradients of BatchNorm's parameters by their size, so "
                 "that scale_norms changes nothing: drop it, or choose --optimizer.name sgd or lars"
             )
+        if self.attackers is not None:
+            attackers_of(self)
+            if METHODS[self.method].maker != Role.ATTACK or not self.delay:
+                raise ValueError(
+                    "attackers generate twins ahead, which only conadv with a delay of 1 or more has: drop --attackers"
+                )
         warmup = self.schedule.warmup_epochs
         if not isinstance(warmup, str) and warmup > self.epochs:
             raise ValueError(
                 f"a warm-up of {warmup:g} epochs is longer than the {self.epochs} of the run: "
                 "lower --schedule.warmup-epochs, or give it as a share of the run such as 30%"
             )
+
+
+def attackers_of(recipe: Recipe) -> tuple[int | None, str | None]:
+    """How many attackers (None: as many as the cluster has room for), and the address (None: this machine)."""
+    text = recipe.attackers or "0"
+    if text.isdecimal():
+        return int(text), None
+    count, at, address = text.rpartition("@")
+    if (at and not count.isdecimal()) or not (":" in address or address == "auto"):
+        raise ValueError(
+            f"attackers {text!r}: give a number, or a Ray cluster such as HEAD:6379 or, with a number, 8@HEAD:6379"
+        )
+    return int(count) if at else None, address
 
 
 def flatten(recipe: Recipe) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from conadv.atomic import replace_file
+from conadv.atomic import write_output
 from conadv.config import read_toml
 from conadv.trainer.metrics import read_metrics
 
@@ -32,10 +32,7 @@ CSV = ["cell", "label", "grids", "seed", "rate", TOP1, ROBUST, "train_top1", "ga
 def write_report(folder: Path, out: Path | None = None, with_paper: bool = False) -> dict[str, Any]:
     """Write the report of a study as OUT.html and its cells as OUT.csv, and return what `conadv report` prints.
 
-    Args:
-        folder: the folder of the study, of which only results.jsonl is required.
-        out: the page; None: report.html in the folder.
-        with_paper: add the paper's numbers.
+    Of the study's folder, only results.jsonl is required. By default, the page is report.html in it.
     """
     page = out or folder / "report.html"
     if page.suffix != ".html":
@@ -49,13 +46,8 @@ def write_report(folder: Path, out: Path | None = None, with_paper: bool = False
         raise ValueError(f"{str(folder)!r} has no cells: run conadv sweep first")
     everyone = cells(results)
     html = render(folder, results, everyone, with_paper)
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(sheet, everyone[CSV].to_csv(index=False).encode("utf-8", "replace"))
-        replace_file(page, html.encode("utf-8", "replace"))
-    except OSError as error:
-        problem = error.strerror or error
-        raise ValueError(f"cannot write {str(page)!r} ({problem}): choose another file with -o") from None
+    write_output(sheet, everyone[CSV].to_csv(index=False).encode("utf-8", "replace"))
+    write_output(page, html.encode("utf-8", "replace"))
     return {"page": str(page), "csv": str(sheet), "cells": len(results), "done": int(everyone.done.sum())}
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
-from typing import Any, NoReturn
+from typing import Any
 
 from conadv import __version__
 from conadv.atomic import read_text, write_atomically
@@ -84,18 +84,6 @@ def read_summary(run: Path) -> dict[str, Any] | None:
         ) from None
 
 
-def parse_json(text: str) -> Any:
-    """Parse JSON from a file that may be damaged: NaN, infinity and deep nesting are a ValueError too."""
-
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not a number in JSON")
-
-    try:
-        return json.loads(text, parse_constant=refuse)
-    except RecursionError:
-        raise ValueError("brackets nested too deeply") from None
-
-
 def number(value: object) -> float:
     """A number of a file; NaN for anything else, and for numbers beyond 1e18."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
@@ -104,7 +92,7 @@ def number(value: object) -> float:
 
 def _parse(line: str, place: str) -> Cell:
     try:
-        cell = Cell(**{"commit": None, **parse_json(line)})  # older files have no commits
+        cell = Cell(**{"commit": None, **json.loads(line)})  # older files have no commits
         wrong = [name for name, kind in _KINDS.items() if not isinstance(getattr(cell, name), kind)]
         if wrong:
             raise ValueError(f"bad value of {wrong[0]!r}")
@@ -114,7 +102,7 @@ def _parse(line: str, place: str) -> Cell:
             raise ValueError("no seed or no method")
         if not all(isinstance(grid, str) for grid in cell.grids):
             raise ValueError("grids are not names")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         advice = "remove it, and conadv sweep reads or runs its cell again"
         raise ValueError(f"{place} is damaged ({error}): {advice}") from None
     return cell
@@ -124,11 +112,7 @@ def _parse(line: str, place: str) -> Cell:
 
 
 def record_origin(folder: Path) -> str | None:
-    """Add this machine, its versions and our commit to origin.json, unless they are already there.
-
-    Returns:
-        The commit; None if the code is not in a Git clone.
-    """
+    """Add this machine, its versions and our commit, which is returned, to origin.json, unless they are there."""
     try:
         known = read_origins(folder)
     except ValueError:
@@ -151,12 +135,12 @@ def read_origins(folder: Path) -> list[dict[str, Any]]:
     """Read origin.json, oldest first; empty if there is no such file, and ValueError if it is damaged."""
     path = folder / ORIGIN
     try:
-        origins = parse_json(read_text(path))
+        origins = json.loads(read_text(path))
         if not isinstance(origins, list) or not all(isinstance(origin, dict) for origin in origins):
             raise ValueError("not a list of origins")
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is damaged ({error}): remove it; a report works without it") from None
     return origins
 

@@ -87,11 +87,6 @@ def read_study(path: Path) -> Study:
         raise ValueError(f"study {str(path)!r}: {' '.join(str(error).split())}") from None
 
 
-def recipe_values(recipe: str | None, overrides: Mapping[str, str]) -> dict[str, Any]:
-    """All values of a recipe (None: the defaults for your own data), by dotted key, with changes on top."""
-    return dict(flatten(load_recipe(recipe, overrides)))
-
-
 def flags(overrides: Mapping[str, object]) -> list[str]:
     """Overrides as command-line arguments."""
     return [word for key, value in overrides.items() for word in ("--" + key.replace("_", "-"), str(value))]
@@ -149,7 +144,7 @@ def _cell(recipe: str | None, overrides: dict[str, str], axes: dict[str, str], a
     overrides.setdefault("threads", "1")
     if recipe is None and not data:
         recipe = "digits"  # your own data has the defaults of `conadv train`
-    values = recipe_values(recipe, overrides)
+    values = flatten(load_recipe(recipe, overrides))
     arm = arm or str(values["method"])
     axes = {key: value for key, value in axes.items() if (key, value) != ("method", arm)}
     words = _slug("-".join([arm, *(f"{short(key)}{value}" for key, value in axes.items())]))

@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from conadv.atomic import write_atomically
+from conadv.config import flatten, load_recipe
 from conadv.machine import usable_cores
 from conadv.printing import duration
 from conadv.trainer.stop import Interrupted, StopRequest, listening
 
 from .results import FILE, Cell, read_results, read_summary, record_origin, write_results
-from .study_file import NUMBERLESS, Study, flags, identity_of, recipe_values
+from .study_file import NUMBERLESS, Study, flags, identity_of
 
 # Not once per epoch, which may be a single step. This does not change any result.
 _CHECKPOINTS = {"checkpoint.every": "200", "checkpoint.keep": "1"}
@@ -50,15 +51,12 @@ class Running(NamedTuple):
 
 
 def sweep(study: Study, folder: Path, jobs: int | None, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Run the missing cells of a study, and return what `conadv sweep` prints.
+    """Run the missing cells of a study, `jobs` at a time (None: as many as the cores allow).
 
     On SIGTERM or SIGINT, let the running cells save their state, then raise Interrupted.
 
-    Args:
-        study: the study.
-        folder: the folder to write.
-        jobs: how many cells run at a time; None: as many as the cores allow.
-        tell: prints one line of progress.
+    Returns:
+        What `conadv sweep` prints.
     """
     _check_runs(study, folder)
     with _claimed(folder), listening() as request:
@@ -173,18 +171,12 @@ def _run_missing(
             write_results(folder, cells.values())
             left = [*waiting, *(other.cell for other in running)]
             count = f"[{len(cells) - len(left)}/{len(cells)}]"
-            outcome = f"{_outcome(cell)} ({duration(time.monotonic() - one.began)})"
-            tell(f"{count} {cell.name}: {outcome}{_remaining(cells.values(), left, jobs)}")
+            accuracy = (summary or {}).get("test_top1")
+            outcome = f"failed: {error}" if summary is None else "done" if accuracy is None else f"{accuracy:.2f} %"
+            took = duration(time.monotonic() - one.began)
+            tell(f"{count} {cell.name}: {outcome} ({took}){_remaining(cells.values(), left, jobs)}")
         if not ended:
             time.sleep(_POLL_SECONDS)
-
-
-def _outcome(cell: Cell) -> str:
-    """How a cell has ended, for people."""
-    if cell.summary is None:
-        return f"failed: {cell.error}"
-    accuracy = cell.summary.get("test_top1")
-    return f"{accuracy:.2f} %" if isinstance(accuracy, float) else "done"
 
 
 def _remaining(cells: Iterable[Cell], left: list[Cell], jobs: int) -> str:
@@ -222,7 +214,7 @@ def _check_runs(study: Study, folder: Path) -> None:
         if not (home / "config.toml").exists():
             continue
         try:
-            there = recipe_values(str(home / "config.toml"), {})
+            there = flatten(load_recipe(home / "config.toml"))
         except ValueError:
             if read_summary(home) is None:
                 raise

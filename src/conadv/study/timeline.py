@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, NamedTuple
 
-from conadv.atomic import read_text, replace_file
+from conadv.atomic import read_text, write_output
 
 # As core/step.py names them, which needs torch.
 PREFIX, STEP = "conadv: ", "step"
@@ -83,10 +83,7 @@ def draw_timeline(timelines: Sequence[tuple[str, Timeline]], out: Path) -> dict[
     data = BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "conadv"}):
         figure.savefig(data, format=out.suffix[1:] or "svg", metadata={"Date": None} if out.suffix == ".svg" else None)
-    try:
-        replace_file(out, data.getvalue())
-    except OSError as error:
-        raise ValueError(f"cannot write {out} ({error.strerror or error}): name another file") from None
+    write_output(out, data.getvalue())
     titles = [f"{title}, ms per step" for title, _ in timelines]
     return {"file": str(out), **dict(zip(titles, lengths, strict=True))}
 

@@ -57,27 +57,15 @@ class AutoAugment:
         ]
 
 
-_ENHANCERS = {
-    "Color": ImageEnhance.Color,
-    "Contrast": ImageEnhance.Contrast,
-    "Brightness": ImageEnhance.Brightness,
-    "Sharpness": ImageEnhance.Sharpness,
-}
-
-
 def operate(image: Image.Image, name: str, share: float, sign: int, fill: int) -> Image.Image:
-    """Apply one operation.
+    """Apply the operation of this published name to a grey or RGB image, at a share (0 to 1) of its maximal strength.
 
-    Args:
-        image: Grey or RGB.
-        name: Published name of the operation.
-        share: Strength as a fraction of the maximum, 0 to 1.
-        sign: Direction, 1 or -1; ignored if the operation has only one.
-        fill: Grey level of uncovered areas.
+    `sign`, 1 or -1, is its direction, if it has two. `fill` is the grey level of areas that it uncovers.
     """
-    if name in _ENHANCERS:
-        return _ENHANCERS[name](image).enhance(1 + sign * 0.9 * share)
     match name:
+        case "Color" | "Contrast" | "Brightness" | "Sharpness":
+            enhanced: Image.Image = getattr(ImageEnhance, name)(image).enhance(1 + sign * 0.9 * share)
+            return enhanced
         case "AutoContrast":
             return ImageOps.autocontrast(image)
         case "Equalize":

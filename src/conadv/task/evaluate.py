@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -79,13 +78,8 @@ class AutoAttack:
         return changed
 
 
-def evaluate(model: nn.Module, batches: Batches, autocast: torch.dtype | None = None) -> Tensor:
-    """Evaluate a model in eval mode, and restore its train/eval modes afterwards.
-
-    Args:
-        model: the network.
-        batches: the images.
-        autocast: 16-bit type to compute in, as in training; None: the dtype of the weights.
+def evaluate(model: nn.Module, batches: Batches) -> Tensor:
+    """Evaluate a model in eval mode.
 
     Returns:
         Four numbers in float64, on the device: the images, those whose label is the most likely class, those whose
@@ -93,8 +87,8 @@ def evaluate(model: nn.Module, batches: Batches, autocast: torch.dtype | None = 
     """
     device = _like(model).device
     totals = torch.zeros(4, dtype=torch.float64, device=device)  # in which counts are exact
-    with in_mode(model, training=False), torch.no_grad(), _precision(device, autocast):
-        for images, labels in _pixels(model, batches):
+    with in_mode(model, training=False), torch.no_grad():
+        for images, labels in inputs(model, batches):
             outputs: Tensor = model(images)
             logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32))  # 16 bits are too few for a loss
             totals[0] += len(labels)
@@ -105,32 +99,23 @@ def evaluate(model: nn.Module, batches: Batches, autocast: torch.dtype | None = 
 
 
 def count_robust(
-    model: nn.Module,
-    batches: Batches,
-    attack: Adversary,
-    *,
-    restarts: int = 1,
-    first: int = 0,
-    autocast: torch.dtype | None = None,
+    model: nn.Module, batches: Batches, attack: Adversary, *, restarts: int = 1, first: int = 0
 ) -> tuple[int, int]:
     """Count the images that are classified correctly as they are and under an attack from each of its random starts.
 
-    An image that was misclassified once is not attacked again.
+    The model is in eval mode. An image that was misclassified once is not attacked again.
 
     Args:
-        model: the network, evaluated and attacked in eval mode.
-        batches: the images.
         attack: changes images so that they are misclassified.
         restarts: how often it is tried, with other random numbers.
         first: number of the first batch; the random numbers of the attack depend on the number of its batch.
-        autocast: 16-bit type to compute in; None: the dtype of the weights.
 
     Returns:
         How many images are robust, and how many there are.
     """
     robust = count = 0
-    with in_mode(model, training=False), torch.no_grad(), _precision(_like(model).device, autocast):
-        for number, (images, labels) in enumerate(_pixels(model, batches), first):
+    with in_mode(model, training=False), torch.no_grad():
+        for number, (images, labels) in enumerate(inputs(model, batches), first):
             count += len(labels)
             images, labels = _survivors(model, images, images, labels)
             for restart in range(restarts):
@@ -154,38 +139,25 @@ class TwinTest:
 
 
 def count_twin_hits(
-    model: nn.Module,
-    batches: Batches,
-    twins: TwinTest,
-    loss: Loss = F.cross_entropy,
-    first: int = 0,
-    autocast: torch.dtype | None = None,
+    model: nn.Module, batches: Batches, twins: TwinTest, loss: Loss = F.cross_entropy, first: int = 0
 ) -> tuple[int, int]:
     """Count the twins that the model classifies correctly as it learns from them, without changing it.
 
-    Each batch is attacked and classified as a chunk in training: with its own BatchNorm statistics.
-
-    Args:
-        model: the network.
-        batches: the images, in chunks.
-        twins: how they are generated.
-        loss: of the attack.
-        first: number of the first batch, on which random numbers depend.
-        autocast: 16-bit type to compute in; None: the dtype of the weights.
+    Each batch is attacked and classified as a chunk in training: with its own BatchNorm statistics. Random numbers
+    depend on its number; the first one has the number `first`.
 
     Returns:
         How many twins are classified correctly, and how many there are.
     """
-    device, shuffle = _like(model).device, Shuffle(twins.shuffled)
+    shuffle = Shuffle(twins.shuffled)
     hits = count = 0
     with in_mode(model, training=True):
-        for number, (images, labels) in enumerate(_pixels(model, batches), first):
-            with _precision(device, autocast):
-                changed = twins.attack(model, loss, images, labels, mix(0, number)).detach()
-                for place, own in shuffle.add(number, Batch(changed, labels), number):
-                    with torch.no_grad(), without_trace(model, twins.branch, "batch", place):
-                        hits += int((model(own.images).argmax(1) == own.labels).sum())
-                    count += len(own.labels)
+        for number, (images, labels) in enumerate(inputs(model, batches), first):
+            changed = twins.attack(model, loss, images, labels, mix(0, number)).detach()
+            for place, own in shuffle.add(number, Batch(changed, labels), number):
+                with torch.no_grad(), without_trace(model, twins.branch, "batch", place):
+                    hits += int((model(own.images).argmax(1) == own.labels).sum())
+                count += len(own.labels)
     return hits, count
 
 
@@ -193,11 +165,7 @@ def _like(model: nn.Module) -> Tensor:
     return next(model.parameters(), torch.empty(0))
 
 
-def _precision(device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[object]:
-    return nullcontext() if autocast is None else torch.autocast(device.type, autocast)
-
-
-def _pixels(model: nn.Module, batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
+def inputs(model: nn.Module, batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """The images and labels of each batch as the model and its loss take them."""
     like = _like(model)
     for images, labels, *_ in batches:

@@ -30,15 +30,10 @@ _WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
 def build_from_library(
     reference: str, classes: int, in_channels: int, normalize: nn.Module, pretrained: bool = False
 ) -> nn.Module:
-    """Build a model of another library, with the library's own state keys.
+    """Build the model timm:NAME or torchvision:NAME, with the library's own state keys.
 
-    Args:
-        reference: timm:NAME or torchvision:NAME.
-        classes: number of classes.
-        in_channels: channels of the images.
-        normalize: applied to images in [0, 1] first; not part of the state.
-        pretrained: start from the library's weights, which it downloads; the last layer is new where the number of
-            classes differs.
+    `normalize` is applied to images in [0, 1] first, and not part of the state. If it is `pretrained`, the library
+    downloads its weights, and the last layer is new where the number of classes differs.
     """
     library, _, name = reference.partition(":")
     assert library in MODEL_LIBRARIES
@@ -91,8 +86,7 @@ def build_pretrained(build: Callable[..., nn.Module], start: bool | str, classes
 
     Args:
         build: `build_model` with its arguments, except for `pretrained`.
-        start: True: the weights that timm or torchvision has for the model, which it downloads. Otherwise the path of a
-            safetensors file, such as one that `conadv export` wrote.
+        start: True: the weights of timm or torchvision. Otherwise the path of a safetensors file.
         classes: Number of classes of the model.
 
     Returns:
@@ -110,13 +104,7 @@ def build_pretrained(build: Callable[..., nn.Module], start: bool | str, classes
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], classes: int, source: str) -> list[str]:
-    """Load the weights of a model that may have been trained for another number of classes.
-
-    Args:
-        model: What to load the weights into.
-        weights: Tensors by name, all those of the model's state.
-        classes: Number of classes of the model.
-        source: Where the weights are from, for errors.
+    """Load the whole state of a model that may have been trained for another number of classes.
 
     Returns:
         The names of the tensors of the last layer, if they do not fit and stay new.

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv.catalog import is_built_in, is_callable
+from conadv.catalog import is_callable
 from conadv.core.seeds import untouched_randomness
 from conadv.machine import is_out_of_memory
 
@@ -132,15 +132,13 @@ def build_model(
     Args:
         name: one of `RESNETS`, timm:NAME, torchvision:NAME, or your own as package.module:callable, which takes
             images in [0, 1] and normalizes them itself.
-        classes: number of classes.
-        in_channels: channels of the images.
-        width: channels of a ResNet's first stage; None: 16 for small images (-half: 32), 64 for large ones.
-        mean: mean of each channel, to normalize images in [0, 1] with; None: do not normalize.
-        std: standard deviation of each channel; None: do not normalize.
-        pretrained: start from the weights of timm or torchvision, except for the last layer if the number of classes
-            differs. For weights in a file see `build_pretrained`.
+        classes, in_channels: of the images.
+        width: channels of a ResNet's first stage; None: its own.
+        mean, std: of each channel, to normalize images in [0, 1] with; None: do not normalize.
+        pretrained: start from the weights of timm or torchvision. For weights in a file see `build_pretrained`.
     """
-    if pretrained and (is_callable(name) or is_built_in(name)):
+    from_library = ":" in name and not is_callable(name)
+    if pretrained and not from_library:
         raise ValueError(
             f"there are no pretrained weights for {name!r}: choose timm:NAME or torchvision:NAME, or give a "
             "safetensors file of its weights"
@@ -148,7 +146,7 @@ def build_model(
     if is_callable(name):
         return build_from_callable(name, classes, in_channels)
     normalize = Normalize(mean, std) if mean and std else nn.Identity()
-    if not is_built_in(name):
+    if from_library:
         return build_from_library(name, classes, in_channels, normalize, pretrained)
     if name not in RESNETS:
         (nearest,) = difflib.get_close_matches(name, RESNETS, n=1, cutoff=0)

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conadv.core.batch import Chunked
-from conadv.machine import is_out_of_memory
+from conadv.machine import ordered_map
 from conadv.task.data.fit import Fit, fitted
 from conadv.task.data.source import DAMAGE_ADVICE, DamagedError, Planes, Source
 from conadv.task.draws import Seeds, mix_all, permutation
@@ -31,8 +29,6 @@ _ORDER, _AUGMENT = 11, 12
 
 Chunk = tuple[Tensor, ...]
 """Images and labels, and an augmented view if there is one."""
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 Augment = Callable[[Source, NDArray[np.int64], Seeds], tuple[Planes, ...]]
 """From a source, indices and one seed per image to the views of these images, each (N, C, H, W)."""
@@ -134,40 +130,13 @@ def _pinned(tensors: Chunk, pin: bool) -> Chunk:
 
 @contextmanager
 def _advice() -> Iterator[None]:
-    """Add what to do to errors about damaged images or too little memory."""
+    """Add what to do to errors about damaged images."""
     try:
         yield
     except DamagedError as error:
         raise ValueError(f"{error}; {DAMAGE_ADVICE}") from error
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ValueError(
-            "not enough memory to prepare images: lower chunk_size, data.image_size or data.workers"
-        ) from error
 
 
 @lru_cache(maxsize=4)
 def _order(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return permutation(length, seed, _ORDER, epoch)
-
-
-def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result]:
-    """Map a function over items with `workers` threads, each of them at most two results in advance.
-
-    An error in a worker is raised when its result is due. No worker is left running, however this ends.
-    """
-    if workers == 0:
-        yield from map(function, items)
-        return
-    items = iter(items)
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="conadv-data")
-    waiting: deque[Future[Result]] = deque()
-    try:
-        waiting.extend(pool.submit(function, item) for item in islice(items, 2 * workers))
-        while waiting:
-            result = waiting.popleft().result()
-            waiting.extend(pool.submit(function, item) for item in islice(items, 1))
-            yield result
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from conadv.catalog import METHODS, MethodInfo, is_callable
-from conadv.config import Recipe
+from conadv.config import Recipe, attackers_of
 from conadv.core.attack import Loss
 from conadv.core.batch import Batch, Chunked
 from conadv.core.branches import split_layers
@@ -37,7 +37,6 @@ from conadv.ray import Pool
 from conadv.roles import Role
 from conadv.task.augment import Augmentation, augmentation
 from conadv.task.data import DataSet, Source, keep, open_data
-from conadv.task.draws import stratified
 from conadv.task.evaluate import TwinTest
 from conadv.task.libraries import build_pretrained
 from conadv.task.models import build_model, check_output, fastest_memory
@@ -75,6 +74,10 @@ class Task:
         """The 16-bit dtype of forward passes, in evaluations too; None: the dtype of the weights."""
         return torch.bfloat16 if self.recipe.precision == "bfloat16" else None
 
+    def precision(self) -> torch.autocast:
+        """Compute in that dtype."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast is not None)
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image as the network gets it."""
@@ -95,10 +98,6 @@ class Job:
     """The share of the twins in the loss of a step."""
     stop: int
     """The number of steps after which the run ends."""
-    save_steps: int
-    """Steps between two checkpoints."""
-    evaluate_steps: int
-    """Steps between two evaluations; 0: evaluate only at the end."""
     late: bool
     """Whether to read the outcome of a step one step late, so that the host does not wait for the device."""
     signal: SignalToNoise | None
@@ -151,13 +150,9 @@ def _photographs(recipe: Recipe, data: DataSet) -> bool:
 
 
 def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data: DataSet | None = None) -> Task:
-    """Build the network, the data and the loss.
+    """Build the network, the data (unless it was opened before) and the loss.
 
-    Args:
-        recipe: What to train or evaluate.
-        device: Where to put the network.
-        trains: Check that a batch fits the data, and load weights to start from if the recipe says so.
-        data: The data; None: open it.
+    If it `trains`, check that a batch fits the data, and load weights to start from if the recipe says so.
     """
     if recipe.precision == "bfloat16" and device.type == "cpu":
         # Without AMX, whose first instruction ends the process on some virtual machines. Read by the first operator.
@@ -171,9 +166,8 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this machine, from torchrun
         workers = max(1, len(usable_cores()) // ranks) if _photographs(recipe, data) else 0
     held_out = None
-    if recipe.data.held_out:  # the same images in every run
-        chosen = stratified(data.train.labels, len(data.train.classes), recipe.data.held_out)
-        held_out, rest = (data.train.take(mask.nonzero()[0].tolist()) for mask in (chosen, ~chosen))
+    if recipe.data.held_out:
+        held_out, rest = data.train.split(recipe.data.held_out)
         data = replace(data, train=rest)
     if trains and recipe.batch_size > len(data.train):
         raise ValueError(
@@ -285,16 +279,10 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
             "optimizer.gsnr compares the chunks of one process, two or more that are alike: start 1 rank, lower "
             "--chunk-size, and drop --twin-share and --shuffle-twins, or drop --optimizer.gsnr"
         )
-    if recipe.attackers is not None:
-        attackers_of(recipe)
-        if Role.ATTACK not in method.duties or not recipe.delay:
-            raise ValueError(
-                "attackers generate twins ahead, which only conadv with a delay of 1 or more has: drop --attackers"
-            )
-        if len(layout.roles) > 1:
-            raise ValueError(
-                f"attackers and the roles of layout {str(layout)!r} exclude each other: drop --layout or --attackers"
-            )
+    if recipe.attackers is not None and len(layout.roles) > 1:
+        raise ValueError(
+            f"attackers and the roles of layout {str(layout)!r} exclude each other: drop --layout or --attackers"
+        )
     if Role.ADV in layout.duties:
         layout.check_twins(chunks, as_share(recipe.twin_share), recipe.shuffle_twins)
     else:
@@ -302,22 +290,16 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
     return layout
 
 
-def with_batch_size(recipe: Recipe, images: int | None) -> Recipe:
-    """Choose the batch size if a recipe leaves it open: 256, or a tenth of the training images if that is less.
+def with_sizes(recipe: Recipe, world_size: int, images: int | None = None) -> Recipe:
+    """Choose the sizes that a recipe leaves open.
 
-    Args:
-        recipe: The recipe.
-        images: How many training images there are; None: enough.
+    A batch: 256 images, or a tenth of the training images if that is less (None: there are enough). A chunk: the
+    largest, up to 64 images, that fits batch and layout.
     """
-    if recipe.batch_size:
-        return recipe
-    unit = (recipe.chunk_size or 1) * recipe.data.copies
-    size = _BATCH if images is None else min(_BATCH, (images - recipe.data.held_out) * recipe.data.copies // 10)
-    return replace(recipe, batch_size=max(size // unit, 1) * unit)
-
-
-def with_chunk_size(recipe: Recipe, world_size: int) -> Recipe:
-    """Choose the chunk size if a recipe leaves it open: the largest, up to 64 images, that fits batch and layout."""
+    if not recipe.batch_size:
+        unit = (recipe.chunk_size or 1) * recipe.data.copies
+        size = _BATCH if images is None else min(_BATCH, (images - recipe.data.held_out) * recipe.data.copies // 10)
+        recipe = replace(recipe, batch_size=max(size // unit, 1) * unit)
     if recipe.chunk_size:
         return recipe
     problem = ""
@@ -329,19 +311,6 @@ def with_chunk_size(recipe: Recipe, world_size: int) -> Recipe:
         except ValueError as error:
             problem = str(error)
     raise ValueError(f"no chunk size fits; with 1 image per chunk: {problem}")
-
-
-def attackers_of(recipe: Recipe) -> tuple[int | None, str | None]:
-    """How many attackers (None: as many as the cluster has room for), and the address (None: this machine)."""
-    text = recipe.attackers or "0"
-    if text.isdecimal():
-        return int(text), None
-    count, at, address = text.rpartition("@")
-    if (at and not count.isdecimal()) or not (":" in address or address == "auto"):
-        raise ValueError(
-            f"attackers {text!r}: give a number, or a Ray cluster such as HEAD:6379 or, with a number, 8@HEAD:6379"
-        )
-    return int(count) if at else None, address
 
 
 def _build_pool(recipe: Recipe, model: nn.Module, world: World) -> Pool:
@@ -391,8 +360,6 @@ def build_job(task: Task, layout: Layout, world: World, start: int) -> Job:
         rate=_rate(recipe, steps),
         adv_weight=lambda step: recipe.adv_weight if step < with_twins else 0.0,
         stop=stop,
-        save_steps=recipe.checkpoint.every or stream.steps_per_epoch,
-        evaluate_steps=recipe.eval_every * stream.steps_per_epoch,
         late=task.device.type != "cpu",
         signal=to_noise,
         pool=pool,

@@ -43,24 +43,19 @@ class Checkpoint(NamedTuple):
     about: dict[str, Any]
 
     def pack(self) -> bytes:
-        """Serialize the checkpoint to bytes, to broadcast it."""
+        """The checkpoint as bytes, to broadcast it."""
         about = json.dumps(self.about).encode()
         return len(about).to_bytes(8) + about + safetensors.torch.save(self.tensors)
 
     @classmethod
     def unpack(cls, data: bytes) -> Checkpoint:
-        """Restore what `pack` returned."""
+        """The checkpoint that `pack` was called on."""
         end = 8 + int.from_bytes(data[:8])
         return cls(safetensors.torch.load(data[end:]), json.loads(data[8:end]))
 
 
 def write_checkpoint(path: Path, state: Checkpoint) -> None:
-    """Write a file with a digest: to a temporary one, flushed, then renamed, so that readers see all of it or nothing.
-
-    Args:
-        path: The file; its folder is created.
-        state: What to write; its tensors are contiguous and in host memory.
-    """
+    """Write a file with a digest, which readers see whole or not at all. The tensors are contiguous, in host memory."""
     about = json.dumps({**state.about, "format": _FORMAT})
     metadata = {"about": about, "digest": _digest(state.tensors, about)}
     with writing(path):
@@ -104,8 +99,8 @@ def step_of(path: Path) -> int:
 
 def newest_whole(
     folder: Path, tell: Callable[[str], None], check: Callable[[Checkpoint], None] = lambda checkpoint: None
-) -> Checkpoint:
-    """Return the newest checkpoint that is intact and that `check` accepts; others are reported and skipped."""
+) -> Checkpoint | None:
+    """The newest checkpoint that is intact and that `check` accepts; others are reported. None: there are none."""
     skipped = False
     for path in checkpoints(folder):
         try:
@@ -118,18 +113,16 @@ def newest_whole(
             if skipped:
                 tell(f"falling back to the previous checkpoint: {path}")
             return checkpoint
-    raise ValueError(f"{folder} has no intact checkpoint of this run to resume from: start a new run")
+    if skipped:
+        raise ValueError(f"{folder} has no intact checkpoint of this run to resume from: start a new run")
+    return None
 
 
 class CheckpointSaver:
-    """Writes checkpoints into the folder of a run, one after the other, and removes all but the newest.
+    """Writes checkpoints into the folder of a run, one after the other in a thread, and keeps the newest.
 
-    Args:
-        folder: The folder of the run.
-        keep: How many of the newest checkpoints to keep.
-        start: The step that the run starts at; newer checkpoints could not be used, and are not counted.
-        about: The description of the run that every checkpoint contains.
-        before: Called in the thread before each checkpoint is written: it flushes the metrics, which must not be older.
+    Those beyond `start`, the step that the run starts at, could not be used, and are not counted. Each describes the
+    run by `about`. `before` is called before each is written: it flushes the metrics, which must not be older.
     """
 
     def __init__(self, folder: Path, keep: int, start: int, about: dict[str, Any], before: Callable[[], None]) -> None:
@@ -212,7 +205,7 @@ def _beside(parameter: nn.Parameter, value: Any) -> Any:
 
 
 def stale_versions(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Return the stale weights in a checkpoint, oldest first."""
+    """The stale weights in a checkpoint, oldest first."""
     count = len({name.split(".")[1] for name in tensors if name.startswith("stale.")})
     return [below(f"stale.{number}.", tensors) for number in range(count)]
 
@@ -243,12 +236,7 @@ class BestWeights:
     """A sink that keeps the weights of the best evaluation: robust accuracy on held-out images, or test accuracy.
 
     Robust training with few steps may collapse within an epoch (catastrophic overfitting): the accuracy under a weak
-    attack still rises, and that under a strong one falls to zero.
-
-    Args:
-        folder: of the run; weights of an earlier part of the run are found there.
-        model: the network, split or not.
-        say: prints a line.
+    attack still rises, and that under a strong one falls to zero. `say` prints a line about it.
     """
 
     def __init__(self, folder: Path, model: nn.Module, say: Callable[[str], None]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conadv.core.batch import to_pixels
 from conadv.core.branches import split_layers
 from conadv.core.splitbn import route
 from conadv.ranks.world import World
 from conadv.sinks import Board
 from conadv.task.data import Source
 from conadv.task.draws import permutation
-from conadv.task.evaluate import RobustTest, TwinTest, count_robust, count_twin_hits, evaluate
+from conadv.task.evaluate import RobustTest, TwinTest, count_robust, count_twin_hits, evaluate, inputs
 from conadv.task.models import in_mode
 from conadv.task.stream import Chunk, evaluation_batches
 
@@ -46,12 +44,8 @@ class Accuracy(NamedTuple):
 def evaluate_task(task: Task, world: World, robust: RobustTest | None = None) -> dict[str, float]:
     """Return the metrics of a model for its summary: accuracy in percent on test and training images, and the gap.
 
-    `adv_top1` is the accuracy on twins of training images, see `twin_top1`. Every rank must call it.
-
-    Args:
-        task: the model, its data and its settings.
-        world: the ranks.
-        robust: also compute the robust accuracy on test images.
+    Of methods with twins also `twin_top1`, with held-out images also their accuracy, and with `robust` also the robust
+    accuracy on test images. Every rank must call it.
     """
     test = evaluate_source(task, world, task.data.test)
     train = evaluate_source(task, world, task.data.train, sample=len(task.data.test))
@@ -75,7 +69,9 @@ def evaluate_source(task: Task, world: World, source: Source, sample: int | None
     """Compute accuracy and loss on the images of a source, or a sample of them. Every rank must call it."""
     chosen = sampled(len(source), sample)
     batches, _ = _part(task, world, source, chosen, _BATCH)
-    _, top1, top5, loss = world.all_reduce(evaluate(task.model, batches, task.autocast)).tolist()
+    with task.precision():
+        totals = evaluate(task.model, batches)
+    _, top1, top5, loss = world.all_reduce(totals).tolist()
     return Accuracy(100 * top1 / len(chosen), 100 * top5 / len(chosen), loss / len(chosen))
 
 
@@ -83,9 +79,8 @@ def robust_top1(task: Task, world: World, source: Source, test: RobustTest) -> f
     """Compute the robust accuracy in percent, of the model in eval mode. Every rank must call it."""
     batches, first = _part(task, world, source, sampled(len(source), test.images), _BATCH)
     restarts = 1 if test.autoattack else test.restarts
-    return _percent(
-        world, count_robust(task.model, batches, test.attack(), restarts=restarts, first=first, autocast=task.autocast)
-    )
+    with task.precision():
+        return _percent(world, count_robust(task.model, batches, test.attack(), restarts=restarts, first=first))
 
 
 def twin_top1(task: Task, world: World, twins: TwinTest) -> float:
@@ -99,7 +94,8 @@ def twin_top1(task: Task, world: World, twins: TwinTest) -> float:
     group = size * twins.shuffled
     whole = permutation(images, _SAMPLE_SEED)[: max(min(_TWINS, images) // group, 1) * group]
     batches, first = _part(task, world, task.data.train, whole, size, twins.shuffled)
-    return _percent(world, count_twin_hits(task.model, batches, twins, task.loss, first, task.autocast))
+    with task.precision():
+        return _percent(world, count_twin_hits(task.model, batches, twins, task.loss, first))
 
 
 def sampled(length: int, count: int | None) -> NDArray[np.int64]:
@@ -158,12 +154,10 @@ def branch_top1(task: Task) -> dict[str, float]:
 def twins_below(task: Task, twins: TwinTest) -> NDArray[np.uint8]:
     """Return a picture of some training images, their twins below them, and their differences below those."""
     chosen = sampled(len(task.data.train), max(_PAIRS, min(twins.chunk_size, len(task.data.train)))).tolist()
-    (raw, labels, *_), *_ = evaluation_batches(task.data.train, len(chosen), task.augment.fit, task.workers, chosen)
-    like = next(task.model.parameters())
-    images = to_pixels(raw, like.device, like.dtype).to(like.dtype)
-    precision = nullcontext() if task.autocast is None else torch.autocast(like.device.type, task.autocast)
-    with in_mode(task.model, training=True), precision:
-        changed = twins.attack(task.model, task.loss, images, labels.long().to(like.device), 0).detach()
+    batches = evaluation_batches(task.data.train, len(chosen), task.augment.fit, task.workers, chosen)
+    ((images, labels),) = inputs(task.model, batches)
+    with in_mode(task.model, training=True), task.precision():
+        changed = twins.attack(task.model, task.loss, images, labels, 0).detach()
     difference = changed - images
     enlarged = 0.5 + 0.5 * difference / difference.abs().max().clamp(min=1e-9)
     return np.concatenate([_row(several) for several in (images, changed, enlarged)])

@@ -44,10 +44,7 @@ def resume_command(folder: Path, model: str, data: str | None) -> str:
 class RunFolder:
     """The folder of a run, locked while rank 0 trains, and removed if the run fails before its first checkpoint.
 
-    Args:
-        path: The folder.
-        config: The text of its config.toml.
-        is_new: Whether to start a new run; otherwise the run in the folder is resumed.
+    `config` is the text of its config.toml. Unless it `is_new`, the run in it is resumed.
     """
 
     def __init__(self, path: Path, config: str, is_new: bool) -> None:
@@ -68,12 +65,9 @@ class RunFolder:
             write_atomically(self.path / "config.toml", self._config)
 
     def close(self, status: int = 0) -> None:
-        """Unlock the folder; remove it if it is new, has no checkpoint, and the run failed.
-
-        Args:
-            status: The exit status. It fails with 2 (bad input) or above 128 (a signal before the first step).
-        """
-        if (status == 2 or status > 128) and self._created is not None and not checkpoints(self.path / "checkpoints"):
+        """Unlock the folder; remove it if it is new, has no checkpoint, and the exit status is that of a failure."""
+        failed = status == 2 or status > 128  # bad input, or a signal before the first step
+        if failed and self._created is not None and not checkpoints(self.path / "checkpoints"):
             self._remove(self._created)
         self._lock.release()
 

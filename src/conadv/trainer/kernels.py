@@ -12,13 +12,10 @@ from torch.backends import cudnn
 
 @contextmanager
 def kernels(device: torch.device, deterministic: bool) -> Iterator[None]:
-    """Apply the settings of a run within the context.
+    """Use only deterministic kernels within the context, where others are a ValueError; or the fastest.
 
-    Args:
-        device: Where the run computes. TF32 and cuDNN's settings are changed on CUDA only.
-        deterministic: Use only deterministic kernels; an operation without one raises a ValueError. Otherwise cuDNN
-            tries its kernels once for each shape and takes the fastest (benchmark mode), and float32 numbers are
-            multiplied on tensor cores, with 10 bits of their mantissa (TF32).
+    Those are, on CUDA: cuDNN tries its kernels once for each shape (benchmark mode), and float32 numbers are multiplied
+    on tensor cores, with 10 bits of their mantissa (TF32).
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     of_cudnn = cudnn.benchmark, cudnn.allow_tf32

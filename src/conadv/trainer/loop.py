@@ -50,10 +50,12 @@ def run(
     trace: Path = Path("trace.json"),
 ) -> int:
     """Take the remaining steps, or stop early after a signal; return the number of that signal, or 0."""
-    first, stopped = progress.step, 0
+    first, stopped, recipe = progress.step, 0, job.task.recipe
+    save_steps = recipe.checkpoint.every or job.stream.steps_per_epoch
+    evaluate_steps = recipe.eval_every * job.stream.steps_per_epoch
     last: _Taken | None = None  # not logged yet
     began = time.monotonic() - progress.seconds
-    with closing(profiled(job.feed(progress.step), job.task.recipe.profile, trace, job.pool)) as feed:
+    with closing(profiled(job.feed(progress.step), recipe.profile, trace, job.pool)) as feed:
         for now, ahead in feed:
             job.begin_step(progress.step)
             outcome = job.member.step(now, ahead, request.signal or 0)
@@ -72,8 +74,8 @@ def run(
                 saver.check()
             if progress.step == job.stop:
                 break
-            saves = progress.step % job.save_steps == 0
-            evaluates = job.evaluate_steps > 0 and progress.step % job.evaluate_steps == 0
+            saves = progress.step % save_steps == 0
+            evaluates = evaluate_steps > 0 and progress.step % evaluate_steps == 0
             if not job.late or saves or evaluates or stopped:
                 stopped = _log(job, sinks, last, evaluates) or stopped
                 last = None
@@ -156,11 +158,12 @@ def _update(job: Job, step: int, rate: float) -> None:
         group["lr"] = rate
     if job.signal is not None:
         job.signal.scale()
-    if job.task.recipe.scale_norms:
-        scale_norms(job.task.model, job.adv_weight(step))
-    if job.task.recipe.clip_norm:
-        clip_grad_norm_(job.task.model.parameters(), job.task.recipe.clip_norm)
-    update_running_stats(job.task.model)
+    model, recipe = job.task.model, job.task.recipe
+    if recipe.scale_norms:
+        scale_norms(model, job.adv_weight(step))
+    if recipe.clip_norm:
+        clip_grad_norm_(model.parameters(), recipe.clip_norm)
+    update_running_stats(model)
     job.optimizer.step()
     job.optimizer.zero_grad()
 
@@ -185,5 +188,4 @@ def scale_norms(model: nn.Module, adv_weight: float) -> None:
 def _save(job: Job, progress: Progress, saver: CheckpointSaver | None) -> None:
     job.member.check_weights(progress.step)
     if saver is not None:
-        state = gather(job.task.model, job.optimizer, job.member.stale)
-        saver.save(progress.step, state, position(job, progress))
+        saver.save(progress.step, gather(job.task.model, job.optimizer, job.member.stale), position(job, progress))

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from conadv.atomic import replace_file, writing
 from conadv.printing import for_json
@@ -15,12 +15,7 @@ OnMetrics = Callable[[dict[str, Any]], None]
 
 
 class Metrics:
-    """The sink that writes metrics.jsonl; a resumed run has no gap and no duplicate in it.
-
-    Args:
-        path: The file. Lines of earlier steps stay.
-        start: The step from which on lines are written; later lines in the file are dropped.
-    """
+    """The sink that writes metrics.jsonl from step `start` on; a resumed run has no gap and no duplicate in it."""
 
     def __init__(self, path: Path, start: int) -> None:
         self._path = path
@@ -51,28 +46,20 @@ class Metrics:
         self._file.close()
 
 
-class Callback:
-    """A sink that calls a function with a dictionary of the step and its metrics.
+class Callback(NamedTuple):
+    """A sink that calls a function with the step and its metrics, if they include this one."""
 
-    Args:
-        function: Called with them.
-        key: Only if they include this one: "loss" for steps, "test_top1" for evaluations.
-    """
-
-    def __init__(self, function: OnMetrics, key: str) -> None:
-        self._function, self._key = function, key
+    function: OnMetrics
+    key: str
+    """loss for steps, test_top1 for evaluations."""
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        if self._key in metrics:
-            self._function({"step": step, **metrics})
+        if self.key in metrics:
+            self.function({"step": step, **metrics})
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a metrics file, one dictionary each, up to the first one that is damaged or out of order.
-
-    Args:
-        path: The file; if it does not exist, there are no lines.
-    """
+    """Read the lines of a metrics file, if it is there, up to the first one that is damaged or out of order."""
     if path.exists() and not path.is_file():  # a pipe or a device would keep us waiting, or never end
         raise ValueError(f"{path} is not a regular file: remove it")
     lines: list[dict[str, Any]] = []

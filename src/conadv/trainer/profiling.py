@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -19,17 +19,12 @@ from conadv.wrappers import PREFIX, STEP, span
 
 # The first steps, which also allocate memory and choose kernels, are not recorded.
 _WARMUP = 3
-Item = TypeVar("Item")
 
 
-def profiled(feed: Generator[Item], steps: int, file: Path, pool: Pool | None = None) -> Generator[Item]:
-    """Yield what a feed yields, and record some of the steps that the caller takes between two items.
+def profiled(feed: Generator[Any], steps: int, file: Path, pool: Pool | None = None) -> Generator[Any]:
+    """Yield what a feed yields, and record into a file some steps that the caller takes between two items.
 
-    Args:
-        feed: What the steps take.
-        steps: How many to record, after the first ones; 0: none.
-        file: Where to write the trace.
-        pool: The attackers of this rank, whose work goes into a file of its own.
+    The work of the attackers in a pool goes into a file of its own.
     """
     with closing(feed):
         if steps:
@@ -39,7 +34,7 @@ def profiled(feed: Generator[Item], steps: int, file: Path, pool: Pool | None = 
         yield from feed
 
 
-def _recorded(feed: Generator[Item], steps: int, file: Path, pool: Pool | None) -> Generator[Item]:
+def _recorded(feed: Generator[Any], steps: int, file: Path, pool: Pool | None) -> Generator[Any]:
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     since, recorder = time.time(), profile(activities=activities)
     try:

@@ -62,13 +62,7 @@ def preview(job: Job, start: int) -> Iterator[str]:
 
 
 class ProgressLines:
-    """A metric sink that prints how far a run has come, every few seconds at first and less often in a long run.
-
-    Args:
-        stop: The step that the run ends at.
-        quiet: Print nothing.
-        stream: Where to print; None: standard error.
-    """
+    """A metric sink that prints how far a run has come, every few seconds at first and less often in a long run."""
 
     def __init__(self, stop: int, quiet: bool, stream: TextIO | None = None) -> None:
         self._stop, self._quiet, self._stream = stop, quiet, stream or sys.stderr
@@ -78,11 +72,13 @@ class ProgressLines:
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Print a training step, which counts from 0, and the accuracy if the step was evaluated."""
         done, now = step + 1, time.monotonic()
-        self._first = self._first or (done, now)
-        if done == self._stop or now - self._last_line > max(_PAUSE, _SHARE * (now - self._first[1])):
+        self._first = first, began = self._first or (done, now)
+        if done == self._stop or now - self._last_line > max(_PAUSE, _SHARE * (now - began)):
             attackers = f"  attackers {metrics['attackers']:.0f}" if "attackers" in metrics else ""
             text = f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.4g}{attackers}"
-            self.say(f"step {done}/{self._stop}  {text}{self._time_left(done)}")
+            if done not in (first, self._stop):  # the pace is that after the first step
+                text += f"  {duration((self._stop - done) * (now - began) / (done - first))} left"
+            self.say(f"step {done}/{self._stop}  {text}")
         if accuracies := [f"{name} {value:.2f} %" for name, value in metrics.items() if name.endswith("_top1")]:
             self.say(f"step {done}/{self._stop}  {', '.join(accuracies)}")
 
@@ -91,11 +87,3 @@ class ProgressLines:
         self._last_line = time.monotonic()
         if not self._quiet:
             print(text, file=self._stream, flush=True)
-
-    def _time_left(self, done: int) -> str:
-        """Estimate the remaining time from the pace after the first step."""
-        assert self._first is not None
-        first, began = self._first
-        if done in (first, self._stop):
-            return ""
-        return f"  {duration((self._stop - done) * (time.monotonic() - began) / (done - first))} left"

@@ -35,10 +35,9 @@ class Interrupted(Exception):  # noqa: N818 - nothing went wrong
 
 
 class StopRequest:
-    """The first signal that asked this process to stop, in `signal`; None: none so far.
+    """The first signal that asked this process to stop, in `signal`, which the loop reads after each step.
 
-    Args:
-        obey: Called with each signal immediately, to end the process. None: the loop reads `signal` after each step.
+    `obey`, if it is not None, is called with each signal immediately, to end the process.
     """
 
     def __init__(self, obey: Callable[[int], None] | None = None) -> None:
@@ -65,10 +64,8 @@ def listening(ends_process: bool = True) -> Iterator[StopRequest]:
 
     A second signal then ends the process immediately, if it comes more than a second after the first. The end of
     torchrun is like SIGTERM: otherwise its ranks would continue, and write into the folder of the run that replaces
-    them. Outside the main thread, where Python allows no signal handlers, nothing changes.
-
-    Args:
-        ends_process: Whether signals may end the process. If not, as in a notebook, the first raises Interrupted.
+    them. If signals may not end the process, as in a notebook, the first one raises Interrupted. Outside the main
+    thread, where Python allows no signal handlers, nothing changes.
     """
     request = StopRequest(_leave if ends_process else _interrupt)
     if threading.current_thread() is not threading.main_thread():

@@ -7,7 +7,6 @@ import platform
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from hashlib import sha256
 from os import PathLike, fspath
 from pathlib import Path
@@ -30,33 +29,14 @@ from conadv.sinks import SINKS, Sink, check_sinks
 from conadv.task.data import DataSet
 from conadv.task.evaluate import RobustTest
 
-from .build import (
-    Job,
-    Task,
-    build_job,
-    build_task,
-    check_fit,
-    network_facts,
-    open_task_data,
-    with_batch_size,
-    with_chunk_size,
-)
-from .checkpoint import (
-    BestWeights,
-    Checkpoint,
-    CheckpointSaver,
-    check_tensors,
-    checkpoints,
-    newest_whole,
-    restore,
-    stale_versions,
-)
+from .build import Job, Task, build_job, build_task, check_fit, network_facts, open_task_data, with_sizes
+from .checkpoint import BestWeights, Checkpoint, CheckpointSaver, check_tensors, newest_whole, restore, stale_versions
 from .evaluation import Showcase
 from .folder import RunFolder, default_folder, holds, resume_command, write_summary
 from .kernels import kernels
 from .loop import Progress, evaluate, position, run
 from .metrics import Callback, Metrics, OnMetrics
-from .progress import ProgressLines, counted, preview, tell
+from .progress import ProgressLines, preview, tell
 from .stop import Interrupted, listening, stopped_early
 
 # Flags that may differ between machines. The content of the data is compared separately.
@@ -125,23 +105,13 @@ def train_recipe(
     callbacks: Sequence[Callback] = (),
     owns_process: bool = True,
 ) -> dict[str, Any]:
-    """Train to the end of a recipe, and return the summary; empty on ranks other than 0.
+    """Train to the end of a checked recipe, and return the summary; the arguments are those of `train`.
 
-    Args:
-        recipe: What to train, and how.
-        folder: The folder to write; None: a new one under runs.
-        resume: The folder of a run to resume, in place of `folder`.
-        quiet: Print no progress.
-        callbacks: Functions to call with the metrics.
-        owns_process: Whether signals may end the process; False in a notebook.
+    If it `owns_process`, signals may end the process; in a notebook they may not.
     """
     check_sinks(recipe.log)
     data = open_task_data(recipe) if not recipe.batch_size and world_size() == 1 else None
-    recipe = with_batch_size(recipe, None if data is None else len(data.train))
-    if data is not None:
-        note = f"{counted(recipe.batch_size, 'image')} per step, for {len(data.train):,}: --batch-size changes it"
-        data = replace(data, notes=(*data.notes, note))
-    recipe = with_chunk_size(recipe, world_size())
+    recipe = with_sizes(recipe, world_size(), None if data is None else len(data.train))
     layout = check_fit(recipe, world_size())
     with (
         listening(owns_process) as request,
@@ -164,7 +134,8 @@ def train_recipe(
                 tell(f"{place.path} is complete ({progress.step:,} steps): evaluating it again")
             sinks = [*_sinks(job, place.path, progress.step, until_evaluated), *callbacks] if world.is_main else []
             with _recorder(job, place.path, progress.step, quiet) as (own_sinks, saver):
-                trace = _trace(place.path, world)
+                traces = Path(os.fsdecode(from_main(world, lambda: os.fsencode(place.path)))) / "traces"
+                trace = traces / f"rank-{world.rank}.json"  # only rank 0 knows the folder of the run
                 signal_number = run(job, progress, request, [*own_sinks, *sinks], saver, trace)
             if progress.step < job.stop:
                 tell(f"stopped after step {progress.step}; {to_resume}")
@@ -264,8 +235,6 @@ def _start(layout: Layout, world: World, place: RunFolder, task: Task) -> tuple[
 
 def find_checkpoint(folder: Path, task: Task) -> Checkpoint | None:
     """Return the newest intact checkpoint of a run; None if there is none yet."""
-    if not checkpoints(folder / "checkpoints"):
-        return None
 
     def check(checkpoint: Checkpoint) -> None:
         # Fields that were added after it was written stand for their defaults.
@@ -294,11 +263,6 @@ def _prime(job: Job, weights: dict[str, Tensor], step: int) -> None:
     job.begin_step(step)
     with closing(job.batches(step, step + 1)) as batches:
         job.member.prime(next(batches), step)
-
-
-def _trace(folder: Path, world: World) -> Path:
-    """Where a rank writes its profile; only rank 0 knows the folder of the run."""
-    return Path(os.fsdecode(from_main(world, lambda: os.fsencode(folder)))) / "traces" / f"rank-{world.rank}.json"
 
 
 def _sinks(job: Job, folder: Path, start: int, until_evaluated: ExitStack) -> Iterator[Sink]:

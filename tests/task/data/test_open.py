@@ -138,7 +138,7 @@ def test_the_search_for_damage_is_done_once_until_a_file_changes(
     open_data(None, root, damaged="skip")
     with monkeypatch.context() as patch:
         patch.setattr("conadv.task.data.decode._open", None)  # whoever decodes now fails
-        patch.setattr("conadv.task.data.open.ThreadPoolExecutor", None)
+        patch.setattr("conadv.task.data.open.ordered_map", None)
         assert len(open_data(None, root, damaged="skip").skipped) == 3
     (root / "val" / "class1" / "notes.jpg").unlink()
     assert len(open_data(None, root, damaged="skip").skipped) == 2

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
 from conadv.task.data.files import class_names
 from conadv.task.data.source import Arrays, DataSet, Found, Source, labelled, naming
-from conadv.task.draws import mix_all, stratified
+from conadv.task.draws import mix_all
 
 _NAMES = ("train_images", "train_labels", "test_images", "test_labels")
 _ADVICE = "write it again with numpy.save or numpy.savez"
@@ -21,20 +20,15 @@ _PIXELS = 8128
 def digits(train_size: int = 1437) -> DataSet:
     """scikit-learn's 1,797 handwritten digits of 8×8 grey pixels (UCI; Kaynak 1995).
 
-    Their grey levels 0 to 16 are scaled to bytes, level × 255/16 rounded. The split is fixed. The training images are
-    as balanced over the classes as possible; all others are test images.
+    Their grey levels 0 to 16 are scaled to bytes, level × 255/16 rounded. All others are test images.
     """
-    with (
-        files("conadv.task.data").joinpath("digits.npz").open("rb") as file,
-        np.load(file, allow_pickle=False) as kept,
-    ):
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as kept:
         levels, labels = kept["levels"].astype(np.int64), kept["labels"].astype(np.int64)
     if not 10 <= train_size < len(labels):
         raise ValueError(f"train_size {train_size}: choose 10 to {len(labels) - 1} of the {len(labels)} digits")
     images = ((levels * 255 + 8) // 16).astype(np.uint8)[..., None]
     everything = Source(Arrays(images), labels, tuple(str(digit) for digit in range(10)))
-    chosen = stratified(labels, 10, train_size)
-    return DataSet(everything.take(np.flatnonzero(chosen)), everything.take(np.flatnonzero(~chosen)), "digits")
+    return DataSet(*everything.split(train_size), "digits")
 
 
 def synthetic(shape: tuple[int, int, int], count: int) -> DataSet:
@@ -47,10 +41,10 @@ def _noise(shape: tuple[int, int, int], count: int, part: int) -> Source:
     height, width, channels = shape
     length = height * width * channels + count - 1
     strip = mix_all(_PIXELS, part, np.arange(-(-length // 8))).astype("<u8").view(np.uint8)
-    windows = np.lib.stride_tricks.as_strided(
-        strip, (count, *shape), (1, width * channels, channels, 1), writeable=False
+    windows = np.lib.stride_tricks.sliding_window_view(strip, height * width * channels)[:count]
+    return Source(
+        Arrays(windows.reshape(count, *shape)), np.arange(count) % 10, tuple(f"class {number}" for number in range(10))
     )
-    return Source(Arrays(windows), np.arange(count) % 10, tuple(f"class {number}" for number in range(10)))
 
 
 def find_arrays(path: Path, channels: int) -> Found | None:

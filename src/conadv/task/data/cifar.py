@@ -31,9 +31,9 @@ def find_cifar(path: Path, channels: int) -> Found | None:
         with naming(path, _ADVICE):
             return _read(path, _unpacked(path))
     for folder in (path, *sorted(filter(Path.is_dir, path.iterdir()))) if path.is_dir() else ():
-        there = {name for name in _NAMES if (folder / name).is_file()}
-        if any({*train, test, meta} <= there for train, test, meta, _, _ in _VERSIONS):
-            return _read(path, {name: read_file(folder / name) for name in there})
+        there = [name for name in _NAMES if (folder / name).is_file()]
+        if found := _read(path, {name: read_file(folder / name) for name in there}):
+            return found
     return None
 
 

@@ -72,14 +72,11 @@ def _plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 def _fast(data: bytes, channels: int, height: int, width: int) -> Pixels | None:
     """Decode a JPEG to this size or more; None if it is damaged or just unusual: Pillow decides."""
-    try:
+    with suppress(Exception):
         colour = "RGB" if channels == 3 else "GRAY"
         pixels: Pixels = simplejpeg.decode_jpeg(data, colour, min_height=height, min_width=width)
-    except MemoryError:
-        raise
-    except Exception:
-        return None
-    return pixels
+        return pixels
+    return None
 
 
 def _open(data: bytes) -> Image.Image:

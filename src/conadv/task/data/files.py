@@ -108,12 +108,7 @@ def _list_folder(root: Path, folder: Path, classes: tuple[str, ...], channels: i
     names: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        members = sorted(
-            os.path.join(place, file)  # noqa: PTH118  # a Path for each of a million files takes longer
-            for place, _, files in os.walk(folder / name)
-            for file in files
-            if _is_image(file)
-        )
+        members = images_below(folder / name)
         names += (member.removeprefix(f"{root}{os.sep}") for member in members)
         labels += [label] * len(members)
     return Source(Files(str(root), names, channels), np.array(labels, np.int64), classes)
@@ -121,6 +116,16 @@ def _list_folder(root: Path, folder: Path, classes: tuple[str, ...], channels: i
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(one.name for one in os.scandir(folder) if one.is_dir() and not one.name.startswith(".")))
+
+
+def images_below(folder: Path) -> list[str]:
+    """The paths of the image files in a folder and the folders in it, sorted."""
+    return sorted(
+        os.path.join(place, file)  # noqa: PTH118  # a Path for each of a million files takes longer
+        for place, _, files in os.walk(folder)
+        for file in files
+        if _is_image(file)
+    )
 
 
 def _is_image(name: str) -> bool:

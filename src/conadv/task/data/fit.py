@@ -101,16 +101,10 @@ def _decoded(source: Source, indices: NDArray[np.int64], fit: Fit, shape: tuple[
 
 
 def keep(data: DataSet, fit: Fit, train: bool = True, room: int = 1024 * _MIB) -> DataSet:
-    """Keep the decoded images of a data set in memory, training images first, if they fit.
+    """Keep the decoded images of a data set in memory, training images first, if they fit into `room` bytes.
 
-    Args:
-        data: The data set; arrays that are used without resizing are in memory already.
-        fit: How evaluation resizes images, and training too unless it has its own crop.
-        train: Whether training uses `fit`.
-        room: Largest memory to use, in bytes.
-
-    Returns:
-        The data set. If training images will be decoded again in every epoch, `DataSet.notes` says so.
+    Training images only if training looks at what `fit` returns (`train`); `DataSet.notes` says so if they will be
+    decoded again in every epoch. Arrays that are used without resizing are in memory already.
     """
     notes = data.notes
     parts = {"train": copy.copy(data.train), "test": copy.copy(data.test)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,14 +11,12 @@ from typing import Any, Literal
 import numpy as np
 
 from conadv.catalog import names_dataset
-from conadv.machine import usable_cores
-from conadv.printing import one_line
+from conadv.machine import ordered_map, usable_cores
 from conadv.task.data.arrays import digits, find_arrays, synthetic
 from conadv.task.data.cifar import find_cifar
 from conadv.task.data.files import Files, cached, find_folders, find_shards
 from conadv.task.data.items import HUB, open_hub, open_own
 from conadv.task.data.source import DAMAGE_ADVICE, Arrays, DamagedError, DataSet, Found, Source, naming
-from conadv.task.draws import stratified
 
 KNOWN = (
     "an image folder (CLASS/*.jpg, or train/CLASS/*.jpg and val/CLASS/*.jpg), tar shards (*train*.tar and *val*.tar), "
@@ -33,8 +30,6 @@ FORMATS: dict[str, Callable[[Path, int], Found | None]] = {
     "tar shards": find_shards,
     "image folder": find_folders,
 }
-_BLOCK = 4096  # images that wait for a thread
-_LISTED = 20  # damaged files in the text of an inspection
 
 
 def open_data(
@@ -47,14 +42,8 @@ def open_data(
 ) -> DataSet:
     """Open a data set.
 
-    Args:
-        name: "digits" or "synthetic"; None: your own.
-        path: Folder or file of your own data, whose format is detected; or hf:NAME_OR_PATH; or package.module:callable.
-        train_size: Number of training images to use; None: all.
-        image_size: Height and width of synthetic images, in pixels.
-        channels: Channels of synthetic images, and what encoded images are converted to. Arrays keep theirs.
-        damaged: "stop" raises an error that names a damaged image; "skip" leaves damaged images out
-            (`DataSet.skipped`). To find them, every image is decoded once; the result is cached until the files change.
+    The arguments are the fields of `[data]` in a recipe; `image_size` is that of synthetic images only. To skip damaged
+    images, which `DataSet.skipped` lists, every image is decoded once; the result is cached until the files change.
     """
     if name == "digits":
         return digits() if train_size is None else digits(train_size)
@@ -73,8 +62,7 @@ def open_data(
         return data
     if not 1 <= train_size <= len(data.train):
         raise ValueError(f"train_size {train_size}: choose 1 to {len(data.train)}, as many as {data.name} has")
-    chosen = stratified(data.train.labels, len(data.train.classes), train_size)
-    return replace(data, train=data.train.take(np.flatnonzero(chosen)))
+    return replace(data, train=data.train.split(train_size)[0])
 
 
 def find_data(place: str | Path, channels: int = 3) -> tuple[str, DataSet]:
@@ -98,11 +86,11 @@ def find_data(place: str | Path, channels: int = 3) -> tuple[str, DataSet]:
     if found.problems and not all(map(len, found.parts)):
         raise ValueError(f"no usable image ({found.problems[0]}); {DAMAGE_ADVICE}")
     notes = []
-    if not test:  # the same images in every run
-        held = stratified(train.labels, len(train.classes), -(-len(train) // 10))
-        count = f"{held.sum():,} of the {len(train):,} training images, a tenth,"
+    if not test:
+        held, rest = train.split(-(-len(train) // 10))
+        count = f"{len(held):,} of the {len(train):,} training images, a tenth,"
         notes.append(f"no test images: {count} are held out to test on")
-        test, train = [train.take(np.flatnonzero(held))], train.take(np.flatnonzero(~held))
+        test, train = [held], rest
     return kind, DataSet(train, test[0], path.name, tuple(found.problems), tuple(notes))
 
 
@@ -133,11 +121,7 @@ def _scan(source: Source) -> list[tuple[int, int] | str]:
         except DamagedError as error:
             return error.reason
 
-    seen: list[tuple[int, int] | str] = []
-    with ThreadPoolExecutor(len(usable_cores())) as pool:
-        for first in range(0, len(source), _BLOCK):
-            seen += pool.map(look, range(first, min(first + _BLOCK, len(source))))
-    return seen
+    return list(ordered_map(look, range(len(source)), len(usable_cores())))
 
 
 def inspect_data(path: str | Path) -> dict[str, Any]:
@@ -159,14 +143,3 @@ def inspect_data(path: str | Path) -> dict[str, Any]:
         ],
         "damaged": [{"name": problem.name, "reason": problem.reason} for problem in data.skipped],
     }
-
-
-def as_lines(report: dict[str, Any]) -> list[str]:
-    """What `inspect_data` found, for a terminal."""
-    sizes = dict.fromkeys(f"{width} × {height}" for height, width in (report["smallest"], report["largest"]))
-    kind, classes, damaged = report["kind"], report["classes"], report["damaged"]
-    lines = [f"{one_line(report['path'])}: {kind}, {len(classes)} classes, {' to '.join(sizes)} pixels"]
-    lines += [f"{row['train']:9,} train {row['test']:9,} test  {one_line(row['class'])}" for row in classes]
-    lines += [f"{report['train']:9,} train {report['test']:9,} test  in all", f"damaged: {len(damaged)}"]
-    lines += [f"  {problem['name']}: {problem['reason']}" for problem in damaged[:_LISTED]]
-    return [*lines, f"  and {len(damaged) - _LISTED} more"] if len(damaged) > _LISTED else lines

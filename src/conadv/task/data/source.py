@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conadv.printing import one_line
+from conadv.task.draws import stratified
 
 # Bytes as stored in files: (H, W, C) for one image, (N, H, W, C) for several.
 Pixels = NDArray[np.uint8]
@@ -101,11 +102,7 @@ class Source:
     """Decoded images in memory (`fit.keep`)."""
 
     def __init__(
-        self,
-        pictures: Pictures,
-        labels: NDArray[Any],
-        classes: tuple[str, ...],
-        rows: NDArray[np.int64] | None = None,
+        self, pictures: Pictures, labels: NDArray[Any], classes: tuple[str, ...], rows: Labels | None = None
     ) -> None:
         self.pictures, self.classes = pictures, classes
         self.rows = np.arange(len(labels)) if rows is None else rows
@@ -144,6 +141,11 @@ class Source:
         chosen = np.asarray(indices, np.int64)
         return Source(self.pictures, self.labels[chosen], self.classes, self.rows[chosen])
 
+    def split(self, count: int) -> tuple[Source, Source]:
+        """`count` of these images, as balanced over the classes as possible, and the others; the same in every run."""
+        chosen = stratified(self.labels, len(self.classes), count)
+        return self.take(np.flatnonzero(chosen)), self.take(np.flatnonzero(~chosen))
+
 
 @dataclass(frozen=True)
 class DataSet:
@@ -165,12 +167,10 @@ class DataSet:
 
 
 class Found(NamedTuple):
-    """What a format has."""
+    """What a format has: training images, test images if there are any, and what was left out as visibly damaged."""
 
     parts: Sequence[Source]
-    """Training images, and test images if there are any."""
     problems: Sequence[DamagedError] = ()
-    """What is damaged, as far as one sees without decoding; these images are not in the parts."""
 
 
 def labelled(
