@@ -16,18 +16,12 @@ import layout
 import step
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "alternate")
 SMALL = ["--model", "resnet8", "--width", "4", "--chunk-size", "4", "--image-size", "8"]
 
 
 def run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FOLDER / f"{name}.py"), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script_says_how_it_is_called(name: str) -> None:
-    assert f"python benchmarks/{name}.py" in (FOLDER / f"{name}.py").read_text(encoding="utf-8").split('"""')[1]
 
 
 def test_json_is_all_there_is_on_standard_output() -> None:

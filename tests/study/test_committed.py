@@ -48,22 +48,3 @@ def test_every_study_file_can_be_swept(path: Path) -> None:
         lines = (path.parent / "results.jsonl").read_text(encoding="utf-8").splitlines()
         ran = {cell["cell"] for cell in map(json.loads, lines) if cell["arm"] not in LEFT}
         assert {cell.cell for cell in cells} == ran
-
-
-@pytest.mark.parametrize(
-    "arm",
-    [
-        "ConAdv",
-        "recycled",
-        "recycled, twins of a quarter",
-        "Fast AdvProp",
-        "SAM",
-        "SAM, stale",
-        "vanilla, 400 epochs",
-    ],
-)
-def test_the_comparison_quotes_the_differences_of_the_study_by_work(arm: str) -> None:
-    study = (RESULTS / "README.md").read_text().partition("## cifar10-cost")[2].partition("\n## ")[0]
-    row = next(line for line in study.splitlines() if line.startswith(f"| {arm} |"))
-    mean, interval = (cell.replace("+", "").replace("−", "-") for cell in row.strip("| ").split(" | ")[2:4])
-    assert f"{mean} ({interval})" in (ROOT / "docs" / "compare.md").read_text()
