@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from conadv import PGD, ConAdv, Recycled, Sam, split_batchnorm
 from support import loops, transformers_loop
 from support.frameworks import ATTACK, loader, prepared, quiet_ranks, sgd
+from support.ranks import Pool
 from support.settings import small_batches, small_cnn
 
 WEIGHTS = torch.arange(1.0, 6, dtype=torch.float64)
@@ -475,8 +476,13 @@ REFUSALS = (
 )
 
 
-def said(number: int) -> str:
-    """What the mistake of a row is answered with, in this process."""
+def answers(row: Refusal, pool: Pool) -> list[str]:
+    """What the mistake of a row is answered with on the ranks that hear of it."""
+    said = pool.run(row.ranks, _said, REFUSALS.index(row)) if row.ranks > 1 else [_said(REFUSALS.index(row))]
+    return said if row.heard is None else [said[row.heard]]
+
+
+def _said(number: int) -> str:
     refusal = REFUSALS[number]
     with quiet_ranks() if refusal.ranks > 1 else nullcontext(), warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
