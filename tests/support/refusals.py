@@ -131,6 +131,10 @@ def _unused() -> None:
     _grouped(lambda: _conadv(wrap(split_batchnorm(small_cnn()))))
 
 
+def _static() -> None:
+    _grouped(lambda: _conadv(DistributedDataParallel(split_batchnorm(small_cnn()), static_graph=True)))
+
+
 def _trainer_unused() -> None:
     transformers_loop.transformers("conadv", 2, 1, ddp_find_unused_parameters=None)
 
@@ -296,6 +300,13 @@ REFUSALS = (
         _unused,
         "each pass leaves one branch unused, which find_unused_parameters=True cannot handle: set it to False "
         "(Transformers: ddp_find_unused_parameters=False)",
+        ranks=2,
+    ),
+    Refusal(
+        "`DistributedDataParallel(static_graph=True)`",
+        _static,
+        "DistributedDataParallel(static_graph=True) allows one backward pass per step, and a method takes several: "
+        "leave static_graph out",
         ranks=2,
     ),
     Refusal(
