@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, plain_state_dict, route, split_batchnorm
-from support.frameworks import assert_equal
 
 timm = pytest.importorskip("timm", reason="timm is not installed: its models are not tested")
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed: its models are not tested")
@@ -163,7 +162,7 @@ def test_checkpointing_changes_nothing(name: str, delay: int) -> None:
             method(now, ahead)
             optimizer.step()
         states.append(model.state_dict())
-    assert_equal(states[1], states[0])
+    torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", [layers.BatchNormAct2d, layers.SyncBatchNormAct])

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from conadv import PGD, ConAdv, Recycled, Sam, split_batchnorm
-from support import loops, transformers_loop
+from support import loops
 from support.frameworks import ATTACK, loader, prepared, quiet_ranks, sgd
 from support.ranks import Pool
 from support.settings import small_batches, small_cnn
@@ -136,7 +136,7 @@ def _static() -> None:
 
 
 def _trainer_unused() -> None:
-    transformers_loop.transformers("conadv", 2, 1, ddp_find_unused_parameters=None)
+    loops.transformers("conadv", 2, 1, ddp_find_unused_parameters=None)
 
 
 def _not_synchronized() -> None:
