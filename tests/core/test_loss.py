@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import conadv
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
-from support.settings import Setting, every_method, image_methods, small_batches, small_cnn
+from support.settings import Setting, every_method, image_methods, small_batches, small_cnn, train
 
 ATTACK = PGD(8 / 255, random_start=0.5)
 
@@ -43,8 +43,7 @@ def test_a_loss_that_the_caller_backpropagates_takes_the_same_steps(
     setting: Setting, chunk_size: int | None, factor: float
 ) -> None:
     one, other = run(setting, False, chunk_size=chunk_size), run(setting, True, factor, chunk_size)
-    for name, value in one.state_dict().items():
-        torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=1e-12)
+    torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=1e-12)
 
 
 def test_recycled_survives_an_overflow() -> None:
@@ -140,14 +139,9 @@ def test_a_method_follows_its_model(setting: Setting) -> None:
     one = setting.make(early, PGD(8 / 255, random_start=0))
     early.double()
     other = setting.make(late, PGD(8 / 255, random_start=0))
-    for method, model in ((one, early), (other, late)):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for batch in small_batches(3):
-            optimizer.zero_grad()
-            method(batch)
-            optimizer.step()
-    for name, value in early.state_dict().items():
-        assert torch.equal(late.state_dict()[name], value), name
+    train(one, early, small_batches(3))
+    train(other, late, small_batches(3))
+    torch.testing.assert_close(late.state_dict(), early.state_dict(), rtol=0, atol=0)
 
 
 def test_lbfgs_is_refused_where_a_call_counts_as_a_step() -> None:

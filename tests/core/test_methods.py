@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,13 +17,13 @@ from conadv import PGD, ConAdv, Recycled, Role, Vanilla, split_batchnorm
 from conadv.core.batch import Chunked, cut
 from conadv.roles import Place
 from support.settings import (
-    Method,
     Setting,
     adversarial_methods,
     every_method,
     image_methods,
     small_batches,
     small_cnn,
+    train,
 )
 
 ATTACK = PGD(8 / 255, random_start=0)
@@ -33,19 +33,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:gradients are accumulated")  # m
 
 def make_model(seed: int = 0) -> nn.Sequential:
     return split_batchnorm(small_cnn(seed))
-
-
-def train(
-    method: Method, model: nn.Module, batches: Iterable[Batch], lr: float = 0.2, momentum: float = 0.9
-) -> list[tuple[float, float]]:
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum)
-    losses = []
-    for now, ahead in method.feed(batches):
-        optimizer.zero_grad()
-        clean, adv = method(now, ahead)
-        optimizer.step()
-        losses.append((float(clean), float(adv)))
-    return losses
 
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
@@ -211,7 +198,7 @@ def test_steps_and_branches_draw_numbers_of_their_own(setting: Setting) -> None:
     model = nn.Sequential(make_model(), nn.Dropout(0.5))
     losses = train(setting.make(model, PGD(0), seed=1), model, small_batches(1) * 3, lr=0)
     kinds = 2 if setting.adversarial else 1
-    assert len({loss for step in losses for loss in step[:kinds]}) == 3 * kinds
+    assert len({float(loss) for step in losses for loss in step[:kinds]}) == 3 * kinds
 
 
 @every_method

@@ -21,7 +21,7 @@ from conadv import PGD, plain_state_dict, split_batchnorm
 from conadv.roles import Place
 from support import loops
 from support.ranks import Pool
-from support.settings import SETTINGS, Setting, small_batches, small_cnn
+from support.settings import SETTINGS, Setting, small_batches, small_cnn, train
 
 ATTACK = PGD(8 / 255, 5 / 255, random_start=0.5)
 RANKS, IMAGES = 2, 8
@@ -96,13 +96,10 @@ def steps(setting: Setting) -> int:
     return max(3, setting.delay + 2)
 
 
-def train(model: nn.Module, setting: Setting, chunk_size: int, place: Place, part: slice) -> None:
+def learn(model: nn.Module, setting: Setting, chunk_size: int, place: Place, part: slice) -> None:
     method = setting.make(model, ATTACK, adv_weight=0.4, chunk_size=chunk_size, seed=3, place=place)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    for now, ahead in method.feed([(images[part], labels[part]) for images, labels in small_batches(steps(setting))]):
-        optimizer.zero_grad()
-        method(now, ahead)
-        optimizer.step()
+    batches = [(images[part], labels[part]) for images, labels in small_batches(steps(setting))]
+    train(method, model, batches, lr=0.2, momentum=0.9)
 
 
 # What the ranks do
@@ -122,7 +119,7 @@ def train_as_rank(setting: Setting, scenario: Scenario) -> bytes:
     wrapper.register_comm_hook(exchanges, counted_sum)
     # What is random differs from rank to rank.
     place = Place(first_chunk=rank * scenario.chunks, chunks=scenario.chunks)
-    train(wrapped, setting, size // scenario.chunks, place, slice(rank * size, (rank + 1) * size))
+    learn(wrapped, setting, size // scenario.chunks, place, slice(rank * size, (rank + 1) * size))
     assert list(plain_state_dict(wrapped)) == list(small_cnn().state_dict())
     assert len(exchanges) == steps(setting), "gradients are exchanged once a step, however many chunks it has"
     return safetensors.torch.save(model.state_dict())
@@ -181,7 +178,7 @@ def trained(pool: Pool) -> Trained:
 def test_two_ranks_take_the_step_of_one(trained: Trained, setting: Setting, scenario: Scenario) -> None:
     states = trained(setting, scenario)
     alone = scenario.model(setting)
-    train(alone, setting, IMAGES // RANKS // scenario.chunks, Place(chunks=RANKS * scenario.chunks), slice(None))
+    learn(alone, setting, IMAGES // RANKS // scenario.chunks, Place(chunks=RANKS * scenario.chunks), slice(None))
     for key, expected in alone.state_dict().items():
         if "running" in key:
             if not scenario.broadcast_buffers:  # the mean of the moving averages is the moving average of the means
@@ -198,8 +195,7 @@ def test_two_ranks_take_the_step_of_one(trained: Trained, setting: Setting, scen
 def test_with_broadcast_buffers_the_statistics_are_those_of_rank_0(trained: Trained, setting: Setting) -> None:
     """As with BatchNorm itself: rank 0 overwrites the others, also between the two passes of a step."""
     shared, own = (trained(setting, scenario)[0] for scenario in (CHUNKS, OWN_BUFFERS))
-    for key, value in own.items():
-        torch.testing.assert_close(shared[key], value, rtol=0, atol=1e-12)
+    torch.testing.assert_close(shared, own, rtol=0, atol=1e-12)
 
 
 def test_an_attack_does_not_meet_the_wrapper(pool: Pool) -> None:

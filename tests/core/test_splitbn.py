@@ -55,8 +55,7 @@ def through(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor, list[Tens
 def assert_same_model(plain: nn.Module, split: nn.Module) -> None:
     state, expected = plain_state_dict(split), plain.state_dict()
     assert list(state) == list(expected)
-    for key in expected:
-        torch.testing.assert_close(state[key], expected[key], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(state, expected, rtol=1e-12, atol=1e-12)
 
 
 # --- outside of a route ------------------------------------------------------------------------------------------
@@ -149,8 +148,7 @@ def test_nothing_moves_before_the_end_of_a_step_or_without_tracking() -> None:
     images = small_batches(1)[0][0]
     with route(split, "adv", tracking="step"):
         split(images)
-    for key, value in split.state_dict().items():
-        assert torch.equal(value, before[key])
+    torch.testing.assert_close(split.state_dict(), before, rtol=0, atol=0)
     update_running_stats(split)
     moved = copy.deepcopy(split.state_dict())
     assert not torch.equal(moved["1.adv.running_mean"], before["1.adv.running_mean"])
@@ -158,8 +156,7 @@ def test_nothing_moves_before_the_end_of_a_step_or_without_tracking() -> None:
     with route(split, "main", tracking="off"):
         split(images)
     update_running_stats(split)
-    for key, value in split.state_dict().items():
-        assert torch.equal(value, moved[key])
+    torch.testing.assert_close(split.state_dict(), moved, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -277,8 +274,7 @@ def test_checkpoints_go_both_ways_strictly() -> None:
 
     same = split_batchnorm(small_cnn(seed=4), ("main", "aug", "adv"))
     same.load_state_dict(trained.state_dict(), strict=True)
-    for key, value in trained.state_dict().items():
-        assert torch.equal(same.state_dict()[key], value)
+    torch.testing.assert_close(same.state_dict(), trained.state_dict(), rtol=0, atol=0)
 
     with pytest.raises(RuntimeError, match="Unexpected key"):
         plain.load_state_dict(trained.state_dict(), strict=True)

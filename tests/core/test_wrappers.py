@@ -18,7 +18,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from conadv import PGD, plain_state_dict, route, split_batchnorm
-from support.settings import SETTINGS, small_batches, small_cnn
+from support.settings import SETTINGS, small_batches, small_cnn, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
@@ -76,9 +76,7 @@ def test_the_plain_state_loads_strictly_in_the_plain_model(names: tuple[str, ...
     model = wrapped(names, split_batchnorm(small_cnn(seed=1)))
     plain = small_cnn(seed=2)
     plain.load_state_dict(plain_state_dict(model), strict=True)
-    expected = small_cnn(seed=1).state_dict()
-    for key, value in plain.state_dict().items():
-        assert torch.equal(value, expected[key])
+    torch.testing.assert_close(plain.state_dict(), small_cnn(seed=1).state_dict(), rtol=0, atol=0)
 
 
 @nested
@@ -112,13 +110,8 @@ def test_a_method_takes_the_same_steps(setting, names: tuple[str, ...]) -> None:
     models = [split_batchnorm(small_cnn()) for _ in range(2)]
     for model, outer in ((models[0], models[0]), (models[1], wrapped(names, models[1]))):
         method = setting.make(outer, PGD(8 / 255, 3 / 255, random_start=0.5), chunk_size=4, seed=3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for now, ahead in method.feed(small_batches(4)):
-            optimizer.zero_grad()
-            method(now, ahead)
-            optimizer.step()
-    for key, value in models[0].state_dict().items():
-        torch.testing.assert_close(models[1].state_dict()[key], value, rtol=0, atol=1e-12)
+        train(method, model, small_batches(4))
+    torch.testing.assert_close(models[1].state_dict(), models[0].state_dict(), rtol=0, atol=1e-12)
 
 
 class Versioned(nn.Module):
@@ -152,7 +145,7 @@ def test_sharded_parameters_are_gathered() -> None:
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
     assert type(model[0].weight).__name__ == "DTensor"
     state = plain_state_dict(model)
-    for key, value in plain.state_dict().items():
-        assert type(state[key]) is Tensor and torch.equal(state[key], value)
+    assert {type(value) for value in state.values()} == {Tensor}
+    torch.testing.assert_close(state, plain.state_dict(), rtol=0, atol=0)
     with pytest.raises(ValueError, match="FSDP would not exchange the new branches: split the model, then wrap it"):
         split_batchnorm(fully_shard(small_cnn(), mesh=init_device_mesh("cpu", (1,))))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, Recycled, Sam, Vanilla
 from conadv.catalog import METHODS
+from conadv.core.step import Losses
 
 CLASSES = 5
 RHO = 0.3
@@ -51,6 +52,19 @@ SETTINGS = (
     Setting("recycled", "recycled"),
     Setting("sam", "sam", delay=0),
 )
+
+
+def train(method: Method, model: nn.Module, batches: Any, lr: float = 0.1, momentum: float = 0.0) -> list[Losses]:
+    """A training loop as people write it; the losses of each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum)
+    losses = []
+    for now, ahead in method.feed(batches):
+        optimizer.zero_grad()
+        losses.append(method(now, ahead))
+        optimizer.step()
+    return losses
+
+
 every_method = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 # With twins that are the images, all of these take the step of a plain loop.
 image_methods = pytest.mark.parametrize(
