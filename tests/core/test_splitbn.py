@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -157,23 +156,6 @@ def test_nothing_moves_before_the_end_of_a_step_or_without_tracking() -> None:
         split(images)
     update_running_stats(split)
     torch.testing.assert_close(split.state_dict(), moved, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("statistics", ["batch", "running"])
-def test_statistics_can_be_chosen_against_the_flag(training: bool, statistics: str) -> None:
-    split = split_batchnorm(nn.Sequential(make_layer(nn.BatchNorm2d)))
-    split(images_for(nn.BatchNorm2d, seed=1))
-    split.train(training)
-    layer, images = split[0], images_for(nn.BatchNorm2d)
-    mean, var = images.mean((0, 2, 3)), images.var((0, 2, 3), unbiased=False)
-    # A layer in eval mode within a model in training mode would be frozen; here the whole model has the flag.
-    if statistics == "running":
-        mean, var = layer.running_mean, layer.running_var
-    with route(split, statistics=statistics, tracking="off"):  # type: ignore[arg-type]
-        got = split(images)
-    expected = F.batch_norm(images, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_routes_nest_and_end_with_an_error() -> None:
