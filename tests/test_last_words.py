@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from conadv import last_words
 from support import tiny
 from support.launcher import Torchrun
+from support.waiting import until
 
 ROOT = Path(__file__).parents[1]
 HINT = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"
@@ -96,10 +96,7 @@ def test_a_rank_under_torchrun_that_dies_is_named_with_its_signal(tmp_path):
         launcher.wait_for_step(tmp_path / "run", 2)
         os.kill(launcher.ranks()[1], signal.SIGILL)
         assert launcher.status() == 1
-        end = time.monotonic() + 10
-        while "rank 1 (lane 1, clean+adv+attack) died of SIGILL" not in launcher.said():
-            assert time.monotonic() < end, launcher.said()
-            time.sleep(0.05)
+        until(lambda: "rank 1 (lane 1, clean+adv+attack) died of SIGILL" in launcher.said(), launcher.said, 10)
         (line,) = [line for line in launcher.said().splitlines() if " died of " in line]
         assert HINT in line
     finally:

@@ -16,9 +16,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,8 @@ import pytest
 import torch
 
 import conadv
-from contracts.test_pool_promise import STEPS, assert_equal, make_model, train
+from contracts.test_pool_promise import STEPS, assert_equal, make_model, started, train
+from support.waiting import until
 
 # Networks and processes of their own: only loopback is there, and whatever happens no process is left.
 ALONE = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -49,13 +48,6 @@ def worker_node() -> subprocess.Popen[bytes]:
     return start_node(f"--address={ADDRESS}", "--num-cpus=1")
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 300
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.2)
-
-
 def alive(pool: conadv.ray.Pool) -> int:
     return sum(node["Alive"] for node in pool._ray.nodes())
 
@@ -70,7 +62,7 @@ def main(folder: str) -> dict[str, Any]:
     use_loopback()
     os.environ.update(RAY_worker_niceness="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     start_node("--head", "--port=6379", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={folder}")
-    wait_until(connected)
+    until(connected)
     with (
         conadv.ray.Pool(make_model(), attackers=2, address=ADDRESS, wait=60) as pool,
         warnings.catch_warnings(record=True) as told,
@@ -79,8 +71,8 @@ def main(folder: str) -> dict[str, Any]:
         workers = []
         for count in (2, 3):  # not at the same time: nodes of one machine would take the same files
             workers.append(worker_node())
-            wait_until(lambda count=count: alive(pool) == count)
-        wait_until(lambda: len(pool._ready()) == 2)
+            until(lambda count=count: alive(pool) == count)
+        started(pool)
         nodes: list[int] = []
 
         def each(t: int) -> None:
@@ -89,7 +81,7 @@ def main(folder: str) -> dict[str, Any]:
                 workers[0].wait()
             if t == 8:
                 workers.append(worker_node())  # the attacker that was lost starts again there
-                wait_until(lambda: len(pool._ready()) == 2)
+                started(pool)
             nodes.append(alive(pool))
 
         weights, state, counts = train(pool, each, chunk_size=2)

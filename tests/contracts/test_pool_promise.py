@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import conadv
 from support.ranks import Pool as Ranks
+from support.waiting import until
 
 STEPS = 12
 
@@ -55,10 +55,7 @@ def batches(steps: int, rank: int = 0):
 
 def started(pool: conadv.ray.Pool) -> conadv.ray.Pool:
     """Wait until all attackers of a pool have started."""
-    deadline = time.monotonic() + 200
-    while len(pool._ready()) < len(pool._actors):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: len(pool._ready()) == len(pool._actors), seconds=200)
     return pool
 
 

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from conadv.config import dump_recipe, load_recipe
 from conadv.study import sweep as sweeping
 from conadv.study.results import read_origins, read_results
 from conadv.study.study_file import read_study
+from support.waiting import until
 
 TIMING = ("seconds", "images_per_second")
 
@@ -34,13 +34,6 @@ def lines(folder: Path) -> list[dict[str, Any]]:
         if line["summary"]:
             line["summary"] = {key: value for key, value in line["summary"].items() if key not in TIMING}
     return found
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in two minutes"
-        time.sleep(0.01)
 
 
 @pytest.fixture

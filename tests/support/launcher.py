@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+from support.waiting import has_taken, until
 
 TESTS = Path(__file__).parents[1]
 
@@ -46,12 +47,7 @@ class Torchrun:
 
     def wait_for_step(self, folder: Path, step: int, timeout: float = 120) -> None:
         """Until the run in this folder has taken so many steps."""
-        metrics = folder / "metrics.jsonl"
-        self._wait_until(
-            lambda: metrics.exists() and len(metrics.read_bytes().splitlines()) >= step,
-            f"the run did not come to step {step}",
-            timeout,
-        )
+        self._wait_until(lambda: has_taken(folder, step), f"the run did not come to step {step}", timeout)
 
     def status(self, timeout: float = 200) -> int:
         return self._process.wait(timeout)
@@ -77,8 +73,4 @@ class Torchrun:
             return []
 
     def _wait_until(self, condition: Callable[[], bool], otherwise: str, timeout: float) -> None:
-        end = time.monotonic() + timeout
-        while not condition():
-            assert time.monotonic() < end, f"{otherwise}: {self.said()}"
-            assert self._process.poll() is None, self.said()
-            time.sleep(0.02)
+        until(condition, lambda: f"{otherwise}: {self.said()}", timeout, lambda: self._process.poll() is None)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import conadv.ray
 from conadv.ray import Pool
 from support import torchvision_ops
+from support.waiting import until
 
 
 class StartedPool(Pool):
@@ -23,10 +23,7 @@ class StartedPool(Pool):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings, wait=60)
         self.made = 0.0
-        end = time.monotonic() + 200
-        while len(self._ready()) < len(self._actors):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: len(self._ready()) == len(self._actors), seconds=200)
 
     def end(self) -> None:
         self.made += self.metrics()["twins_pool"]
