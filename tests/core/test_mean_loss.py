@@ -105,15 +105,6 @@ def test_chunks_are_compared_in_the_first_16_steps(monkeypatch: pytest.MonkeyPat
     assert (looks.count(True), looks.count(False)) == (16 * 4, 1)
 
 
-def test_only_what_has_a_row_per_image_is_picked() -> None:
-    """Values that are not per image, such as the weights of a loss, are the same for some images as for all."""
-    values = {"logits": torch.arange(8).view(4, 2), "shared": torch.ones(3), "number": torch.tensor(5.0)}
-    some = validate._picked(values, slice(2), 4)
-    assert some["logits"].tolist() == [[0, 1], [2, 3]]
-    assert some["shared"].shape == (3,)
-    assert some["number"] == 5
-
-
 def test_what_has_no_loss_for_some_of_the_images_is_not_compared() -> None:
     """Such as a loss of pairs of images, which a part of a batch may not have."""
 

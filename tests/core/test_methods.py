@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import conadv
-from conadv import PGD, ConAdv, Recycled, Role, Vanilla, split_batchnorm
+from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
 from conadv.core.batch import Chunked, cut
-from conadv.roles import Place
 from support.settings import (
     Setting,
     adversarial_methods,
@@ -193,28 +192,6 @@ def test_steps_and_branches_draw_numbers_of_their_own(setting: Setting) -> None:
     losses = train(setting.make(model, PGD(0), seed=1), model, small_batches(1) * 3, lr=0)
     kinds = 2 if setting.adversarial else 1
     assert len({float(loss) for step in losses for loss in step[:kinds]}) == 3 * kinds
-
-
-@every_method
-def test_chunks_of_several_processes_draw_what_those_of_one_draw(setting: Setting) -> None:
-    """A process that holds the second half of the batch takes the second half of the step."""
-    attack = PGD(8 / 255, 4 / 255, random_start=0.5)
-    model = nn.Sequential(nn.Dropout(0.2), make_model())
-    images, labels = small_batches(1)[0]
-
-    def gradients(batch: Batch, place: Place) -> list[Tensor]:
-        model.zero_grad()
-        method = setting.make(model, attack, chunk_size=2, seed=1, place=place)
-        for now, ahead in method.feed([batch]):
-            method(now, ahead)
-        return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
-
-    duties = Role.CLEAN | Role.ADV | Role.ATTACK
-    whole = gradients((images, labels), Place(duties, chunks=4))
-    first = gradients((images[:4], labels[:4]), Place(duties, total=4, chunks=2))
-    second = gradients((images[4:], labels[4:]), Place(duties, total=4, first_chunk=2, chunks=2))
-    for total, one, other in zip(whole, first, second, strict=True):
-        torch.testing.assert_close(one + other, total, rtol=0, atol=1e-12)
 
 
 @every_method

@@ -81,16 +81,6 @@ def test_it_equals_foolbox(norm: Norm, steps: int, step_size: float | None) -> N
     torch.testing.assert_close(twins, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_the_raw_gradient_is_of_the_loss_summed_over_images(norm: Norm) -> None:
-    model = evaluated(small_cnn())
-    ((images, labels),) = small_batches(1)
-    images = images * 0.5 + 0.25  # so that the pixel range cuts nothing off
-    attack = PGD(0.2, 1e-3, norm=norm, direction="raw", random_start=0, statistics="running")
-    twins = attack(model, F.cross_entropy, images, labels)
-    torch.testing.assert_close(twins, images + 1e-3 * input_gradient(model, images, labels), rtol=0, atol=1e-12)
-
-
 def test_directions_by_hand() -> None:
     images, gradient = torch.full((1, 1, 1, 2), 0.5), torch.tensor([0.03, -0.04]).view(1, 1, 1, 2)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -118,42 +117,18 @@ def test_small_models_train_as_by_themselves(library: str, name: str, size: int)
     plain.load_state_dict(plain_state_dict(model), strict=True)
 
 
-def timm_densenet(memory_efficient: bool) -> nn.Module:
-    shape = {"growth_rate": 4, "block_config": (2, 3)}
-    net: nn.Module = timm.models.densenet.DenseNet(num_classes=CLASSES, memory_efficient=memory_efficient, **shape)
-    return net
-
-
-def torchvision_densenet(memory_efficient: bool) -> nn.Module:
-    shape = {"growth_rate": 4, "block_config": (2, 3), "num_init_features": 8}
-    net: nn.Module = torchvision.models.DenseNet(num_classes=CLASSES, memory_efficient=memory_efficient, **shape)
-    return net
-
-
-def timm_model(name: str) -> Callable[[bool], nn.Module]:
-    def make(checkpointing: bool) -> nn.Module:
-        model: nn.Module = timm.create_model(name, num_classes=CLASSES)
-        model.set_grad_checkpointing(checkpointing)
-        return model
-
-    return make
-
-
-CHECKPOINTED = {
-    "resnet": timm_model("test_resnet"),
-    "efficientnet": timm_model("test_efficientnet"),
-    "timm's densenet": timm_densenet,
-    "torchvision's densenet": torchvision_densenet,
-}
-
-
 @pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("name", CHECKPOINTED)
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "densenet"])
 def test_checkpointing_changes_nothing(name: str, delay: int) -> None:
     states = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        model = split_batchnorm(CHECKPOINTED[name](checkpointing).double().train())
+        if name == "densenet":  # it computes parts of its layers again, BatchNorm among them
+            model = timm.models.densenet.DenseNet(4, (2, 3), num_classes=CLASSES, memory_efficient=checkpointing)
+        else:
+            model = timm.create_model(name, num_classes=CLASSES)
+            model.set_grad_checkpointing(checkpointing)
+        model = split_batchnorm(model.double().train())
         method = ConAdv(model, F.cross_entropy, PGD(8 / 255), delay=delay, chunk_size=3, seed=1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         images, labels = batch_for(model, 32, count=6)

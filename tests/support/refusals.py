@@ -25,6 +25,22 @@ from support.ranks import Pool
 from support.settings import small_batches, small_cnn
 
 WEIGHTS = torch.arange(1.0, 6, dtype=torch.float64)
+# What several mistakes are answered with.
+PLAIN = (
+    "layer 1 is a plain BatchNorm layer: call conadv.split_batchnorm(model) before making the optimizer and the method"
+)
+NEVER_UPDATED = "the adv branch is never updated: make the optimizer after split_batchnorm"
+NO_MEAN = (
+    "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): pass chunk_size=None"
+)
+UNUSED = (
+    "each pass leaves one branch unused, which find_unused_parameters=True cannot handle: set it to False "
+    "(Transformers: ddp_find_unused_parameters=False)"
+)
+UNSYNCHRONIZED = (
+    "the weights of the 2 ranks differ: nothing synchronizes their gradients; wrap the model in "
+    "DistributedDataParallel after split_batchnorm, and create the method with the wrapped model"
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,14 @@ def _step(method: Any, batch: Any = None) -> Any:
     return method.loss(small_batches(1)[0] if batch is None else batch).backward()
 
 
+def _learn(method: Any, optimizer: torch.optim.Optimizer, batches: Any, clear: Any = None) -> None:
+    """A loop as people write it, in which something may be wrong."""
+    for batch in batches:
+        (clear or optimizer).zero_grad()
+        _step(method, batch)
+        optimizer.step()
+
+
 def _without_gradients() -> None:
     with torch.no_grad():
         _conadv().loss(small_batches(1)[0])
@@ -60,21 +84,13 @@ def _without_gradients() -> None:
 def _optimizer_first() -> None:
     model = small_cnn()
     optimizer = sgd(model)
-    method = _conadv(split_batchnorm(model))
-    for batch in small_batches(3):
-        _step(method, batch)
-        optimizer.step()
-        optimizer.zero_grad()
+    _learn(_conadv(split_batchnorm(model)), optimizer, small_batches(3))
 
 
 def _optimizer_first_and_all_cleared() -> None:
     model = small_cnn()
     optimizer = sgd(model)
-    method = _conadv(split_batchnorm(model))
-    for batch in small_batches(4):
-        model.zero_grad()
-        _step(method, batch)
-        optimizer.step()
+    _learn(_conadv(split_batchnorm(model)), optimizer, small_batches(4), clear=model)
 
 
 def _lbfgs() -> None:
@@ -142,11 +158,7 @@ def _trainer_unused() -> None:
 def _not_synchronized() -> None:
     def train() -> None:
         model = split_batchnorm(small_cnn())
-        optimizer, method = sgd(model), _conadv(model)
-        for batch in loops.own_batches(3):
-            optimizer.zero_grad()
-            _step(method, batch)
-            optimizer.step()
+        _learn(_conadv(model), sgd(model), loops.own_batches(3))
 
     _grouped(train)
 
@@ -166,11 +178,7 @@ def _not_prepared() -> None:
 
 def _copy_is_trained() -> None:
     method = _conadv(model := split_batchnorm(small_cnn()))
-    optimizer = sgd(copy.deepcopy(model))
-    for batch in small_batches(3):
-        optimizer.zero_grad()
-        _step(method, batch)
-        optimizer.step()
+    _learn(method, sgd(copy.deepcopy(model)), small_batches(3))
 
 
 def _not_finite() -> None:
@@ -264,18 +272,17 @@ REFUSALS = (
     Refusal(
         "BatchNorm that was not split",
         lambda: _conadv(small_cnn()),
-        "layer 1 is a plain BatchNorm layer: call conadv.split_batchnorm(model) before making the optimizer and the "
-        "method",
+        PLAIN,
     ),
     Refusal(
         "an optimizer made before `split_batchnorm`",
         _optimizer_first,
-        "the adv branch is never updated: make the optimizer after split_batchnorm",
+        NEVER_UPDATED,
     ),
     Refusal(
         "the same, where `model.zero_grad()` clears the gradients",
         _optimizer_first_and_all_cleared,
-        "the adv branch is never updated: make the optimizer after split_batchnorm",
+        NEVER_UPDATED,
     ),
     Refusal(
         "an optimizer with the weights of a copy of the model",
@@ -286,8 +293,7 @@ REFUSALS = (
     Refusal(
         "a BatchNorm layer put into the model after the method was made",
         _layer_replaced,
-        "layer 1 is a plain BatchNorm layer: call conadv.split_batchnorm(model) before making the optimizer and the "
-        "method",
+        PLAIN,
     ),
     Refusal(
         "`split_batchnorm` after `DistributedDataParallel` or FSDP",
@@ -298,8 +304,7 @@ REFUSALS = (
     Refusal(
         "`DistributedDataParallel(find_unused_parameters=True)`",
         _unused,
-        "each pass leaves one branch unused, which find_unused_parameters=True cannot handle: set it to False "
-        "(Transformers: ddp_find_unused_parameters=False)",
+        UNUSED,
         ranks=2,
     ),
     Refusal(
@@ -312,16 +317,14 @@ REFUSALS = (
     Refusal(
         "Transformers on several ranks, without `ddp_find_unused_parameters`",
         _trainer_unused,
-        "each pass leaves one branch unused, which find_unused_parameters=True cannot handle: set it to False "
-        "(Transformers: ddp_find_unused_parameters=False)",
+        UNUSED,
         ranks=2,
         library="transformers",
     ),
     Refusal(
         "several ranks whose model nothing synchronizes",
         _not_synchronized,
-        "the weights of the 2 ranks differ: nothing synchronizes their gradients; wrap the model in "
-        "DistributedDataParallel after split_batchnorm, and create the method with the wrapped model",
+        UNSYNCHRONIZED,
         ranks=2,
         warns=True,
     ),
@@ -343,8 +346,7 @@ REFUSALS = (
     Refusal(
         "Accelerate on several ranks, the method with the model before `prepare`",
         _not_prepared,
-        "the weights of the 2 ranks differ: nothing synchronizes their gradients; wrap the model in "
-        "DistributedDataParallel after split_batchnorm, and create the method with the wrapped model",
+        UNSYNCHRONIZED,
         ranks=2,
         warns=True,
         library="accelerate",
@@ -439,8 +441,7 @@ REFUSALS = (
     Refusal(
         "the same in a function, or with a model that returns a dict or an object",
         lambda: _step(_conadv(loss=lambda outputs, labels: F.cross_entropy(outputs, labels, WEIGHTS), chunk_size=4)),
-        "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): pass "
-        "chunk_size=None",
+        NO_MEAN,
     ),
     Refusal(
         "`ignore_index` with chunks",
@@ -451,8 +452,7 @@ REFUSALS = (
     Refusal(
         "labels that a function of your own ignores, with chunks, even if they come late",
         _ignored_late,
-        "the loss of two chunks is not the mean of their losses (class weights, or ignored labels?): pass "
-        "chunk_size=None",
+        NO_MEAN,
     ),
     Refusal(
         "images with NaN or infinity",
