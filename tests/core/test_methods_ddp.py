@@ -1,11 +1,14 @@
-"""The methods on a DistributedDataParallel model: two processes take the step that one takes with both chunks."""
+"""The methods on a DistributedDataParallel model: two processes take the step that one takes with both chunks.
+
+Compiled models are in tests/integrations/test_combinations.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -52,7 +55,6 @@ class Scenario:
     broadcast_buffers: bool = True
     kind: type[nn.Sequential] = nn.Sequential
     norm: type[nn.BatchNorm2d] = nn.BatchNorm2d
-    compiled: Literal["inside", "outside"] | None = None
 
     def model(self, setting: Setting) -> nn.Sequential:
         # A parameter that no step uses would stop DistributedDataParallel: vanilla needs no adv branch.
@@ -61,13 +63,6 @@ class Scenario:
         if self.frozen:
             model[1].eval()
         return model
-
-    def wrap(self, model: nn.Module) -> tuple[DistributedDataParallel, nn.Module]:
-        """The wrapper that exchanges gradients, and the outermost one."""
-        inner: Any = torch.compile(model, backend="aot_eager") if self.compiled == "inside" else model
-        wrapper = DistributedDataParallel(inner, broadcast_buffers=self.broadcast_buffers)
-        outer: Any = torch.compile(wrapper, backend="aot_eager") if self.compiled == "outside" else wrapper
-        return wrapper, outer
 
 
 CHUNKS = Scenario("chunks", chunks=2)
@@ -80,13 +75,11 @@ SCENARIOS = (
     Scenario("own forward pass", chunks=2, norm=Activated),
     Scenario("checkpointing", chunks=2, kind=Checkpointed),
 )
-COMPILED = (Scenario("compiled inside", compiled="inside"), Scenario("compiled outside", compiled="outside"))
 # Longer delays differ in which weights attack, which is not the wrapper's business: two scenarios each.
 DISTINCT = [setting for setting in SETTINGS if setting.name in ("vanilla", "disadv", "conadv", "recycled", "sam")]
 CASES = [
     (setting, scenario) for setting in SETTINGS for scenario in (SCENARIOS if setting in DISTINCT else SCENARIOS[:2])
 ]
-CASES += [(setting, scenario) for setting in SETTINGS[1:2] for scenario in COMPILED]
 
 Trained = Callable[[Setting, Scenario], list[dict[str, Tensor]]]
 
@@ -114,9 +107,9 @@ def in_group(work: Callable[..., Any], *arguments: Any) -> Any:
 def train_as_rank(setting: Setting, scenario: Scenario) -> bytes:
     rank, size = dist.get_rank(), IMAGES // RANKS
     model = scenario.model(setting)
-    wrapper, wrapped = scenario.wrap(model)
+    wrapped = DistributedDataParallel(model, broadcast_buffers=scenario.broadcast_buffers)
     exchanges: list[None] = []
-    wrapper.register_comm_hook(exchanges, counted_sum)
+    wrapped.register_comm_hook(exchanges, counted_sum)
     # What is random differs from rank to rank.
     place = Place(first_chunk=rank * scenario.chunks, chunks=scenario.chunks)
     learn(wrapped, setting, size // scenario.chunks, place, slice(rank * size, (rank + 1) * size))
