@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from cyclopts import MissingArgumentError
 from torch import nn
 
-from conadv.cli import main, parse
+from conadv.cli import parse
 from conadv.config import Data, Recipe, dump_recipe
 from conadv.study.study_file import read_study
 
@@ -28,8 +28,6 @@ SHOWN = {"", "text", "math", "diff"}
 HISTORY = ("log.md", "CHANGELOG.md")
 # Run from top to bottom as a notebook, below: it trains networks and draws.
 NOTEBOOK = "docs/tutorial.md"
-# Commands that take at most a second, and need no files.
-CHEAP = ("--version", "recipes")
 
 
 class Block(NamedTuple):
@@ -94,12 +92,6 @@ def test_a_command_parses(words, tmp_path, monkeypatch):
         parse(words)
     except MissingArgumentError:
         assert named_only
-
-
-@pytest.mark.parametrize("command", CHEAP)
-def test_a_cheap_command_runs(command, capsys):
-    assert main(shlex.split(command)) == 0
-    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", sorted({one.page for one in blocks() if one.language == "python"} - {NOTEBOOK}))

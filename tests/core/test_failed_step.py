@@ -32,7 +32,8 @@ class Fragile(nn.Module):
 
 def made(setting: Setting) -> tuple[nn.Sequential, Method]:
     model = nn.Sequential(split_batchnorm(small_cnn()), Fragile())
-    return model, setting.make(model, chunk_size=4, seed=1)
+    method = setting.make(model, chunk_size=2, seed=1, shuffle_twins=2 if setting.adversarial else 1)
+    return model, method
 
 
 def take_step(method: Any, model: nn.Module, number: int) -> dict[str, Tensor]:
@@ -91,7 +92,7 @@ def test_the_step_after_it_is_that_of_a_loop_without_it(name: str, passes: int, 
 def test_a_batch_that_is_refused_before_it_is_learnt_from_is_no_failed_step() -> None:
     model, method = made(USUAL["conadv"])
     with pytest.raises(ValueError, match="not a whole number of chunks"):
-        method((BATCHES[0][0][:6], BATCHES[0][1][:6]))
+        method((BATCHES[0][0][:7], BATCHES[0][1][:7]))
     take_step(method, model, 0)
 
 

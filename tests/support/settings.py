@@ -35,7 +35,7 @@ class Setting:
     def make(self, model: nn.Module, attack: PGD | None = None, **options: Any) -> Method:
         """The method around a model that has the branches it needs."""
         own = {"attack": attack or PGD(8 / 255, random_start=0), "delay": self.delay, "rho": RHO}
-        own["adv_weight"] = options.pop("adv_weight", 0.5)
+        own |= {"adv_weight": options.pop("adv_weight", 0.5), "shuffle_twins": options.pop("shuffle_twins", 1)}
         place = options.pop("place", None)
         method = METHODS[self.method].build(model, F.cross_entropy, own, **options)
         if place is not None:
