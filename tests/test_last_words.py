@@ -62,23 +62,12 @@ def test_signals_to_the_group_of_a_process_leave_its_witness(tmp_path):
     """Ctrl-C, or what a scheduler sends to all processes before it kills them."""
     code = PROGRAM.format(end="signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); time.sleep(60)")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.readline()
-    os.killpg(process.pid, signal.SIGINT)
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.stderr.read().startswith("rank 3 died of SIGKILL")
-    process.stdout.close()
-    process.stderr.close()
-    process.wait()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, process_group=0, **pipes) as process:
+        process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.stderr.read().startswith("rank 3 died of SIGKILL")
 
 
 def test_a_status_is_explained():

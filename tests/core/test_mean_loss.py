@@ -120,18 +120,6 @@ def test_what_has_no_loss_for_some_of_the_images_is_not_compared() -> None:
         )
 
 
-@pytest.mark.parametrize("ignored", [1, 2, 3])
-def test_labels_that_a_function_ignores_are_noticed_in_any_number(ignored: int) -> None:
-    """The loss of a half without any other label is not a number."""
-    outputs, labels = torch.rand(4, 5), torch.where(torch.arange(4) < ignored, 4, 0)
-
-    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, labels, ignore_index=4)
-
-    with pytest.raises(ValueError, match="class weights, or ignored labels"):
-        validate.check_mean(loss, loss(outputs, labels), outputs, labels, 4, True)
-
-
 def test_halves_of_an_odd_chunk_count_by_their_images() -> None:
     outputs = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
     validate.check_mean(lambda outputs, _: outputs.mean(), outputs.mean(), outputs, None, 5, True)

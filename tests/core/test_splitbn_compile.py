@@ -63,16 +63,3 @@ def test_a_method_takes_the_same_steps_with_few_graphs(setting: Setting) -> None
     torch.testing.assert_close(compiled._orig_mod.state_dict(), model.state_dict(), rtol=0, atol=1e-12)
     assert graphs() == settled, "no graph is made after the first two steps"
     assert 0 < graphs() - before <= 4
-
-
-def test_an_attack_on_a_compiled_plain_model_makes_one_graph_and_leaves_no_trace() -> None:
-    model = small_cnn()
-    compiled = torch.compile(copy.deepcopy(model), backend="eager")
-    state = copy.deepcopy(compiled.state_dict())
-    attack = PGD(8 / 255, random_start=0)
-    before = graphs()
-    for images, labels in small_batches(10):
-        expected = attack(model, F.cross_entropy, images, labels)
-        assert torch.equal(attack(compiled, F.cross_entropy, images, labels), expected)
-    assert graphs() - before == 1
-    torch.testing.assert_close(compiled.state_dict(), state, rtol=0, atol=0)

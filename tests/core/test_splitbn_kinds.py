@@ -158,15 +158,6 @@ def test_attributes_hooks_and_copies_survive(kind: str) -> None:
             assert other(images).isfinite().all()
 
 
-def test_layers_that_torch_runs_itself_take_its_kernel() -> None:
-    model = split_batchnorm(nn.Sequential(Inherits(3), WithActivation(3)))
-    assert model[0].kernel and not model[1].kernel
-    assert model[0].mark == "own" and model[0].adv.momentum == 0.2
-    for layer in model:
-        found = [module for module in layer.modules() if isinstance(module, nn.BatchNorm2d)]
-        assert found == [layer, layer.adv]
-
-
 def test_tied_weights_stay_tied_in_every_branch() -> None:
     model = small_cnn()
     model[1] = nn.BatchNorm2d(4).double()

@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conadv import PGD, ConAdv, plain_state_dict, route, split_batchnorm
+from conadv import PGD, ConAdv, plain_state_dict, split_batchnorm
 
 timm = pytest.importorskip("timm", reason="timm is not installed: its models are not tested")
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed: its models are not tested")
 
-from timm import layers  # noqa: E402
 
 CLASSES = 5
 # The smallest model with BatchNorm of every family (module) of timm that has one.
@@ -138,28 +137,3 @@ def test_checkpointing_changes_nothing(name: str, delay: int) -> None:
             optimizer.step()
         states.append(model.state_dict())
     torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("kind", [layers.BatchNormAct2d, layers.SyncBatchNormAct])
-def test_norm_and_activation_are_one_layer(kind: type[nn.Module]) -> None:
-    plain = layers.BatchNormAct2d(3, act_layer=nn.PReLU, inplace=False).double()
-    if kind is layers.SyncBatchNormAct:
-        plain = layers.convert_sync_batchnorm(plain)
-    split = split_batchnorm(copy.deepcopy(plain))
-    assert isinstance(split, kind) and split.state_dict().keys() > plain.state_dict().keys()
-    images = batch_for(plain, 6)[0]
-    for training in (True, True, False):
-        with route(split, "adv" if training else "main"):
-            torch.testing.assert_close(split.train(training)(images), plain.train(training)(images))
-        if training:
-            split(images)
-    torch.testing.assert_close(split.adv.running_var, plain.running_var)
-    plain.load_state_dict(plain_state_dict(split), strict=True)
-
-
-def test_frozen_batchnorm_is_no_running_statistic() -> None:
-    model = timm.create_model("test_byobnet", num_classes=CLASSES).double()
-    model.stages[0] = layers.freeze_batch_norm_2d(model.stages[0])
-    split_batchnorm(model)
-    batch = batch_for(model, 32)
-    ConAdv(model, F.cross_entropy, PGD(0.1), delay=0)(batch, batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from support.settings import small_batches
 # Libraries warn of their own settings; what conadv says stays an error.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error:.*ranks differ")]
 each = pytest.mark.parametrize("name", NAMES)
-EPOCHS, BATCHES = 2, 4
 
 
 def lightning_resumed(name: str, folder: str, stop: int | None) -> loops.State:
@@ -152,56 +150,3 @@ def test_fully_shard_takes_the_steps_of_distributed_data_parallel_and_resumes(na
         for key in (key for key in reference if "running" not in key and "tracked" not in key):
             torch.testing.assert_close(state[key], reference[key], rtol=0, atol=1e-10)
         torch.testing.assert_close(other, state, rtol=0, atol=0)
-
-
-class Training:
-    """Everything that a loop of one's own with torchdata's StatefulDataLoader has, and its state as a file."""
-
-    def __init__(self, name: str) -> None:
-        torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="not installed: make integrations")
-        self.model = prepared(name)
-        self.optimizer = sgd(self.model)
-        self.method = make(name, self.model, ATTACK, seed=3)
-        self.loader = torchdata.StatefulDataLoader(loader(BATCHES).dataset, batch_size=8)
-        self.epoch = 0
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        return {name: part for name, part in vars(self).items() if name != "epoch"}
-
-    def save(self) -> io.BytesIO:
-        state = {name: part.state_dict() for name, part in self.parts.items()}
-        torch.save({"epoch": self.epoch, **state}, file := io.BytesIO())
-        file.seek(0)
-        return file
-
-    def load(self, file: io.BytesIO) -> None:
-        state = torch.load(file, weights_only=False)  # of this test itself; a loader's state may hold anything
-        self.epoch = state["epoch"]
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
-
-    def run(self, stop: int | None = None) -> io.BytesIO | None:
-        for epoch in range(self.epoch, EPOCHS):
-            self.epoch = epoch
-            for batch in self.loader:
-                self.optimizer.zero_grad()
-                self.method.loss(batch).backward()
-                self.optimizer.step()
-                if self.method.step == stop:
-                    return self.save()
-        return None
-
-
-@each
-def test_a_loop_of_ones_own_after_any_step(name: str) -> None:
-    whole = Training(name)
-    whole.run()
-    for stop in range(1, EPOCHS * BATCHES):
-        file = Training(name).run(stop)
-        assert file is not None
-        resumed = Training(name)
-        resumed.load(file)
-        resumed.run()
-        assert resumed.method.step == EPOCHS * BATCHES, f"stopped after step {stop}"
-        torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)

@@ -27,6 +27,7 @@ from support.frameworks import (
     finish_together,
     lightning_module,
     lightning_trainer,
+    loader,
     make,
     prepared,
     quiet_ranks,
@@ -143,8 +144,8 @@ def fabric(name: str, count: int, accumulate: int) -> State:
         model = prepared(name)
         model, optimizer = own.setup(model, sgd(model))
         method = make(name, model)
-        loader = own.setup_dataloaders(sampled(count), use_distributed_sampler=False)
-        for number, batch in enumerate(loader, 1):
+        batches = own.setup_dataloaders(sampled(count), use_distributed_sampler=False)
+        for number, batch in enumerate(batches, 1):
             with own.no_backward_sync(model, enabled=number % accumulate > 0):
                 own.backward(method.loss(batch) / accumulate)
             if number % accumulate == 0:
@@ -159,11 +160,10 @@ def accelerate(name: str, count: int, accumulate: int) -> State:
 
         own = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
         model = prepared(name)
-        images, labels = (torch.cat(column) for column in zip(*small_batches(count * place()[1]), strict=True))
-        loader = DataLoader(TensorDataset(images, labels), batch_size=SIZE)  # Accelerate shares out its batches in turn
-        model, optimizer, loader = own.prepare(model, sgd(model), loader)
+        # Accelerate shares out the batches in turn.
+        model, optimizer, batches = own.prepare(model, sgd(model), loader(count * place()[1]))
         method = make(name, model)
-        for batch in loader:
+        for batch in batches:
             with own.accumulate(model):
                 own.backward(method.loss(batch))
                 optimizer.step()
@@ -274,15 +274,7 @@ def fsdp(name: str, count: int, accumulate: int) -> State:
     """`fully_shard`; it averages gradients in each backward pass, so that accumulation needs no other call."""
     from torch.distributed.fsdp import fully_shard
 
-    with process_group():
-        model = fully_shard(prepared(name))
-        optimizer, method = sgd(model), make(name, model)
-        for number, batch in enumerate(own_batches(count), 1):
-            (method.loss(batch) / accumulate).backward()
-            if number % accumulate == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-        return state_of(model)
+    return backward(name, count, accumulate, fully_shard)
 
 
 def _compiling(name: str, count: int, accumulate: int, wrap: Callable[[nn.Module], nn.Module]) -> State:

@@ -200,11 +200,8 @@ def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 
         patch.setattr(training, "listening", lambda *_: nullcontext(_StopAfter(steps)))
         try:
             if resume:
-                code = (
-                    {"model": "support.tiny:net"}
-                    if "support.tiny:net" in Path(folder, "config.toml").read_text()
-                    else {}
-                )
+                own = "support.tiny:net"
+                code = {"model": own} if own in Path(folder, "config.toml").read_text() else {}
                 recipe = recipe_of_run(folder, {**code, **fields})
                 training.train_recipe(recipe, None, Path(folder), quiet=True)
             else:
