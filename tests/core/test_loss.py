@@ -17,32 +17,27 @@ from support.settings import Setting, every_method, image_methods, small_batches
 ATTACK = PGD(8 / 255, random_start=0.5)
 
 
-def run(setting: Setting, as_loss: bool, factor: float = 1.0, chunk_size: int | None = 4) -> nn.Module:
-    """Five steps, by calling the method or its loss; `factor` is what a gradient scaler would apply and undo."""
-    model = split_batchnorm(small_cnn())
-    attack = PGD(8 / 255, 0.1, direction="raw", random_start=0.5)  # whose step depends on the length of the gradient
-    method = setting.make(model, attack, chunk_size=chunk_size, seed=1, adv_weight=0.3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    for now, ahead in method.feed(small_batches(5)):
-        optimizer.zero_grad()
-        if as_loss:
-            (factor * method.loss(now, ahead)).backward()
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad /= factor
-        else:
-            method(now, ahead)
-        optimizer.step()
-    return model
-
-
 @image_methods
 @pytest.mark.parametrize("chunk_size", [None, 4])
 @pytest.mark.parametrize("factor", [1.0, 1024.0, 0.25])
 def test_a_loss_that_the_caller_backpropagates_takes_the_same_steps(
     setting: Setting, chunk_size: int | None, factor: float
 ) -> None:
-    one, other = run(setting, False, chunk_size=chunk_size), run(setting, True, factor, chunk_size)
+    """`factor` is what a gradient scaler would apply and undo."""
+    attack = PGD(8 / 255, 0.1, direction="raw", random_start=0.5)  # whose step depends on the length of the gradient
+    one, other = (split_batchnorm(small_cnn()) for _ in range(2))
+    called, method = (
+        setting.make(model, attack, chunk_size=chunk_size, seed=1, adv_weight=0.3) for model in (one, other)
+    )
+    train(called, one, small_batches(5), lr=0.2, momentum=0.9)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.2, momentum=0.9)
+    for now, ahead in method.feed(small_batches(5)):
+        optimizer.zero_grad()
+        (factor * method.loss(now, ahead)).backward()
+        for parameter in other.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= factor
+        optimizer.step()
     torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=1e-12)
 
 

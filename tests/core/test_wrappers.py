@@ -19,7 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from conadv import PGD, plain_state_dict, route, split_batchnorm
-from support.settings import SETTINGS, small_batches, small_cnn, train
+from support.settings import SETTINGS, Setting, small_batches, small_cnn, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
@@ -31,12 +31,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "averaged": AveragedModel,
 }
 NESTED = [*itertools.permutations(WRAPPERS, 1), *itertools.permutations(WRAPPERS, 2), tuple(WRAPPERS)]
-# Where there is little time, a compiled model only alone, and with DistributedDataParallel, in both orders.
-SLOW = [names for names in NESTED if len(names) == 2 and "compile" in names and "ddp" not in names]
-nested = pytest.mark.parametrize(
-    "names",
-    [pytest.param(names, id="-".join(names), marks=[pytest.mark.slow] if names in SLOW else []) for names in NESTED],
-)
+nested = pytest.mark.parametrize("names", NESTED, ids="-".join)
 
 
 @pytest.fixture(autouse=True)
@@ -76,20 +71,9 @@ def test_images_are_routed_and_attacked_inside(names: tuple[str, ...]) -> None:
             torch.testing.assert_close(outer(images), model(images), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("setting", "names"),
-    [
-        pytest.param(
-            setting,
-            names,
-            id="-".join((setting.name, *names)),
-            marks=[] if setting.name == "conadv" or number == place % 2 else [pytest.mark.slow],
-        )
-        for place, setting in enumerate(SETTINGS[1:])
-        for number, names in enumerate([("ddp", "compile"), ("compile", "ddp")])
-    ],
-)
-def test_a_method_takes_the_same_steps(setting, names: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("names", [("ddp", "compile"), ("compile", "ddp")], ids="-".join)
+@pytest.mark.parametrize("setting", SETTINGS[1:], ids=lambda setting: setting.name)
+def test_a_method_takes_the_same_steps(setting: Setting, names: tuple[str, ...]) -> None:
     models = [split_batchnorm(small_cnn()) for _ in range(2)]
     for model, outer in ((models[0], models[0]), (models[1], wrapped(names, models[1]))):
         method = setting.make(outer, PGD(8 / 255, 3 / 255, random_start=0.5), chunk_size=4, seed=3)
