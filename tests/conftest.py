@@ -68,7 +68,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
     def begin(words: list[str], size: int, folder: str = "run", **settings: str) -> Run:
         path = tmp_path / folder
-        place = [] if "--resume" in words else ["--run-dir", str(path)]
+        place = [] if {"--resume", "team"} & set(words) else ["--run-dir", str(path)]
         runs.append(Run(path, [*words, *place], size, **settings))
         return runs[-1]
 
@@ -78,18 +78,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 @pytest.fixture
-def start_team(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Start a team of three ranks in a loop without end; however the test ends, none of them is left."""
-    runs: list[Run] = []
-
-    def begin(**settings: str) -> Run:
-        folder = tmp_path / "team"
-        runs.append(Run(folder, ["team", str(folder)], 3, **settings))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.close()
+def start_team(tmp_path: Path, start: Callable[..., Run]) -> Callable[..., Run]:
+    """Start a team of three ranks in a loop without end."""
+    return lambda **settings: start(["team", str(tmp_path / "team")], 3, "team", **settings)
 
 
 @pytest.fixture(autouse=True)

@@ -3,19 +3,28 @@
 import difflib
 import os
 import re
-import runpy
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from support import tasks
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SUPPORT = Path(__file__).parent / "support"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def run(words: list[str], folder: Path, *before: str) -> str:
+    """What Python prints with these words."""
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(SUPPORT.parent))))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
+    command = [*before, sys.executable, *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def new_lines(one: str, other: str) -> int:
@@ -53,13 +62,10 @@ def test_runs_and_learns(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["pool_loop.py", pytest.param("ddp_pool.py", marks=pytest.mark.slow)])
 def test_runs_and_learns_with_a_pool(name, tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(SUPPORT.parent)}
-    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name == "ddp_pool.py" else []
-    words = [sys.executable, *ranks, str(SUPPORT / "started_pool.py"), str(EXAMPLES / name)]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    (accuracy,) = re.findall(r"accuracy ([0-9.]+)", done.stdout)
-    twins = re.findall(r"of the pool ([0-9]+)", done.stdout)
+    ranks = [*TORCHRUN, "2"] if name == "ddp_pool.py" else []
+    said = run([*ranks, str(SUPPORT / "started_pool.py"), str(EXAMPLES / name)], tmp_path)
+    (accuracy,) = re.findall(r"accuracy ([0-9.]+)", said)
+    twins = re.findall(r"of the pool ([0-9]+)", said)
     assert float(accuracy) > 85
     assert all(int(count) > 0 for count in twins) and len(twins) == (2 if ranks else 1)
     assert (tmp_path / "model.pt").exists()
@@ -87,19 +93,8 @@ def test_runs_and_learns_on_three_ranks(pool, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp_loop.py", "roles_loop.py"])
 def test_runs_and_learns_under_torchrun(name, tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "3",
-        str(EXAMPLES / name),
-    ]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[2]) > 80
+    said = run([*TORCHRUN, "3", str(EXAMPLES / name)], tmp_path)
+    assert float(said.split()[2]) > 80
     assert (tmp_path / "model.pt").exists()
 
 
@@ -108,29 +103,11 @@ def test_demo_writes_its_tables_and_picture(cores, tmp_path):
     if len(os.sched_getaffinity(0)) < cores:
         pytest.skip("needs 2 cores")
     out = tmp_path / "out"
-    words = [sys.executable, str(EXAMPLES / "demo.py"), "--out", str(out), "--seeds", "2", "--steps", "3"]
     few = [] if cores > 1 else ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*few, *words, "--profile", "1"], env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr
+    words = [str(EXAMPLES / "demo.py"), "--out", str(out), "--seeds", "2", "--steps", "3", "--profile", "1"]
+    said = run(words, tmp_path, *few)
     for arm in ("vanilla", "noise", "DisAdv", "ConAdv", "recycled"):
-        assert f"\n{arm} " in done.stdout
-    assert ("speed is left out" in done.stdout) == (cores == 1)
+        assert f"\n{arm} " in said
+    assert ("speed is left out" in said) == (cores == 1)
     assert ("recycled, clean | adv" in (out / "table.txt").read_text()) == (cores == 2)
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
-    assert _legend(out) == [
-        "vanilla, rate 20",
-        "noise, rate 20",
-        "DisAdv, rate 20",
-        "ConAdv, rate 10",
-        "recycled, rate 20",
-    ]
-
-
-def _legend(out):
-    """What the picture says beside each curve, in the order of the curves."""
-    figure = Figure()
-    runpy.run_path(str(EXAMPLES / "demo.py"))["_draw_curves"](figure, out)
-    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from conadv import last_words
 from support import tiny
 from support.launcher import Torchrun
+from support.waiting import until
 
 ROOT = Path(__file__).parents[1]
 HINT = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"
@@ -62,23 +62,12 @@ def test_signals_to_the_group_of_a_process_leave_its_witness(tmp_path):
     """Ctrl-C, or what a scheduler sends to all processes before it kills them."""
     code = PROGRAM.format(end="signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); time.sleep(60)")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.readline()
-    os.killpg(process.pid, signal.SIGINT)
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.stderr.read().startswith("rank 3 died of SIGKILL")
-    process.stdout.close()
-    process.stderr.close()
-    process.wait()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, process_group=0, **pipes) as process:
+        process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.stderr.read().startswith("rank 3 died of SIGKILL")
 
 
 def test_a_status_is_explained():
@@ -96,10 +85,7 @@ def test_a_rank_under_torchrun_that_dies_is_named_with_its_signal(tmp_path):
         launcher.wait_for_step(tmp_path / "run", 2)
         os.kill(launcher.ranks()[1], signal.SIGILL)
         assert launcher.status() == 1
-        end = time.monotonic() + 10
-        while "rank 1 (lane 1, clean+adv+attack) died of SIGILL" not in launcher.said():
-            assert time.monotonic() < end, launcher.said()
-            time.sleep(0.05)
+        until(lambda: "rank 1 (lane 1, clean+adv+attack) died of SIGILL" in launcher.said(), launcher.said, 10)
         (line,) = [line for line in launcher.said().splitlines() if " died of " in line]
         assert HINT in line
     finally:

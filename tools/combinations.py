@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support import loops
 from support.refusals import REFUSALS
-from support.transformers_loop import transformers, transformers_with_options
 
 DOCS = Path(__file__).parents[1] / "docs" / "integrations.md"
 START, END = "<!-- written by tools/combinations.py -->", "<!-- end -->"
@@ -44,8 +43,8 @@ COMBINATIONS = (
     Combination("Lightning, automatic optimization", loops.lightning, "lightning"),
     Combination("Fabric", loops.fabric, "lightning"),
     Combination("Accelerate", loops.accelerate, "accelerate"),
-    Combination("Transformers `Trainer`", transformers, "transformers"),
-    Combination("the same, with a model that takes `**kwargs`", transformers_with_options, "transformers"),
+    Combination("Transformers `Trainer`", loops.transformers, "transformers"),
+    Combination("the same, with a model that takes `**kwargs`", loops.transformers_with_options, "transformers"),
     Combination("timm's loop, optimizer, scaler and EMA", loops.timm, "timm"),
     Combination("torchvision's loop and EMA", loops.torchvision),
 )

@@ -38,7 +38,10 @@ SOURCE = ROOT / "src"
 TESTS = {
     "optim": ["optim"],
     "task": ["task"],
-    "core": ["core", "contracts/test_reference.py", "contracts/test_ball.py", "contracts/test_no_trace.py"],
+    "core": [
+        "core",
+        *(f"contracts/test_{name}.py" for name in ["reference", "ball", "no_trace", "resume", "layout_promise"]),
+    ],
     "ranks": ["ranks"],
     "trainer": ["trainer"],
     "study": ["study"],

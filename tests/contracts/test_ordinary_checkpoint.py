@@ -7,18 +7,13 @@ import io
 import torch
 
 from conadv import plain_state_dict, split_batchnorm
-from support.settings import Setting, every_method, small_batches, small_cnn
+from support.settings import Setting, every_method, small_batches, small_cnn, train
 
 
 @every_method
 def test_it_loads_strictly_into_the_model_as_it_was(setting: Setting) -> None:
     model = split_batchnorm(small_cnn())
-    method = setting.make(model, chunk_size=4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for now, ahead in method.feed(small_batches(4)):
-        optimizer.zero_grad()
-        method(now, ahead)
-        optimizer.step()
+    train(setting.make(model, chunk_size=4), model, small_batches(4))
     file = io.BytesIO()
     torch.save(plain_state_dict(model), file)
     file.seek(0)

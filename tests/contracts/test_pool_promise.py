@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import conadv
 from support.ranks import Pool as Ranks
+from support.waiting import until
 
 STEPS = 12
 
@@ -55,10 +55,7 @@ def batches(steps: int, rank: int = 0):
 
 def started(pool: conadv.ray.Pool) -> conadv.ray.Pool:
     """Wait until all attackers of a pool have started."""
-    deadline = time.monotonic() + 200
-    while len(pool._ready()) < len(pool._actors):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: len(pool._ready()) == len(pool._actors), seconds=200)
     return pool
 
 
@@ -148,47 +145,15 @@ def test_killed_and_new_attackers_change_nothing(cluster):
 
 def test_only_loopback_listens(cluster):
     """Ray listens on 127.0.0.1 only: what its processes have open, as the kernel shows it."""
-    ours = {pid for pid in _descendants() if "/ray/" in _command(pid) or "ray::" in _command(pid)}
-    inodes = {link for pid in ours for link in _sockets(pid)}
-    listening = [words for words in _listening() if words[9] in inodes]
+    listening = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            command = " ".join(process.cmdline())
+            if "/ray/" in command or "ray::" in command:
+                found = process.net_connections("tcp")
+                listening += [one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN]
     assert len(listening) >= 3  # its servers, so that an empty list is not taken for a good one
-    loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-    assert {words[1].split(":")[0] for words in listening} <= loopback
-
-
-def _descendants() -> set[int]:
-    """The processes that this one has started, and theirs."""
-    parents = {}
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            with suppress(OSError):
-                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-    found, more = set(), {os.getpid()}
-    while more:
-        more = {pid for pid, parent in parents.items() if parent in more}
-        found |= more
-    return found
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
-
-
-def _sockets(pid: int) -> list[str]:
-    try:
-        links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
-    except OSError:
-        return []
-    return [link[len("socket:[") : -1] for link in links if link.startswith("socket:[")]
-
-
-def _listening() -> list[list[str]]:
-    """The rows of /proc/net/tcp and tcp6 in the state LISTEN."""
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    return [row for row in rows if row[3] == "0A"]
+    assert set(listening) <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
 @pytest.mark.slow

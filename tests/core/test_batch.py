@@ -31,12 +31,6 @@ def test_without_a_chunk_size_the_batch_is_its_only_chunk() -> None:
     assert part.images.shape == (7, 2) and part.labels.shape == (7,)
 
 
-@pytest.mark.parametrize(("size", "chunk_size"), [(7, 2), (2, 3), (5, 4)])
-def test_what_the_chunk_does_not_divide_is_refused(size: int, chunk_size: int) -> None:
-    with pytest.raises(ValueError, match=f"a batch of {size} images is not a whole number of chunks of {chunk_size}"):
-        count_chunks(Batch(torch.zeros(size), torch.zeros(size)), chunk_size)
-
-
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_an_empty_batch_is_refused(chunk_size: int | None) -> None:
     with pytest.raises(ValueError, match="an empty batch"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,33 +12,9 @@ from torch import Tensor, nn
 
 import conadv
 from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
-from support.settings import Method, Setting, every_method, image_methods, small_batches, small_cnn
+from support.settings import Setting, every_method, image_methods, small_batches, small_cnn, train
 
 ATTACK = PGD(8 / 255, random_start=0.5)
-
-
-def take_steps(method: Method, batches: list) -> None:
-    for now, ahead in method.feed(batches):
-        method(now, ahead)
-
-
-def run(setting: Setting, as_loss: bool, factor: float = 1.0, chunk_size: int | None = 4) -> nn.Module:
-    """Five steps, by calling the method or its loss; `factor` is what a gradient scaler would apply and undo."""
-    model = split_batchnorm(small_cnn())
-    attack = PGD(8 / 255, 0.1, direction="raw", random_start=0.5)  # whose step depends on the length of the gradient
-    method = setting.make(model, attack, chunk_size=chunk_size, seed=1, adv_weight=0.3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    for now, ahead in method.feed(small_batches(5)):
-        optimizer.zero_grad()
-        if as_loss:
-            (factor * method.loss(now, ahead)).backward()
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad /= factor
-        else:
-            method(now, ahead)
-        optimizer.step()
-    return model
 
 
 @image_methods
@@ -44,14 +23,22 @@ def run(setting: Setting, as_loss: bool, factor: float = 1.0, chunk_size: int | 
 def test_a_loss_that_the_caller_backpropagates_takes_the_same_steps(
     setting: Setting, chunk_size: int | None, factor: float
 ) -> None:
-    one, other = run(setting, False, chunk_size=chunk_size), run(setting, True, factor, chunk_size)
-    for name, value in one.state_dict().items():
-        torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=1e-12)
-
-
-def test_sam_has_no_loss_to_return() -> None:
-    with pytest.raises(ValueError, match=r"call method\(batch\)"):
-        conadv.Sam(split_batchnorm(small_cnn()), F.cross_entropy).loss(small_batches(1)[0])
+    """`factor` is what a gradient scaler would apply and undo."""
+    attack = PGD(8 / 255, 0.1, direction="raw", random_start=0.5)  # whose step depends on the length of the gradient
+    one, other = (split_batchnorm(small_cnn()) for _ in range(2))
+    called, method = (
+        setting.make(model, attack, chunk_size=chunk_size, seed=1, adv_weight=0.3) for model in (one, other)
+    )
+    train(called, one, small_batches(5), lr=0.2, momentum=0.9)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.2, momentum=0.9)
+    for now, ahead in method.feed(small_batches(5)):
+        optimizer.zero_grad()
+        (factor * method.loss(now, ahead)).backward()
+        for parameter in other.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= factor
+        optimizer.step()
+    torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=1e-12)
 
 
 def test_recycled_survives_an_overflow() -> None:
@@ -61,17 +48,6 @@ def test_recycled_survives_an_overflow() -> None:
     (method.loss(batches[0]) * float("inf")).backward()
     state = method.state_dict()
     assert torch.equal(state["twins.0.images"], batches[0][0])
-
-
-@image_methods
-@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
-def test_a_loss_for_evaluation_is_refused(setting: Setting, off: type) -> None:
-    """It would count as a training step, and generate twins."""
-    method = setting.make(split_batchnorm(small_cnn()), ATTACK)
-    pair = next(iter(method.feed(small_batches(2))))
-    with off(), pytest.raises(ValueError, match="gradients are off here"):
-        method.loss(*pair)
-    assert method.step == 0
 
 
 def test_float16_needs_a_scaled_loss() -> None:
@@ -122,20 +98,17 @@ def test_dicts_several_inputs_and_structured_targets(setting: Setting) -> None:
             torch.testing.assert_close(model.inner[0].weight.grad, reference[0].weight.grad, rtol=0, atol=1e-12)
 
 
-@every_method
 @pytest.mark.parametrize(
     ("item", "what", "hint"),
     [
-        (lambda x, y: (x, y, y), "a tuple of 3", r"item\[0\], item\[1\]"),
-        (lambda x, y: [x.numpy(), y], "a list of ndarray and Tensor", r"torch.as_tensor\(item\[0\]\)"),
-        (lambda x, y: {"x": x}, "a dict with the keys x", r"item\['x'\], item\['images'\]"),
-        (lambda x, y: x, "is a Tensor", r"method\(\(images, labels\)\)"),
+        ([np.zeros(3), torch.zeros(3)], "a list of ndarray and Tensor", r"torch.as_tensor\(item\[0\]\)"),
+        ({"x": torch.zeros(3)}, "a dict with the keys x", r"item\['x'\], item\['images'\]"),
     ],
 )
-def test_what_is_not_images_and_labels_is_refused(setting: Setting, item, what: str, hint: str) -> None:
-    method = setting.make(split_batchnorm(small_cnn()))
+def test_what_is_not_images_and_labels_is_refused(item: Any, what: str, hint: str) -> None:
+    method = Vanilla(split_batchnorm(small_cnn()), F.cross_entropy)
     with pytest.raises(ValueError, match=rf"{what}, not \(images, labels\) as tensors: say how to get them.*{hint}"):
-        take_steps(method, [item(x, y) for x, y in small_batches(2)])
+        method(item)
 
 
 def test_a_pair_of_feed_that_is_passed_as_one_argument_is_refused() -> None:
@@ -161,23 +134,16 @@ def test_a_method_follows_its_model(setting: Setting) -> None:
     one = setting.make(early, PGD(8 / 255, random_start=0))
     early.double()
     other = setting.make(late, PGD(8 / 255, random_start=0))
-    for method, model in ((one, early), (other, late)):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for batch in small_batches(3):
-            optimizer.zero_grad()
-            method(batch)
-            optimizer.step()
-    for name, value in early.state_dict().items():
-        assert torch.equal(late.state_dict()[name], value), name
+    train(one, early, small_batches(3))
+    train(other, late, small_batches(3))
+    torch.testing.assert_close(late.state_dict(), early.state_dict(), rtol=0, atol=0)
 
 
 def test_lbfgs_is_refused_where_a_call_counts_as_a_step() -> None:
-    batch = small_batches(1)[0]
-    for method_class, options in ((Recycled, {}), (ConAdv, {"delay": 1})):
-        model = split_batchnorm(small_cnn())
-        method = method_class(model, F.cross_entropy, ATTACK, **options)
-        with pytest.raises(ValueError, match="LBFGS evaluates its closure several times"):
-            torch.optim.LBFGS(model.parameters()).step(lambda method=method: method(batch).clean)
+    model, batch = split_batchnorm(small_cnn()), small_batches(1)[0]
+    method = Recycled(model, F.cross_entropy, ATTACK)
+    with pytest.raises(ValueError, match="LBFGS evaluates its closure several times"):
+        torch.optim.LBFGS(model.parameters()).step(lambda: method(batch).clean)
 
 
 def test_a_mistake_that_was_refused_is_refused_again() -> None:

@@ -91,8 +91,7 @@ def test_the_gradient_is_that_of_the_regrouped_twins_computed_apart(kind: str, o
         halves = [sum(own[place] for own in some) / CHUNKS / 2 for some in (clean, adv)]
         grads = [found[key].grad for key in found if key.replace(".adv.", ".") == name]
         wanted = [halves[0] + halves[1]] if len(grads) == 1 else halves  # BatchNorm has a branch for each half
-        for grad, want in zip(grads, wanted, strict=True):
-            torch.testing.assert_close(grad, want, rtol=0, atol=1e-12)
+        torch.testing.assert_close(grads, wanted, rtol=0, atol=1e-12)
 
 
 def test_groups_stay_apart_and_the_order_is_a_function_of_seed_and_step() -> None:
@@ -112,28 +111,6 @@ def test_groups_stay_apart_and_the_order_is_a_function_of_seed_and_step() -> Non
     _, method, spy = made("disadv")
     method(numbered(1)[0])
     assert not groups_of(spy.passes), "by default every chunk stays together"
-
-
-def test_a_step_that_failed_leaves_no_twins_behind() -> None:
-    model, method, spy = made("disadv", shuffle_twins=2)
-    batch, state, calls = numbered(1)[0], method.state_dict(), 0
-
-    def fail_later(module: nn.Module, inputs: tuple[Tensor]) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 3:  # attack and clean pass of the first chunk, whose twins wait; attack of the second
-            raise RuntimeError("on purpose")
-
-    handle = model.register_forward_pre_hook(fail_later)
-    with pytest.raises(RuntimeError, match="on purpose"):
-        method(batch)
-    handle.remove()
-    method.load_state_dict(state)
-    spy.passes.clear()
-    method(batch)
-    _, other, wanted = made("disadv", shuffle_twins=2)
-    other(batch)
-    assert groups_of(spy.passes) == groups_of(wanted.passes)
 
 
 def test_labels_of_any_structure_stay_with_their_images() -> None:

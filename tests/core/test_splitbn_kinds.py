@@ -11,11 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from conadv import route, split_batchnorm
 from conadv.core.splitbn import pending_statistics, update_running_stats
-from support.settings import SETTINGS, small_batches, small_cnn
+from support.settings import small_batches, small_cnn
 
 
 class Inherits(nn.BatchNorm2d):
@@ -159,15 +158,6 @@ def test_attributes_hooks_and_copies_survive(kind: str) -> None:
             assert other(images).isfinite().all()
 
 
-def test_layers_that_torch_runs_itself_take_its_kernel() -> None:
-    model = split_batchnorm(nn.Sequential(Inherits(3), WithActivation(3)))
-    assert model[0].kernel and not model[1].kernel
-    assert model[0].mark == "own" and model[0].adv.momentum == 0.2
-    for layer in model:
-        found = [module for module in layer.modules() if isinstance(module, nn.BatchNorm2d)]
-        assert found == [layer, layer.adv]
-
-
 def test_tied_weights_stay_tied_in_every_branch() -> None:
     model = small_cnn()
     model[1] = nn.BatchNorm2d(4).double()
@@ -196,8 +186,7 @@ def test_frozen_layers_keep_to_their_running_statistics(kind: str) -> None:
             with route(model, branch, statistics=statistics, tracking="step"):  # type: ignore[arg-type]
                 torch.testing.assert_close(model(images), expected(images), rtol=0, atol=1e-12)
     update_running_stats(model)
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key])
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
 @every_kind
@@ -265,11 +254,3 @@ def test_statistics_that_two_layers_share_are_refused() -> None:
     model[1].running_var = model[0].running_var
     with pytest.raises(ValueError, match="share a running statistic: give each its own"):
         split_batchnorm(model)
-
-
-def test_a_layer_that_lost_its_branches_is_refused() -> None:
-    """torch replaces split layers by plain SyncBatchNorm layers when it converts them afterwards."""
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(split_batchnorm(small_cnn()))
-    assert isinstance(model[1], _BatchNorm)
-    with pytest.raises(ValueError, match=r"1 is a plain BatchNorm layer: call conadv\.split_batchnorm"):
-        SETTINGS[1].make(model)

@@ -25,18 +25,19 @@ from conadv.task.models import build_model
 from support import tiny
 
 CUDA = torch.device("cuda", 0)
-FLOAT32 = {"precision": "float32"}
 
 
-def train(folder: Path, *words: str, **changes: Any) -> dict[str, torch.Tensor]:
-    """The state after a run in a process of its own, since cuBLAS reads its settings once."""
-    command = [sys.executable, "-m", "conadv", "train", *tiny.words(**{**FLOAT32, **changes}), "--run", str(folder)]
-    subprocess.run([*command, "--quiet", *words], check=True, env=_environment(), timeout=280)
+def conadv_train(*words: str, **variables: str) -> None:
+    """`conadv train` in a process of its own, since cuBLAS reads its settings once."""
+    path = f"{Path(tiny.__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"
+    command = [sys.executable, "-m", "conadv", "train", *words, "--quiet"]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path, **variables}, timeout=280)
+
+
+def train(folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
+    """The state after a run."""
+    conadv_train(*tiny.words(**{"precision": "float32", **changes}), "--run", str(folder))
     return tiny.state(folder)
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{Path(tiny.__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"}
 
 
 @pytest.mark.parametrize("method", ["vanilla", "conadv", "recycled"])
@@ -50,17 +51,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(method, tmp_path):
     changes = {"method": method, "deterministic": "true"}
     whole = train(tmp_path / "whole", **changes)
     train(tmp_path / "part", **changes, max_steps=3)
-    command = [
-        sys.executable,
-        "-m",
-        "conadv",
-        "train",
-        "--resume",
-        str(tmp_path / "part"),
-        "--model",
-        "support.tiny:net",
-    ]
-    subprocess.run([*command, "--max-steps", "none", "--quiet"], check=True, env=_environment(), timeout=280)
+    conadv_train("--resume", str(tmp_path / "part"), "--model", "support.tiny:net", "--max-steps", "none")
     assert tiny.equal(tiny.state(tmp_path / "part"), whole)
 
 
@@ -92,10 +83,8 @@ def test_no_pass_and_no_update_waits_for_the_device(method):
 
 def test_losses_are_those_of_the_cpu_to_a_few_digits(tmp_path):
     train(tmp_path / "gpu", method="conadv", deterministic="true")
-    environment = {**_environment(), "CUDA_VISIBLE_DEVICES": ""}
-    words = tiny.words(**{**FLOAT32, "method": "conadv"})
-    command = [sys.executable, "-m", "conadv", "train", *words, "--run", str(tmp_path / "cpu"), "--quiet"]
-    subprocess.run(command, check=True, env=environment, timeout=280)
+    words = tiny.words(precision="float32", method="conadv")
+    conadv_train(*words, "--run", str(tmp_path / "cpu"), CUDA_VISIBLE_DEVICES="")
     files = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("gpu", "cpu")]
     one, other = ([json.loads(line)["loss"] for line in lines] for lines in files)
     assert one == pytest.approx(other, rel=1e-2)

@@ -33,15 +33,7 @@ _ABORTED_AT_EXIT = "terminate called without an active exception"
 def run(script: Path, folder: Path, *words: str, by: str = "torchvision_ops.py") -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if script.name == "fsdp2_loop.py" else []
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        *ranks,
-        str(ROOT / "tests" / "support" / by),
-        str(script),
-        *words,
-    ]
+    command = [sys.executable, "-W", "ignore", *ranks, str(ROOT / "tests" / "support" / by), str(script), *words]
     paths = os.pathsep.join([str(ROOT / "examples"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     for _ in range(5):

@@ -63,11 +63,6 @@ def test_figures_worked_out_by_hand() -> None:
     assert [warmup_constant(3.0)(step) for step in (0, 9)] == [3.0, 3.0]
 
 
-def test_a_warmup_that_takes_all_steps_ends_at_the_peak() -> None:
-    assert [warmup_poly(4.0, 4, 4)(step) for step in range(5)] == [1.0, 2.0, 3.0, 4.0, 0.0]
-    assert warmup_cosine(4.0, 1)(0) == 4.0
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from conadv.config import dump_recipe, load_recipe
 from conadv.study import sweep as sweeping
 from conadv.study.results import read_origins, read_results
 from conadv.study.study_file import read_study
+from support.waiting import until
 
 TIMING = ("seconds", "images_per_second")
 
@@ -34,13 +34,6 @@ def lines(folder: Path) -> list[dict[str, Any]]:
         if line["summary"]:
             line["summary"] = {key: value for key, value in line["summary"].items() if key not in TIMING}
     return found
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in two minutes"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -354,23 +347,12 @@ def test_two_sweeps_do_not_share_a_folder(
     assert "another sweep is running" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--jobs", "0"], "jobs"),
-        (["--jobs", "-2"], "jobs"),
-        (["--out", "{file}"], "choose another"),
-    ],
-)
-def test_bad_flags_and_folders_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
-) -> None:
+def test_bad_flags_and_folders_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    words = [word.format(file=tmp_path / "file") for word in words]
-    out = [] if "--out" in words else ["--out", str(tmp_path / "out")]
-    assert cli.main(["sweep", str(seeds(tmp_path, 1)), *out, *words]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("error: ") and told in message and message.count("\n") == 1
+    for out, jobs, told in (("out", "0", "jobs"), ("file", "1", "choose another")):
+        assert sweep(seeds(tmp_path, 1), tmp_path / out, "--jobs", jobs) == 2
+        message = capsys.readouterr().err
+        assert message.startswith("error: ") and told in message and message.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

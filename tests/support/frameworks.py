@@ -11,20 +11,19 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from conadv import PGD, ConAdv, Recycled, Vanilla, plain_state_dict, split_batchnorm
+from conadv import PGD, ConAdv, Recycled, Vanilla, split_batchnorm
 from support import torchvision_ops
 from support.settings import small_batches, small_cnn
 
@@ -85,22 +84,6 @@ def expected(name: str, steps: Sequence[Sequence[tuple[int, Item]]]) -> nn.Modul
     return model
 
 
-def assert_equal(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Two states are the same, bit for bit."""
-    for key, value in expected.items():
-        assert torch.equal(state[key], value), key
-
-
-def assert_same(model: nn.Module, reference: nn.Module, tolerance: float = 1e-10) -> None:
-    """Every weight and running statistic of the plain model is there and equal."""
-    own = plain_state_dict(model)
-    for key, value in reference.state_dict().items():
-        torch.testing.assert_close(own[key], value, rtol=0, atol=tolerance)
-
-
-# --- Lightning -------------------------------------------------------------------------------------------------
-
-
 def lightning_module(name: str, attack: PGD = NO_ATTACK) -> Any:
     torchvision_ops.declare()
     import lightning
@@ -132,115 +115,6 @@ def lightning_trainer(folder: Path, **options: Any) -> Any:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "barebones": False}
     own = {"accelerator": "cpu", "devices": 1, "default_root_dir": folder}
     return lightning.Trainer(**{**quiet, **own, "enable_checkpointing": False, **options})
-
-
-def lightning_resumed(name: str, folder: str, stop: int | None) -> dict[str, Tensor]:
-    """Two epochs of four batches on each rank, stopped and resumed by new objects after `stop` steps."""
-    from lightning.pytorch.callbacks import ModelCheckpoint
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    rank, ranks = (int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-    several = {"strategy": "ddp", "devices": ranks, "use_distributed_sampler": False} if ranks > 1 else {}
-
-    def fit(**options: Any) -> Any:
-        images = loader(4 * ranks).dataset
-        own = DistributedSampler(images, num_replicas=ranks, rank=rank, shuffle=False)
-        where = {"ckpt_path": Path(folder, "stop.ckpt"), "weights_only": True} if options.pop("resume", False) else {}
-        module = lightning_module(name, ATTACK)
-        trainer = lightning_trainer(Path(folder), **{"max_epochs": 2, **several, **options})
-        trainer.fit(module, StatefulDataLoader(images, batch_size=8, sampler=own), **where)
-        return module
-
-    with quiet_ranks():
-        if stop is not None:
-            save = ModelCheckpoint(folder, "stop", every_n_train_steps=stop)
-            fit(max_steps=stop, enable_checkpointing=True, callbacks=[save])
-        module = fit(resume=stop is not None)
-        assert module.method.step == 8
-        return {key: value.clone() for key, value in plain_state_dict(module.model).items()}
-
-
-# --- Accelerate ------------------------------------------------------------------------------------------------
-
-
-class _Whole:
-    """The method's state of all ranks, for Accelerate, which lets only rank 0 write custom objects."""
-
-    def __init__(self, method: Any) -> None:
-        self._method = method
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self._method.state_dict(all_ranks=True)
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self._method.load_state_dict(state)
-
-
-def accelerate_resumed(name: str, folder: str, stop: int | None) -> dict[str, Tensor]:
-    """One epoch of four batches on each rank, stopped and resumed by new objects after `stop` steps."""
-    with quiet_ranks():
-        if stop is not None:
-            _accelerate_some(name, folder, stop, resumes=False)
-        return _accelerate_some(name, folder, None, resumes=stop is not None)
-
-
-def _accelerate_some(name: str, folder: str, stop: int | None, resumes: bool) -> dict[str, Tensor]:
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState
-    from accelerate.utils import DataLoaderConfiguration
-
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration())
-    model = prepared(name)
-    model, optimizer, batches = accelerator.prepare(model, sgd(model), loader(4 * int(os.environ.get("WORLD_SIZE", 1))))
-    method = make(name, model, ATTACK, seed=3)
-    accelerator.register_for_checkpointing(_Whole(method))
-    if resumes:
-        accelerator.load_state(folder)
-        batches = accelerator.skip_first_batches(batches, method.step)
-    for now, ahead in method.feed(batches):
-        accelerator.backward(method.loss(now, ahead))
-        optimizer.step()
-        optimizer.zero_grad()
-        if method.step == stop:
-            accelerator.save_state(folder)
-            break
-    return {key: value.clone() for key, value in plain_state_dict(model).items()}
-
-
-# --- FSDP2 -----------------------------------------------------------------------------------------------------
-
-
-def sharded(name: str, kind: str, count: int, resumed: bool = False) -> dict[str, Tensor]:
-    """Steps with a real attack on two ranks, by FSDP2 ("fsdp") or by DistributedDataParallel ("ddp").
-
-    `resumed`: another method takes over after half of them, with the state of the first as a file has it.
-    """
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
-
-    dist.init_process_group("gloo")
-    try:
-        model = prepared(name)
-        if kind == "fsdp":
-            fully_shard(model[3])
-        model = fully_shard(model) if kind == "fsdp" else DistributedDataParallel(model)
-        optimizer = sgd(model)
-        method = make(name, model, ATTACK, seed=3)
-        for number, batch in enumerate(small_batches(count, seed=dist.get_rank())):
-            if resumed and number == count // 2:
-                kept = safetensors.torch.load(safetensors.torch.save(method.state_dict(all_ranks=True)))
-                method = make(name, model, ATTACK, seed=3)
-                method.load_state_dict(kept)
-            optimizer.zero_grad()
-            method.loss(batch).backward()
-            optimizer.step()
-        state = {key: value.clone() for key, value in plain_state_dict(model).items()}
-        finish_together()
-        return state
-    finally:
-        dist.destroy_process_group()
 
 
 def finish_together() -> None:

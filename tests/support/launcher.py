@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
+
+from support.waiting import has_taken, until
 
 TESTS = Path(__file__).parents[1]
 
@@ -26,34 +29,25 @@ class Torchrun:
         with output.open("w") as file:
             self._process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
         self.pid = self._process.pid
-        self._known: set[int] = set()
+        self._known: set[psutil.Process] = set()
 
     def ranks(self) -> dict[int, int]:
         """The process of each rank that lives."""
         found = {}
-        for pid in _descendants(self.pid):
-            rank = _environment(pid).get("RANK")
-            if rank is not None:
-                found[int(rank)] = pid
-                self._known.add(pid)
+        for process in self._family():
+            with suppress(psutil.Error):  # it has ended meanwhile
+                if (rank := process.environ().get("RANK")) is not None:
+                    found[int(rank)] = process.pid
+                    self._known.add(process)
         return found
 
     def wait_for_ranks(self, count: int, timeout: float = 120) -> None:
         """Until so many ranks are processes."""
-        end = time.monotonic() + timeout
-        while len(self.ranks()) < count:
-            assert time.monotonic() < end, f"torchrun did not start {count} ranks: {self.said()}"
-            assert self._process.poll() is None, self.said()
-            time.sleep(0.02)
+        self._wait_until(lambda: len(self.ranks()) >= count, f"torchrun did not start {count} ranks", timeout)
 
     def wait_for_step(self, folder: Path, step: int, timeout: float = 120) -> None:
         """Until the run in this folder has taken so many steps."""
-        end = time.monotonic() + timeout
-        metrics = folder / "metrics.jsonl"
-        while not metrics.exists() or len(metrics.read_bytes().splitlines()) < step:
-            assert time.monotonic() < end, f"the run did not come to step {step}: {self.said()}"
-            assert self._process.poll() is None, self.said()
-            time.sleep(0.02)
+        self._wait_until(lambda: has_taken(folder, step), f"the run did not come to step {step}", timeout)
 
     def status(self, timeout: float = 200) -> int:
         return self._process.wait(timeout)
@@ -65,28 +59,18 @@ class Torchrun:
         return [line for line in self.said().splitlines() if line.startswith("error:")]
 
     def close(self) -> None:
-        """End whatever is left of it."""
-        left = [*_descendants(self.pid), self.pid] if self._process.poll() is None else []
-        left += [pid for pid in self._known if "RANK" in _environment(pid)]  # ranks that outlived it
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        """End whatever is left of it, and ranks that outlived it."""
+        for process in {*self._family(), *self._known}:
+            with suppress(psutil.Error):
+                process.kill()
+        self._process.kill()
         self._process.wait()
 
+    def _family(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.pid).children(recursive=True)
+        except psutil.Error:
+            return []
 
-def _descendants(pid: int) -> list[int]:
-    try:
-        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-    return [process for child in children for process in (child, *_descendants(child))]
-
-
-def _environment(pid: int) -> dict[str, str]:
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}
-    return dict(entry.partition("=")[::2] for entry in text.split("\0") if entry)
+    def _wait_until(self, condition: Callable[[], bool], otherwise: str, timeout: float) -> None:
+        until(condition, lambda: f"{otherwise}: {self.said()}", timeout, lambda: self._process.poll() is None)

@@ -17,15 +17,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler, TensorDataset
 
-from conadv import plain_state_dict
+from conadv import Batch, plain_state_dict
 from support.frameworks import (
     MOMENTUM,
     RATE,
+    bare_cnn,
     finish_together,
     lightning_module,
     lightning_trainer,
+    loader,
     make,
     prepared,
     quiet_ranks,
@@ -142,8 +144,8 @@ def fabric(name: str, count: int, accumulate: int) -> State:
         model = prepared(name)
         model, optimizer = own.setup(model, sgd(model))
         method = make(name, model)
-        loader = own.setup_dataloaders(sampled(count), use_distributed_sampler=False)
-        for number, batch in enumerate(loader, 1):
+        batches = own.setup_dataloaders(sampled(count), use_distributed_sampler=False)
+        for number, batch in enumerate(batches, 1):
             with own.no_backward_sync(model, enabled=number % accumulate > 0):
                 own.backward(method.loss(batch) / accumulate)
             if number % accumulate == 0:
@@ -158,16 +160,72 @@ def accelerate(name: str, count: int, accumulate: int) -> State:
 
         own = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
         model = prepared(name)
-        images, labels = (torch.cat(column) for column in zip(*small_batches(count * place()[1]), strict=True))
-        loader = DataLoader(TensorDataset(images, labels), batch_size=SIZE)  # Accelerate shares out its batches in turn
-        model, optimizer, loader = own.prepare(model, sgd(model), loader)
+        # Accelerate shares out the batches in turn.
+        model, optimizer, batches = own.prepare(model, sgd(model), loader(count * place()[1]))
         method = make(name, model)
-        for batch in loader:
+        for batch in batches:
             with own.accumulate(model):
                 own.backward(method.loss(batch))
                 optimizer.step()
                 optimizer.zero_grad()
         return state_of(model)
+
+
+class WithOptions(nn.Module):
+    """A model that accepts any keyword, as those of Transformers do, whose Trainer treats it in another way then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = bare_cnn()
+
+    def forward(self, pixel_values: Tensor, **options: Any) -> Tensor:
+        return self.net(pixel_values)
+
+
+def transformers(name: str, count: int, accumulate: int, model: nn.Module | None = None, **arguments: Any) -> State:
+    """The `compute_loss` of a Trainer."""
+    with quiet_ranks(), tempfile.TemporaryDirectory() as folder:
+        from transformers import Trainer, TrainingArguments
+
+        class Own(Trainer):
+            method: Any = None
+
+            def compute_loss(self, model: nn.Module, inputs: Any, **_: Any) -> Tensor:
+                if self.method is None:  # with the model as the Trainer wrapped it
+                    self.method = make(name, model, batch=lambda item: Batch(item["pixel_values"], item["labels"]))
+                return self.method.loss(inputs)
+
+            def _get_train_sampler(self, *_: Any) -> SequentialSampler:
+                return SequentialSampler(self.train_dataset)
+
+        quiet = {
+            "report_to": [],
+            "save_strategy": "no",
+            "logging_strategy": "no",
+            "disable_tqdm": True,
+            "remove_unused_columns": False,
+        }
+        own = {"use_cpu": True, "per_device_train_batch_size": SIZE, "gradient_accumulation_steps": accumulate}
+        fixed = {"num_train_epochs": 1, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "learning_rate": RATE}
+        several = {"ddp_find_unused_parameters": False, "ddp_backend": "gloo"} if place()[1] > 1 else {}
+        model = prepared(name, model)
+        trainer = Own(
+            model,
+            TrainingArguments(folder, **quiet, **own, **fixed, **{**several, **arguments}),
+            train_dataset=[
+                {"pixel_values": image, "labels": label}
+                for batch in small_batches(count * place()[1])
+                for image, label in zip(*batch, strict=True)
+            ],
+            optimizers=(sgd(model), None),
+        )
+        trainer.model_accepts_loss_kwargs = False  # or it takes the loss for a sum over all accumulated batches
+        trainer.train()
+        return {key.removeprefix("net."): value for key, value in state_of(model).items()}
+
+
+def transformers_with_options(name: str, count: int, accumulate: int) -> State:
+    return transformers(name, count, accumulate, WithOptions())
 
 
 def timm(name: str, count: int, accumulate: int) -> State:
@@ -216,15 +274,7 @@ def fsdp(name: str, count: int, accumulate: int) -> State:
     """`fully_shard`; it averages gradients in each backward pass, so that accumulation needs no other call."""
     from torch.distributed.fsdp import fully_shard
 
-    with process_group():
-        model = fully_shard(prepared(name))
-        optimizer, method = sgd(model), make(name, model)
-        for number, batch in enumerate(own_batches(count), 1):
-            (method.loss(batch) / accumulate).backward()
-            if number % accumulate == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-        return state_of(model)
+    return backward(name, count, accumulate, fully_shard)
 
 
 def _compiling(name: str, count: int, accumulate: int, wrap: Callable[[nn.Module], nn.Module]) -> State:

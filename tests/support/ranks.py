@@ -29,6 +29,7 @@ from conadv.ranks import faults
 from conadv.ranks.world import World
 from conadv.trainer import build, checkpoint
 from support import covering, teams
+from support.waiting import has_taken, until
 
 # mutants.py forks them from the process that runs the tests, which has imported the mutant.
 _CONTEXT: Any = multiprocessing.get_context(os.environ.get("CONADV_RANKS", "forkserver"))
@@ -173,12 +174,12 @@ class Run:
 
     def wait_for_step(self, step: int, timeout: float = 60) -> None:
         """Until the run has taken this many steps."""
-        end = time.monotonic() + timeout
-        metrics = self.folder / "metrics.jsonl"
-        while not metrics.exists() or len(metrics.read_bytes().splitlines()) < step:
-            assert time.monotonic() < end, f"the run did not come to step {step}: {self.said()}"
-            assert any(process.is_alive() for process in self.processes), self.said()
-            time.sleep(0.02)
+        until(
+            lambda: has_taken(self.folder, step),
+            lambda: f"the run did not come to step {step}: {self.said()}",
+            timeout,
+            lambda: any(process.is_alive() for process in self.processes),
+        )
 
     def kill(self, rank: int, signal_number: int = signal.SIGKILL) -> None:
         pid = self.processes[rank].pid

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from conadv import PGD, ConAdv, Recycled, Sam, Vanilla
 from conadv.catalog import METHODS
+from conadv.core.step import Losses
 
 CLASSES = 5
 RHO = 0.3
@@ -34,7 +35,7 @@ class Setting:
     def make(self, model: nn.Module, attack: PGD | None = None, **options: Any) -> Method:
         """The method around a model that has the branches it needs."""
         own = {"attack": attack or PGD(8 / 255, random_start=0), "delay": self.delay, "rho": RHO}
-        own["adv_weight"] = options.pop("adv_weight", 0.5)
+        own |= {"adv_weight": options.pop("adv_weight", 0.5), "shuffle_twins": options.pop("shuffle_twins", 1)}
         place = options.pop("place", None)
         method = METHODS[self.method].build(model, F.cross_entropy, own, **options)
         if place is not None:
@@ -51,6 +52,19 @@ SETTINGS = (
     Setting("recycled", "recycled"),
     Setting("sam", "sam", delay=0),
 )
+
+
+def train(method: Method, model: nn.Module, batches: Any, lr: float = 0.1, momentum: float = 0.0) -> list[Losses]:
+    """A training loop as people write it; the losses of each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum)
+    losses = []
+    for now, ahead in method.feed(batches):
+        optimizer.zero_grad()
+        losses.append(method(now, ahead))
+        optimizer.step()
+    return losses
+
+
 every_method = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 # With twins that are the images, all of these take the step of a plain loop.
 image_methods = pytest.mark.parametrize(

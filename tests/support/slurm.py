@@ -8,9 +8,11 @@ import secrets
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+from support.waiting import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "squeue", "sinfo", "srun")
 # Their names are addresses: that of rank 0, which the example takes from SLURM's list of nodes, needs no DNS then.
@@ -91,11 +93,14 @@ class Cluster:
 
     def wait_for_end(self, job: int, timeout: float = 200) -> dict[str, str]:
         """The state of a job that has ended, and is not in the queue again."""
-        end = time.monotonic() + timeout
-        while (found := self.state(job))["JobState"] in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "CONFIGURING"):
-            assert time.monotonic() < end, f"job {job} did not end: {found}\n{self.logs()}"
-            time.sleep(0.5)
-        return found
+        going = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "CONFIGURING")
+        until(
+            lambda: self.state(job)["JobState"] not in going,
+            lambda: f"{self.state(job)}\n{self.logs()}",
+            timeout,
+            every=0.5,
+        )
+        return self.state(job)
 
     def logs(self) -> str:
         return "\n".join(f"{path.name}:\n{path.read_text()[-2000:]}" for path in sorted(self._folder.glob("*.log")))
@@ -104,7 +109,8 @@ class Cluster:
         """End jobs and daemons."""
         if len(self._daemons) > 2:
             subprocess.run(["scancel", "--user", getpass.getuser()], env=self._environment, timeout=60)
-            self._wait_until("squeue", "--noheader", answers="", seconds=30)
+            with suppress(AssertionError):
+                self._wait_for_answer("squeue", "--noheader", answers="", seconds=30)
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in reversed(self._daemons):
@@ -127,31 +133,23 @@ class Cluster:
         files = {"key": "key", "pid": "pid", "log": "log", "seed": "seed"}
         names = [f"--{what}-file={place}.{ending}" for what, ending in files.items()]
         self._start("munged", "--foreground", "--force", f"--socket={place}.socket", *names)
-        self._wait_for_file(Path(f"{place}.socket"))
+        until(Path(f"{place}.socket").exists, self.logs, 20)
         self._start("slurmctld", "-D")
         for node in NODES:
             self._start("slurmd", "-D", "-N", node)
-        assert self._wait_until("sinfo", "--noheader", "--format=%D %T", answers="2 idle", seconds=60), self.logs()
+        self._wait_for_answer("sinfo", "--noheader", "--format=%D %T", answers="2 idle", seconds=60)
 
     def _start(self, *command: str) -> None:
         with (self._folder / "daemons.log").open("ab") as log:
             program = [shutil.which(command[0], path=_PATH) or command[0], *command[1:]]
             self._daemons.append(subprocess.Popen(program, env=self._environment, stdout=log, stderr=log))
 
-    def _wait_for_file(self, path: Path) -> None:
-        end = time.monotonic() + 20
-        while not path.exists():
-            assert time.monotonic() < end, self.logs()
-            time.sleep(0.05)
-
-    def _wait_until(self, *command: str, answers: str, seconds: float) -> bool:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+    def _wait_for_answer(self, *command: str, answers: str, seconds: float) -> None:
+        def is_there() -> bool:
             said = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=60)
-            if said.returncode == 0 and said.stdout.strip() == answers:
-                return True
-            time.sleep(0.2)
-        return False
+            return said.returncode == 0 and said.stdout.strip() == answers
+
+        until(is_there, self.logs, seconds, every=0.2)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -8,41 +8,30 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import conadv.ray
 from conadv.ray import Pool
 from support import torchvision_ops
+from support.waiting import until
 
 
-class StartedPool:
+class StartedPool(Pool):
     """A pool that waits for its attackers, when it is made and in each step."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        self._pool, self._twins = Pool(*arguments, **settings, wait=60), 0.0
-        end = time.monotonic() + 200
-        while len(self._pool._ready()) < len(self._pool._actors):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        super().__init__(*arguments, **settings, wait=60)
+        self.made = 0.0
+        until(lambda: len(self._ready()) == len(self._actors), seconds=200)
 
-    def over(self, method: Any, local: Any) -> Any:
-        ended = self._pool.end
-
-        def end() -> None:
-            self._twins += self._pool.metrics()["twins_pool"]
-            ended()
-
-        self._pool.end = end  # type: ignore[method-assign]
-        return self._pool.over(method, local)
-
-    def __enter__(self) -> StartedPool:
-        return self
+    def end(self) -> None:
+        self.made += self.metrics()["twins_pool"]
+        super().end()
 
     def __exit__(self, *error: object) -> None:
-        self._pool.close()
-        print(f"twins of the pool {self._twins:.0f}", flush=True)
+        super().__exit__(*error)
+        print(f"twins of the pool {self.made:.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import ipaddress
-import os
 import pickle
 import resource
 import runpy
@@ -16,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import safetensors.torch
 import torch
@@ -201,11 +200,8 @@ def train(folder: str, resume: bool, changes: dict[str, Any], stop_after: int = 
         patch.setattr(training, "listening", lambda *_: nullcontext(_StopAfter(steps)))
         try:
             if resume:
-                code = (
-                    {"model": "support.tiny:net"}
-                    if "support.tiny:net" in Path(folder, "config.toml").read_text()
-                    else {}
-                )
+                own = "support.tiny:net"
+                code = {"model": own} if own in Path(folder, "config.toml").read_text() else {}
                 recipe = recipe_of_run(folder, {**code, **fields})
                 training.train_recipe(recipe, None, Path(folder), quiet=True)
             else:
@@ -277,27 +273,10 @@ def listening_addresses(environment: dict[str, str]) -> list[str]:
         with joined(recipe.timeout) as world:
             job = build_job(task, check_fit(recipe, world.size), world, start=0)
             run(job, Progress(), StopRequest())
-            return sorted(address for inode, address in _listening().items() if inode not in before)
+            return sorted(address.ip for _, address in _listening() - before)
 
 
-def _listening() -> dict[str, str]:
-    """The address of each socket of this process that listens, by its inode."""
-    links = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)]  # noqa: PTH115, PTH208
-    own = {link[8:-1] for link in links if link.startswith("socket:[")}
-    found = {}
-    for version in ("tcp", "tcp6"):
-        for line in Path(f"/proc/self/net/{version}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and words[9] in own:
-                found[words[9]] = _address(words[1].partition(":")[0])
-    return found
-
-
-def _is_open(name: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{name}")
-
-
-def _address(text: str) -> str:
-    """The kernel writes an address as 32-bit numbers in the machine's order."""
-    data = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
-    return str(ipaddress.ip_address(data))
+def _listening() -> set[tuple[int, Any]]:
+    """The descriptor and the address of each socket of this process that listens."""
+    found = psutil.Process().net_connections("tcp")
+    return {(one.fd, one.laddr) for one in found if one.status == psutil.CONN_LISTEN}

@@ -47,21 +47,38 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
     return {**model.state_dict(), **moments}
 
 
-def alone(name: str, options: dict[str, Any], leave: int = 0, skip: int = -1) -> dict[str, Tensor]:
-    """The loop in one process and without a team; its epoch is left after `leave` steps, one update of each is."""
-    model, optimizer = network()
-    method = make(name, model, getattr(conadv, name), chunk_size=CHUNK, seed=SEED, **options)
-    sampler = TeamSampler(data(), BATCH, slice(0, BATCH), SEED)
+def epochs(
+    method: Any,
+    optimizer: torch.optim.Optimizer,
+    sampler: TeamSampler,
+    first: int = 0,
+    start: int = 0,
+    stop: int = 0,
+    leave: int = 0,
+    skip: int = -1,
+) -> int:
+    """A loop that anyone might write; returns the epoch in which it was stopped, after `stop` steps."""
     loader = DataLoader(data(), batch_sampler=sampler)
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
+    epoch = first
+    for epoch in range(first, EPOCHS):
+        sampler.set_epoch(epoch, start if epoch == first else 0)
         for now, ahead in method.feed(loader):
             optimizer.zero_grad()
             method(now, ahead)
             if method.step % STEPS != skip:
                 optimizer.step()
-            if method.step == leave:
+            if method.step in (stop, leave):
                 break
+        if method.step == stop:
+            break
+    return epoch
+
+
+def alone(name: str, options: dict[str, Any], leave: int = 0, skip: int = -1) -> dict[str, Tensor]:
+    """The loop in one process and without a team; its epoch is left after `leave` steps, one update of each is."""
+    model, optimizer = network()
+    method = make(name, model, getattr(conadv, name), chunk_size=CHUNK, seed=SEED, **options)
+    epochs(method, optimizer, TeamSampler(data(), BATCH, slice(0, BATCH), SEED), leave=leave, skip=skip)
     return tensors(model, optimizer)
 
 
@@ -108,29 +125,18 @@ def _loop(
     if not team.world.is_main:  # all get the weights of rank 0
         nn.init.zeros_(model[0].weight)
     method = make(name, model, lambda *words, **fields: team.method(getattr(conadv, name), *words, **fields), **options)
-    sampler = team.sampler(data())
-    loader = DataLoader(data(), batch_sampler=sampler)
     first = start = 0
     if resume:
         saved = torch.load(resume, weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         start, first = method.load_state_dict(saved["method"]), saved["epoch"]
-    for epoch in range(first, EPOCHS):
-        sampler.set_epoch(epoch, start)
-        start = 0
-        for now, ahead in method.feed(loader):
-            optimizer.zero_grad()
-            method(now, ahead)
-            if method.step % STEPS != skip:
-                optimizer.step()
-            if method.step in (stop, leave):
-                break
-        if method.step == stop:
-            state = {"method": method.state_dict(), "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            if team.world.is_main:
-                torch.save({**state, "epoch": epoch + (stop % STEPS == 0)}, out)
-            return ""
+    epoch = epochs(method, optimizer, team.sampler(data()), first, start, stop, leave, skip)
+    if method.step == stop:
+        state = {"method": method.state_dict(), "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        if team.world.is_main:
+            torch.save({**state, "epoch": epoch + (stop % STEPS == 0)}, out)
+        return ""
     found = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors(model, optimizer).items()})
     if team.world.is_main:
         Path(out).write_bytes(found)
