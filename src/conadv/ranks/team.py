@@ -86,8 +86,7 @@ class Team:
             self.place = layout.place(world.rank, self._chunks)
             if size > 1:
                 stack.enter_context(last_words.witnessed(layout.describe(world.rank)))
-            hint = "raise the timeout of the Team"
-            stack.enter_context(guarded(world, layout, (AgreedError, StepError), hint=hint, raises=True))
+            stack.enter_context(guarded(world, layout, (AgreedError, StepError), raises=True))
             check_agreement(world, {"flags": {**self._flags, "torch": torch.__version__}})
             self._stack = stack.pop_all()
         return self
