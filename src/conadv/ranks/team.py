@@ -80,7 +80,7 @@ class Team:
     def __enter__(self) -> Self:
         size = dist.get_world_size() if dist.is_initialized() else world_size()
         self._layout = layout = Layout.fit(self._text, world_size=size)
-        layout.place(0, self._chunks)  # raises a ValueError if the ranks cannot share the chunks
+        layout.check(self._chunks)
         with ExitStack() as stack:
             self.world = world = stack.enter_context(joined(self._timeout, main=layout.learners()[0]))
             self.place = layout.place(world.rank, self._chunks)
@@ -119,7 +119,7 @@ class Team:
         if is_exchanged(model):
             raise ValueError("a Team sums gradients itself: pass the model without DistributedDataParallel or FSDP")
         layout = Layout.fit(self._text, factory.duties, self.world.size)
-        layout.check_twins(self._chunks, as_share(options.get("twin_share", 1)), options.get("shuffle_twins", 1))
+        layout.check(self._chunks, as_share(options.get("twin_share", 1)), options.get("shuffle_twins", 1))
         self.world.broadcast_tensors([*model.parameters(), *model.buffers()])
         method = factory(model, loss, *arguments, **options, chunk_size=self._chunk_size, seed=self._seed)
         check_agreement(self.world, {"method": method._compared()})
