@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import conadv
-from conadv.ranks.team import TeamSampler
+from conadv.ranks.sampler import TeamSampler
 from support import teams, tiny
 from support.settings import small_cnn
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import conadv
-from conadv.ranks.team import TeamSampler
+from conadv.ranks.sampler import TeamSampler
 from conadv.roles import Role
 from support.settings import RHO, small_batches, small_cnn
 
