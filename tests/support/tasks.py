@@ -81,11 +81,16 @@ def count_messages(method: str, layout: str, delay: int) -> tuple[int, int]:
         most = 0
         for now, ahead in job.feed(0):
             job.member.step(now, ahead)
-            most = max(most, len(job.member.post.twins))
+            most = max(most, _in_memory(job.member))
             job.optimizer.step()
             job.optimizer.zero_grad()
         job.member.drain()
-        return most, len(job.member.post.twins)
+        return most, _in_memory(job.member)
+
+
+def _in_memory(member: Member) -> int:
+    """The number of messages with twins."""
+    return len(member.post.twins._sent) + len(member.post.twins._coming)
 
 
 def step_with_oddity(oddity: str) -> str:

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 
 from conadv.core.algorithm import ConAdv, Recycled
 from conadv.core.batch import Batch, Chunked
-from conadv.core.state import State
 from conadv.core.twins import LeftTwins, Local
 from conadv.roles import Place, Role
 from conadv.wrappers import span
@@ -88,10 +87,6 @@ class Mailbox:
         self._group, self._device = world.new_group() if exists else None, world.device
         self._sent: deque[tuple[int, Any, Tensor]] = deque()  # with the step
         self._coming: dict[Any, tuple[Any, Tensor]] = {}
-
-    def __len__(self) -> int:
-        """The number of messages in memory."""
-        return len(self._sent) + len(self._coming)
 
     def send(self, message: Tensor, target: int, step: int) -> None:
         self._sent.append((step, dist.isend(message, target, group=self._group), message))
@@ -223,10 +218,6 @@ class Mail(Local):
             return self._post.format.received(super().take(t, k, chunk))
         return Batch(images, chunk.labels, extra=chunk.extra)
 
-    def resume(self, versions: list[State], updated: bool) -> None:
-        self._updates.clear()
-        super().resume(versions, updated)
-
 
 class Passed(LeftTwins):
     """The twins of `Recycled` that the clean ranks of a lane send to those that learn from them.
@@ -236,12 +227,7 @@ class Passed(LeftTwins):
 
     def __init__(self, model: nn.Module, method: Recycled, post: Post) -> None:
         super().__init__(model, method.twin)
-        self._post = post
-        self._t = 0  # the step whose twins are coming
-
-    def begin(self, t: int, ahead: Any) -> None:
-        super().begin(t, ahead)
-        self._t = t
+        self._post, self._step = post, method._step
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
         return self._received(t - 1, k, super().take(t, k, chunk))
@@ -250,15 +236,15 @@ class Passed(LeftTwins):
         """Send the twins that this step has left behind, or post their receives."""
         for k, twin in zip(list(self._coming), self._arrived(), strict=True):
             if self._post.learns:
-                self._post.expect(self._t, k)
+                self._post.expect(self._step.t, k)
             else:
-                self._post.send(self._t, k, twin.images)
+                self._post.send(self._step.t, k, twin.images)
                 del self._coming[k]
 
     def items(self) -> list[Batch]:
         """The twins that wait for the next step, in order; waits for those that are still on their way."""
         for k, chunk in zip(list(self._coming), self._arrived(), strict=True):
-            self._coming[k] = self._received(self._t, k, chunk)
+            self._coming[k] = self._received(self._step.t - 1, k, chunk)
         return super().items()
 
     def _received(self, t: int, k: int, chunk: Batch) -> Batch:
