@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,6 +37,7 @@ from .world import World, deadline
 
 # Seconds between two looks into the store, for answers to the roll, and for torchrun to notice a rank that has failed.
 BEAT, PATIENCE, NOTICE = 5.0, 8.0, 3.0
+_GUARDS = count()  # several teams in one process group use different keys in its store
 
 
 @contextmanager
@@ -54,7 +56,7 @@ def guarded(
     Args:
         world: the ranks.
         layout: their roles, for messages.
-        agreed: exceptions that all learning ranks raise in the same step; they are raised as usual.
+        agreed: exceptions that all learning ranks raise in the same step; `main` prints them, and they are raised.
         before_exit: called with the exit status before the process ends immediately.
         asked: whether this process was asked to stop, as by torchrun when it has noticed that a rank has failed.
         raises: errors of this rank's own are raised with a note, not printed: they are in the code of the caller.
@@ -68,10 +70,9 @@ def guarded(
         try:
             yield guard.end_all
         except agreed as error:
-            # Only by the rank that prints it: after another one's verdict it would be ended before that.
-            if getattr(error, "speaks", world.rank == 0):
-                status = getattr(error, "exit_status", 2 if isinstance(error, ValueError) else 1)  # a stop has its own
-                guard.publish(status, str(error), says=False)
+            if world.is_main:
+                stop = getattr(error, "exit_status", 0)  # of a request to stop, which is no error
+                guard.publish(stop or 1, f"error: {error}", says=not stop)
             raise
         except Exception as error:
             if _is_of_peer(error):
@@ -105,7 +106,7 @@ class _Guard:
     ) -> None:
         self._world, self._layout, self._before_exit, self._asked = world, layout, before_exit, asked
         store = dist.distributed_c10d._get_default_store() if world.size > 1 else dist.HashStore()  # type: ignore[attr-defined]
-        self._store = dist.PrefixStore("conadv-faults", store)  # type: ignore[attr-defined]
+        self._store = dist.PrefixStore(f"conadv-faults-{next(_GUARDS)}", store)  # type: ignore[attr-defined]
         self._ends_itself = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="faults", daemon=True)
 
@@ -120,30 +121,32 @@ class _Guard:
             self._ends_itself.set()
             self._thread.join(NOTICE)
 
-    def publish(self, status: int, text: str, says: bool = True) -> None:
-        """Let all ranks end because of an error of this one, which ends by itself; the first one `says` why."""
+    def publish(self, status: int, text: str, says: bool = True) -> int:
+        """Let all ranks end because of an error of this one, which ends by itself; the first one `says` why.
+
+        Returns the exit status of all of them.
+        """
         self._ends_itself.set()
         if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # where torchrun looks for the reason
             about = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
             with suppress(OSError):
                 Path(path).write_text(json.dumps({"message": about}))
-        self._leave_verdict(text if says else "", status)
+        return self._leave_verdict(text if says else "", status)
 
     def end_all(self, status: int, text: str) -> NoReturn:
         """End this process and all others; the first rank that calls it prints why."""
-        self.publish(status, text)
-        self._end(status)
+        self._end(self.publish(status, text))
 
     def call_roll(self, error: Exception) -> NoReturn:
         """Ask which ranks are there, since one of them does not answer; the thread ends this process."""
         keeper = self._layout.describe(0) if rank_0_keeps_store() else "the launcher, which hosts the store of the run,"
         text = f"error: {keeper} stopped answering: the run ends on all {self._world.size} ranks"
-        with deadline(3 * PATIENCE, text, self._before_exit), suppress(RuntimeError):
-            self._store.set(f"waiting/{self._world.rank}", "")
-            self._store.set("roll", str(error))
-            self._thread.join()
-        say_line(text)
-        self._end(1)
+        with deadline(3 * PATIENCE, text, self._before_exit):
+            with suppress(RuntimeError):  # the store is gone
+                self._store.set(f"waiting/{self._world.rank}", "")
+                self._store.set("roll", str(error))
+            while True:
+                time.sleep(BEAT)
 
     def _listen(self) -> None:
         with suppress(RuntimeError):  # the store is gone, which the next communication will notice, too
@@ -159,7 +162,7 @@ class _Guard:
                     return
             if not self._store.check(["verdict"]):
                 self._judge(self._store.get("roll").decode())
-            status, *guilty = json.loads(self._store.get("verdict"))
+            _, status, *guilty = json.loads(self._store.get("verdict"))
             for rank in guilty:
                 self._kill_here(rank)
             if not self._ends_itself.wait(NOTICE):
@@ -179,16 +182,15 @@ class _Guard:
         """The ranks that have not set a key."""
         return [rank for rank in range(self._world.size) if not self._store.check([f"{name}/{rank}"])]
 
-    def _leave_verdict(self, text: str, status: int, guilty: Sequence[int] = ()) -> None:
-        """Let the threads of all ranks end their processes; the first rank to do so prints the text, if any."""
+    def _leave_verdict(self, text: str, status: int, guilty: Sequence[int] = ()) -> int:
+        """Let the threads of all ranks end their processes, as the first verdict says; its rank prints the text."""
+        kept = own = json.dumps([self._world.rank, status, *guilty])
         with suppress(RuntimeError):  # without a store nobody knows who is the first
-            if self._store.add("verdicts", 1) > 1:
-                return
-        if text:
-            say_line(text)
-        with suppress(RuntimeError):
-            self._store.set("verdict", json.dumps([status, *guilty]))
+            kept = self._store.compare_set("verdict", "", own).decode()
             self._store.set("roll", "")
+        if text and kept == own:
+            say_line(text)
+        return int(json.loads(kept)[1])
 
     def _kill_here(self, rank: int) -> None:
         """Kill a rank that hangs if it is on this machine: torchrun, or whoever started it, waits for its end."""

@@ -31,7 +31,7 @@ from conadv.core.twins import as_share
 from conadv.roles import Place
 from conadv.wrappers import is_exchanged
 
-from .agreement import AgreedError, check_agreement
+from .agreement import check_agreement
 from .faults import guarded
 from .launch import world_size
 from .layout import Layout
@@ -86,7 +86,7 @@ class Team:
             self.place = layout.place(world.rank, self._chunks)
             if size > 1:
                 stack.enter_context(last_words.witnessed(layout.describe(world.rank)))
-            stack.enter_context(guarded(world, layout, (AgreedError, StepError), raises=True))
+            stack.enter_context(guarded(world, layout, (StepError,), raises=True))
             check_agreement(world, {"flags": {**self._flags, "torch": torch.__version__}})
             self._stack = stack.pop_all()
         return self
