@@ -194,7 +194,7 @@ class Mail(Local):
         super().__init__(model, method.delay, method.twin)
         self._post, self._step = post, method._step
         self._end = 0  # the first batch that no rank attacks ahead
-        self._updates: deque[int] = deque(maxlen=method.delay + 1)  # of the weights, before each of the last steps
+        self._in_a_row = 0  # how many steps, up to this one, each came after an update of the weights
 
     def open(self, end: int) -> None:
         """Begin an epoch, or a run: all batches before `end` come, of which others attack all but the first."""
@@ -203,8 +203,7 @@ class Mail(Local):
 
     def begin(self, t: int, ahead: Any) -> None:
         super().begin(t, None)
-        before = self._updates[-1] if self._updates else 0
-        self._updates.append(before + (not self.same_update))
+        self._in_a_row = 0 if self.same_update else self._in_a_row + 1
         later, count = t + self._delay, self._step.place.chunks
         assert count is not None
         for k in range(count if later < self._end else 0):
@@ -214,7 +213,7 @@ class Mail(Local):
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
         images = self._post.take(t, k)
         # Where a loop leaves out an update, they are of other weights than one process takes.
-        if images is None or self._updates[-1] - self._updates[0] != self._delay:
+        if images is None or self._in_a_row < self._delay:
             return self._post.format.received(super().take(t, k, chunk))
         return Batch(images, chunk.labels, extra=chunk.extra)
 
