@@ -26,7 +26,6 @@ from conadv.last_words import say_line, witnessed
 from conadv.machine import ADVICE, is_out_of_memory
 from conadv.printing import allow_any_encoding, one_line
 from conadv.printing import report as report_result
-from conadv.ranks.agreement import AgreedError
 from conadv.ranks.launch import local_rank, own_rank, world_size
 from conadv.trainer.stop import Interrupted
 
@@ -57,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         problem = f"unexpected argument {extra[0]!r}." if extra else explain(error)
         more = f" See {' '.join(['conadv', *(error.command_chain or ())])} --help" if problem[-1] in ".?" else ""
         return _refuse(problem + more)
-    except (AgreedError, ArithmeticError) as error:  # known to all ranks: bad input, a loss that is not finite
-        if getattr(error, "speaks", own_rank() == 0):
+    except ArithmeticError as error:  # a loss that is not finite
+        if world_size() == 1:  # otherwise one rank has said so
             say_line(f"error: {error}")
-        return 2 if isinstance(error, AgreedError) else 1
+        return 1
     except ValueError as error:
         return _refuse(str(error))
     except BrokenPipeError:  # the reader of our output is gone; without this, Python prints another error at exit

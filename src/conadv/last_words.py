@@ -22,7 +22,7 @@ _GOODBYE, _NAME = b"left", "name: "
 _REASONS = {
     "SIGILL": " (an instruction that the processor or the virtual machine lacks; if bfloat16 was used, "
     "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16)",
-    "SIGKILL": " (by the system if memory ran out, or by a launcher or a user)",
+    "SIGKILL": " (by the system if memory ran out, by other ranks that it kept waiting, by a launcher or a user)",
 }
 # Before and after a run listens to these, they end it by default.
 _REQUESTS = (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

@@ -55,10 +55,8 @@ def test_auto_takes_the_attackers_that_an_attack_of_several_steps_needs():
     assert str(check_fit(tiny.recipe(layout="auto", batch_size=4, chunk_size=4), 3)) == "clean | adv | attack"
 
 
-def test_no_layout_that_fits_is_an_error_with_the_numbers_that_would():
-    with pytest.raises(
-        ValueError, match=r"no layout of vanilla .* fits 5 ranks and 6 chunks .*: start 1, 2, 3, 6 ranks"
-    ):
+def test_no_layout_that_fits_is_an_error():
+    with pytest.raises(ValueError, match=r'no layout of vanilla \("clean"\) fits 5 ranks and 6 chunks'):
         check_fit(tiny.recipe(method="vanilla", layout="auto"), 5)
 
 

@@ -84,9 +84,9 @@ def test_twins_of_some_chunks_are_shared_evenly_or_refused(lane, chunks, of):
     duties, text, width = lane
     layout = Layout.fit(text, duties, width)
     try:
-        layout.check_twins(chunks, Fraction(1, of))
+        layout.check(chunks, Fraction(1, of))
     except ValueError as error:
-        layout.check_twins(int(re.findall(r"multiple of (\d+)", str(error))[0]), Fraction(1, of))
+        layout.check(int(re.findall(r"multiple of (\d+)", str(error))[0]), Fraction(1, of))
         return
     for place in (layout.place(rank, chunks) for rank in range(width)):
         assert place.role == Role.CLEAN or (place.chunks % of == 0 and place.first_chunk % of == 0)
@@ -142,20 +142,24 @@ def test_any_text_is_a_layout_or_refused_in_one_line(text):
 @pytest.mark.parametrize(
     ("text", "duties", "wrong"),
     [
-        ("clean | adv", ConAdv.duties, "no rank for attack"),
-        ("clean | adv | attack", Recycled.duties, "attack, which the method does not do"),
-        ("clean | adv", Vanilla.duties, "adv, which the method does not do"),
-        ("clean | clean | adv", Recycled.duties, "clean twice"),
-        ("0 clean | adv", Recycled.duties, "0 ranks for 'clean'"),
+        ("clean | adv", ConAdv.duties, "has clean, adv, and needs each of clean+adv+attack once"),
+        (
+            "clean | adv | attack",
+            Recycled.duties,
+            "has clean, adv, attack, and needs each of clean+adv once, and no other",
+        ),
+        ("clean | adv", Vanilla.duties, "has clean, adv, and needs each of clean once, and no other"),
+        ("clean | clean | adv", Recycled.duties, "has clean, clean, adv, and needs each of clean+adv once"),
+        ("0 clean | adv", Recycled.duties, "'0 clean' is not a role"),
         ("-1 clean | adv", Recycled.duties, "'-1 clean' is not a role"),
         ("2clean | adv", Recycled.duties, "'2clean' is not a role"),
         ("9999999 clean | adv", Recycled.duties, "is not a role"),
-        ("clean+clean | adv", Recycled.duties, "clean twice"),
+        ("clean+clean | adv", Recycled.duties, "has clean, clean, adv, and needs each of clean+adv once"),
         ("clean+attack | adv", ConAdv.duties, "let the ranks that learn from twins attack"),
         ("clean | advers", Recycled.duties, "'advers' is not a role"),
         ("clean || adv", Recycled.duties, "'' is not a role"),
         ("", Vanilla.duties, "'' is not a role"),
-        ("0 attack\n2adv", ConAdv.duties, "has 0 ranks for 'attack\\n2adv'"),
+        ("0 attack\n2adv", ConAdv.duties, "'0 attack\\n2adv' is not a role"),
     ],
 )
 def test_what_is_wrong_with_a_layout_is_named(text, duties, wrong):

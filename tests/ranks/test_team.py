@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import conadv
-from conadv.ranks.team import TeamSampler
+from conadv.ranks.sampler import TeamSampler
 from support import teams, tiny
 from support.settings import small_cnn
 
@@ -51,9 +51,13 @@ def test_a_team_takes_the_steps_of_one_process(name, options, size, layout, pool
     assert tiny.distance(alone(name, options), found) <= 1e-12
 
 
-def test_ranks_with_another_attack_end_before_the_first_step(pool):
-    says = "rank 1 has epsilon 0.5, rank 0 has 0.25: pass the same arguments on all ranks"
-    assert pool.run(2, teams.attack_differently) == [says] * 2
+def test_a_rank_with_another_attack_ends_all_before_the_first_step(start_team):
+    run = start_team(TEAM_ATTACK="1")
+    assert run.statuses() == [1, 1, 1]
+    *_, line, last = run.said().splitlines()
+    assert line == "ValueError: epsilon is 0.5, on rank 0 0.25: pass the same arguments on all ranks"
+    assert last == "on rank 1 (lane 0, adv): the run ends on all 3 ranks"
+    assert not run.folder.exists()
 
 
 def test_a_state_with_twins_through_another_branch_is_refused():

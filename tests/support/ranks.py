@@ -233,7 +233,7 @@ def _command(words: list[str], settings: dict[str, str], output: str) -> None:
     os.environ.update(settings)
     torch.set_num_threads(1)
     gc.freeze()
-    faults.BEAT, faults.PATIENCE = 0.3, 2.0  # enough on one machine
+    faults.BEAT, faults.PATIENCE, faults.NOTICE = 0.3, 2.0, 0.5  # enough on one machine
     if "SLOW_SAVE" in settings:
         write = checkpoint.write_checkpoint
         checkpoint.write_checkpoint = lambda *arguments: (time.sleep(float(settings["SLOW_SAVE"])), write(*arguments))

@@ -25,7 +25,7 @@ from conadv import Vanilla, cli
 from conadv.config import recipe_of_run
 from conadv.core.splitbn import pending_statistics, split_batchnorm
 from conadv.core.twins import StaleWeights
-from conadv.ranks.agreement import AgreedError, check_agreement, from_main, on_all
+from conadv.ranks.agreement import from_main
 from conadv.ranks.launch import own_rank, world_size
 from conadv.ranks.layout import Layout
 from conadv.ranks.member import Member, StepError
@@ -80,11 +80,16 @@ def count_messages(method: str, layout: str, delay: int) -> tuple[int, int]:
         most = 0
         for now, ahead in job.feed(0):
             job.member.step(now, ahead)
-            most = max(most, len(job.member.post.twins))
+            most = max(most, _in_memory(job.member))
             job.optimizer.step()
             job.optimizer.zero_grad()
         job.member.drain()
-        return most, len(job.member.post.twins)
+        return most, _in_memory(job.member)
+
+
+def _in_memory(member: Member) -> int:
+    """The number of messages with twins."""
+    return len(member.post.twins._sent) + len(member.post.twins._coming)
 
 
 def step_with_oddity(oddity: str) -> str:
@@ -111,31 +116,6 @@ def step_with_oddity(oddity: str) -> str:
     return ""
 
 
-def agree(facts: dict[str, Any], odd: int, others: dict[str, Any]) -> str | None:
-    """What a rank is told when one of them has other facts."""
-    with joined(30) as world:
-        try:
-            check_agreement(world, others if world.rank == odd else facts)
-        except AgreedError as error:
-            return str(error)
-    return None
-
-
-def ask_main(problem: str) -> str | bytes:
-    """What a rank gets of the work that rank 0 does for all, or of the problem that it finds."""
-
-    def work() -> bytes:
-        if problem:
-            raise ValueError(problem)
-        return b"found"
-
-    with joined(30) as world:
-        try:
-            return from_main(world, work)
-        except AgreedError as error:
-            return str(error)
-
-
 def ask_main_for_long(seconds: float, timeout: float) -> bytes:
     """What a rank gets of work on rank 0 that takes longer than any rank waits for another."""
 
@@ -147,29 +127,14 @@ def ask_main_for_long(seconds: float, timeout: float) -> bytes:
         return from_main(world, work)
 
 
-def fail_on(rank: int) -> str:
-    """What a rank is told when one of them finds something wrong, or what it made."""
-
-    def work() -> str:
-        if own_rank() == rank:
-            raise ValueError("too few images")
-        return "made"
-
-    with joined(30) as world:
-        try:
-            return on_all(world, work)
-        except AgreedError as error:
-            return str(error)
-
-
-def collectives(data: bytes) -> tuple[bytes, int, float]:
+def collectives(data: bytes) -> tuple[bytes, bool, float]:
     """What each rank gets from the others when the leading one has `data`."""
     with joined(30) as world:
         received = world.broadcast(data if world.is_main else b"")
-        largest = world.all_reduce_max(7 * world.rank if world.rank < 3 else 0)
+        some = world.any(world.rank == 1)
         total = world.all_reduce(torch.tensor([float(world.rank)]))
         world.barrier()
-        return received, largest, float(total)
+        return received, some and not world.any(False), float(total)
 
 
 class _StopAfter:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import conadv
-from conadv.ranks.team import TeamSampler
+from conadv.ranks.sampler import TeamSampler
 from conadv.roles import Role
 from support.settings import RHO, small_batches, small_cnn
 
@@ -144,21 +144,12 @@ def _loop(
     return sha256(found).hexdigest() if team.place.role != Role.ATTACK else ""
 
 
-def attack_differently() -> str:
-    """What a team answers if ranks make the method with another attack."""
-    try:
-        with conadv.Team("clean | adv", batch_size=BATCH, chunk_size=CHUNK, seed=SEED, timeout=30) as team:
-            team.method(conadv.Recycled, network()[0], F.cross_entropy, conadv.PGD((1 + team.world.rank) / 4))
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def train_endlessly(folder: str) -> None:
     """A team that trains until something ends it; rank 0 writes a line per step."""
     with conadv.Team("clean | adv | attack", batch_size=BATCH, chunk_size=CHUNK, timeout=6) as team:
         model, optimizer = network()
-        method = team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(8 / 255))
+        other = os.environ.get("TEAM_ATTACK") == str(team.world.rank)
+        method = team.method(conadv.ConAdv, model, F.cross_entropy, conadv.PGD(0.5 if other else 0.25))
         loader = DataLoader(data(), batch_sampler=team.sampler(data()))
         for _ in count():
             for now, ahead in method.feed(loader):

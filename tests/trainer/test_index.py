@@ -30,7 +30,8 @@ def test_data_that_rank_0_cannot_use_is_one_line_on_all_ranks(start, tmp_path):
     run = start(words(root), 2)
     assert run.statuses() == [2, 2], run.said()
     (line,) = run.complaints()
-    assert line.startswith(f"error: {root / 'train' / 'empty'}: a class without images; ")
+    said = f"{root / 'train' / 'empty'}: a class without images; "
+    assert line.startswith(f"error: rank 0 (lane 0, clean+adv+attack): {said}")
     assert not run.folder.exists()
 
 
@@ -43,7 +44,7 @@ def test_a_rank_with_other_pixels_is_named(start, tmp_path):
     run = start(words(here), 2, odd=words(there))
     assert run.statuses() == [2, 2], run.said()
     (line,) = run.complaints()
-    assert line.startswith("error: rank 1 has training pixels ")
+    assert line.startswith("error: rank 1 (lane 1, clean+adv+attack): training pixels is ")
 
 
 @pytest.mark.parametrize("kind", ["folder", "shards"])
@@ -52,4 +53,4 @@ def test_a_rank_without_the_data_is_named(kind, start, tmp_path):
     run = start(words(tmp_path / "here"), 2, odd=words(tmp_path / "nowhere"))
     assert run.statuses() == [2, 2], run.said()
     (line,) = run.complaints()
-    assert line.startswith("error: rank 1: ") and str(tmp_path / "nowhere") in line, line
+    assert line.startswith("error: rank 1 (lane 1, clean+adv+attack): ") and str(tmp_path / "nowhere") in line, line

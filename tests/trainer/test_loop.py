@@ -41,6 +41,9 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+NAMED = {"loss": "loss", "gradient": "gradient, or a statistic of BatchNorm,"}
+
+
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_run_stops_and_says_where_and_what_to_try(what, method, faulty, tmp_path, capsys):
     faulty(what, PASS_IN_STEP_2[method])
@@ -48,7 +51,7 @@ def test_a_run_stops_and_says_where_and_what_to_try(what, method, faulty, tmp_pa
     (line,) = capsys.readouterr().err.splitlines()
     role = {"vanilla": "clean", "conadv": r"clean\+adv\+attack"}[method]
     assert re.fullmatch(
-        rf"error: step 2: the {what} on rank 0 \(lane 0, {role}\) is not finite "
+        rf"error: step 2: the {NAMED[what]} on rank 0 \(lane 0, {role}\) is not finite "
         r"\(epoch 1, batch 0, learning rate \d+\.?\d*\): "
         r"try a lower --optimizer.lr or a longer --schedule.warmup-epochs",
         line,
@@ -68,7 +71,7 @@ def test_what_one_rank_has_all_notice_in_the_same_step(what, rank, role, start):
     run = start(words, 3, **tiny.fault(what, rank, forward_pass=15 + 6 * rank))
     assert run.statuses() == [1, 1, 1]
     (line,) = run.complaints()
-    assert line.startswith(f"error: step 2: the {what} on rank {rank} (lane 0, {role}) is not finite (epoch 1, batch 0")
+    assert line.startswith(f"error: step 2: the {NAMED[what]} on rank {rank} (lane 0, {role}) is not finite (epoch 1,")
     assert "Traceback" not in run.said()
     assert all(tensor.isfinite().all() for tensor in tiny.state(run.folder).values())
     assert [entry["step"] for entry in lines(run.folder)] == [0, 1]

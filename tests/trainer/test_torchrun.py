@@ -87,7 +87,8 @@ def test_a_rank_that_hangs_or_dies_ends_all_and_torchrun_names_no_other(kind, nu
     assert launcher.status() == 1
     who = f"rank {number} (lane 0, {role})"
     # Of a rank that dies torchrun knows before the others are sure: they end in silence, and its witness speaks.
-    lost = f"error: {who} stopped answering: the run ends on all 3 ranks"
+    advice = " (raise the timeout if a step may take longer than 6 seconds)"
+    lost = f"error: {who} stopped answering: the run ends on all 3 ranks{advice}"
     assert launcher.complaints() == ([lost] if kind == signal.SIGSTOP else []), launcher.said()
     told = [line for line in launcher.said().splitlines() if re.match(r"rank \d .* died of ", line)]
     assert len(told) == 1, launcher.said()

@@ -36,10 +36,6 @@ def rank_0_keeps_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
-def started_by_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 def launcher_command() -> str:
     """Return the launcher part of the command that starts as many ranks again; empty for a single process."""
     size = world_size()

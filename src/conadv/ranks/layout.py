@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
@@ -23,7 +24,7 @@ from conadv.catalog import MethodInfo
 from conadv.roles import Place, Role
 
 _DUTIES = {"clean": Role.CLEAN, "adv": Role.ADV, "attack": Role.ATTACK}
-_COUNTED = re.compile(r"\s*(?:([0-9]{1,6})\s+)?(.*)", re.DOTALL)
+_COUNTED = re.compile(r"\s*(?:([1-9][0-9]{0,5})\s+)?(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -82,31 +83,17 @@ class Layout:
         """Return the ranks of a lane."""
         return range(lane * len(self.roles), (lane + 1) * len(self.roles))
 
-    def lane_size(self, chunks: int, of: int = 1) -> int:
-        """Return the number of chunks of a lane; raise a ValueError if its ranks cannot share them equally.
+    def unit(self, of: int = 1) -> int:
+        """Return the number of chunks of which a batch needs a multiple, so that the ranks can share them equally.
 
         Args:
-            chunks: how many chunks a global batch has.
             of: a number of consecutive chunks that ranks with twins do not divide.
         """
-        unit = self.lanes * self.smallest(of)
-        if chunks % unit:
-            twins = f" with twins of some of every {of} chunks" if of > 1 else ""
-            raise ValueError(
-                f"layout {str(self)!r} on {self.world_size} ranks{twins} needs a multiple of {unit} chunks per batch, "
-                f"and there are {chunks}: change the batch size, the chunk size or the ranks"
-            )
-        return chunks // self.lanes
+        with_twins = [of * count for role, count in self.counts.items() if role != Role.CLEAN]
+        return self.lanes * math.lcm(of, *with_twins, *self.counts.values())
 
-    def chunks(self, rank: int, chunks: int) -> range:
-        """Return the chunks of a rank: those of its lane are shared equally by the ranks with the same role."""
-        role, lane = self.role(rank), self.lane_size(chunks)
-        each = lane // self.counts[role]
-        first = self.lane(rank) * lane + (rank % len(self.roles) - self.roles.index(role)) * each
-        return range(first, first + each)
-
-    def check_twins(self, chunks: int, share: Fraction = Fraction(1), shuffled: int = 1) -> None:
-        """Raise a ValueError if chunks with twins cannot be shared equally by the ranks of a role.
+    def check(self, chunks: int, share: Fraction = Fraction(1), shuffled: int = 1) -> None:
+        """Raise a ValueError if the ranks of a role cannot share chunks and twins equally.
 
         Args:
             chunks: how many chunks a global batch has.
@@ -114,19 +101,27 @@ class Layout:
             shuffled: how many consecutive chunks of twins are shuffled together, all of them on one rank.
         """
         of = share.denominator
-        lane = self.lane_size(chunks, of)
+        if chunks % self.unit(of):
+            twins = f" with twins of some of every {of} chunks" if of > 1 else ""
+            raise ValueError(
+                f"layout {str(self)!r} on {self.world_size} ranks{twins} needs a multiple of {self.unit(of)} chunks "
+                f"per batch, and there are {chunks}: change the batch size, the chunk size or the ranks"
+            )
         learning = sum(count for role, count in self.counts.items() if Role.ADV in role) or 1
-        twins = lane // learning // of * share.numerator
-        if twins % shuffled:
+        own = chunks // self.lanes // learning // of * share.numerator
+        if own % shuffled:
             raise ValueError(
                 f"shuffle_twins {shuffled} needs a multiple of {shuffled} chunks with twins on each rank that learns "
-                f"from them, and it has {twins}: lower the chunk size, or change the batch or the ranks"
+                f"from them, and it has {own}: lower the chunk size, or change the batch or the ranks"
             )
 
-    def smallest(self, of: int = 1) -> int:
-        """Return the smallest number of chunks per lane that its ranks can share; see `lane_size`."""
-        shared = [count for role, count in self.counts.items() if role != Role.CLEAN]
-        return math.lcm(of, *(of * count for count in shared), *self.counts.values())
+    def chunks(self, rank: int, chunks: int) -> range:
+        """Return the chunks of a rank: those of its lane are shared equally by the ranks with the same role."""
+        self.check(chunks)
+        role, lane = self.role(rank), chunks // self.lanes
+        each = lane // self.counts[role]
+        first = self.lane(rank) * lane + (rank % len(self.roles) - self.roles.index(role)) * each
+        return range(first, first + each)
 
     def place(self, rank: int, chunks: int) -> Place:
         """Return the place of a rank, if a global batch has `chunks` chunks."""
@@ -144,7 +139,7 @@ class Layout:
 
     def owner(self, duty: Role, chunk: int, chunks: int) -> int:
         """Return the rank that has a duty for one of the `chunks` of a global batch."""
-        ranks = self.ranks(chunk // self.lane_size(chunks))
+        ranks = self.ranks(chunk * self.lanes // chunks)
         return next(rank for rank in ranks if duty in self.role(rank) and chunk in self.chunks(rank, chunks))
 
     def learners(self) -> list[int]:
@@ -182,15 +177,12 @@ def choose_layout(method: MethodInfo, delay: int, world_size: int, chunks: int) 
             needed = math.ceil(method.passes[Role.ATTACK] / _busiest(Layout(tuple(learning), 1), method))
             lanes.append((*learning, *[Role.ATTACK] * needed))
     fitting = [Layout(roles, world_size // len(roles)) for roles in lanes if world_size % len(roles) == 0]
-    fitting = [layout for layout in fitting if chunks % (layout.lanes * layout.smallest()) == 0]
+    fitting = [layout for layout in fitting if chunks % layout.unit() == 0]
     if not fitting:
         texts = ", ".join(f'"{text}"' for text in method.layouts)
-        divisors = [number for number in range(1, chunks + 1) if chunks % number == 0]
-        sizes = sorted({number * len(roles) for number in divisors for roles in lanes})
         raise ValueError(
-            f"no layout of {method.name} ({texts}) fits {world_size} ranks and {chunks} chunks per batch: start "
-            f"{', '.join(map(str, sizes[:8]))}{', ...' * (len(sizes) > 8)} ranks, or change --batch-size or "
-            "--chunk-size"
+            f"no layout of {method.name} ({texts}) fits {world_size} ranks and {chunks} chunks per batch: change the "
+            "ranks, --batch-size or --chunk-size"
         )
 
     def passes(layout: Layout) -> tuple[float, int]:
@@ -212,8 +204,6 @@ def _parse(text: str, duties: Role | None) -> list[tuple[int, Role]]:
     for part in text.split("|"):
         match = _COUNTED.fullmatch(part)
         assert match is not None
-        if match[1] and int(match[1]) < 1:
-            raise ValueError(f"layout {text!r} has 0 ranks for {match[2].strip()!r}: take 1 or more")
         words = [word.strip() for word in match[2].split("+")]
         for word in words:
             if word not in _DUTIES:
@@ -223,15 +213,12 @@ def _parse(text: str, duties: Role | None) -> list[tuple[int, Role]]:
                 )
         groups.append((int(match[1] or 1), [_DUTIES[word] for word in words]))
     listed = [duty for _, some in groups for duty in some]
-    for duty in Role:
-        if duties is not None and duty in duties and duty not in listed:
-            raise ValueError(f"layout {text!r} has no rank for {_name(duty)}: the method needs {_name_role(duties)}")
-        if duties is not None and duty not in duties and duty in listed:
-            raise ValueError(
-                f"layout {text!r} has {_name(duty)}, which the method does not do: use only {_name_role(duties)}"
-            )
-        if listed.count(duty) > 1:
-            raise ValueError(f'layout {text!r} has {_name(duty)} twice: for several ranks write a count, "2 clean"')
+    needed = duties or reduce(or_, listed)
+    if Counter(listed) != Counter(needed):
+        raise ValueError(
+            f"layout {text!r} has {', '.join(map(_name, listed))}, and needs each of {_name_role(needed)} once, and no "
+            'other: for several ranks write a count, "2 clean"'
+        )
     roles = [(count, reduce(or_, some)) for count, some in groups]
     if any(role == Role.CLEAN | Role.ATTACK for _, role in roles):
         raise ValueError(

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 
 from conadv.core.algorithm import ConAdv, Recycled
 from conadv.core.batch import Batch, Chunked
-from conadv.core.state import State
 from conadv.core.twins import LeftTwins, Local
 from conadv.roles import Place, Role
 from conadv.wrappers import span
@@ -88,10 +87,6 @@ class Mailbox:
         self._group, self._device = world.new_group() if exists else None, world.device
         self._sent: deque[tuple[int, Any, Tensor]] = deque()  # with the step
         self._coming: dict[Any, tuple[Any, Tensor]] = {}
-
-    def __len__(self) -> int:
-        """The number of messages in memory."""
-        return len(self._sent) + len(self._coming)
 
     def send(self, message: Tensor, target: int, step: int) -> None:
         self._sent.append((step, dist.isend(message, target, group=self._group), message))
@@ -199,7 +194,7 @@ class Mail(Local):
         super().__init__(model, method.delay, method.twin)
         self._post, self._step = post, method._step
         self._end = 0  # the first batch that no rank attacks ahead
-        self._updates: deque[int] = deque(maxlen=method.delay + 1)  # of the weights, before each of the last steps
+        self._in_a_row = 0  # how many steps, up to this one, each came after an update of the weights
 
     def open(self, end: int) -> None:
         """Begin an epoch, or a run: all batches before `end` come, of which others attack all but the first."""
@@ -208,8 +203,7 @@ class Mail(Local):
 
     def begin(self, t: int, ahead: Any) -> None:
         super().begin(t, None)
-        before = self._updates[-1] if self._updates else 0
-        self._updates.append(before + (not self.same_update))
+        self._in_a_row = 0 if self.same_update else self._in_a_row + 1
         later, count = t + self._delay, self._step.place.chunks
         assert count is not None
         for k in range(count if later < self._end else 0):
@@ -219,13 +213,9 @@ class Mail(Local):
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
         images = self._post.take(t, k)
         # Where a loop leaves out an update, they are of other weights than one process takes.
-        if images is None or self._updates[-1] - self._updates[0] != self._delay:
+        if images is None or self._in_a_row < self._delay:
             return self._post.format.received(super().take(t, k, chunk))
         return Batch(images, chunk.labels, extra=chunk.extra)
-
-    def resume(self, versions: list[State], updated: bool) -> None:
-        self._updates.clear()
-        super().resume(versions, updated)
 
 
 class Passed(LeftTwins):
@@ -236,12 +226,7 @@ class Passed(LeftTwins):
 
     def __init__(self, model: nn.Module, method: Recycled, post: Post) -> None:
         super().__init__(model, method.twin)
-        self._post = post
-        self._t = 0  # the step whose twins are coming
-
-    def begin(self, t: int, ahead: Any) -> None:
-        super().begin(t, ahead)
-        self._t = t
+        self._post, self._step = post, method._step
 
     def take(self, t: int, k: int, chunk: Batch) -> Batch:
         return self._received(t - 1, k, super().take(t, k, chunk))
@@ -250,15 +235,15 @@ class Passed(LeftTwins):
         """Send the twins that this step has left behind, or post their receives."""
         for k, twin in zip(list(self._coming), self._arrived(), strict=True):
             if self._post.learns:
-                self._post.expect(self._t, k)
+                self._post.expect(self._step.t, k)
             else:
-                self._post.send(self._t, k, twin.images)
+                self._post.send(self._step.t, k, twin.images)
                 del self._coming[k]
 
     def items(self) -> list[Batch]:
         """The twins that wait for the next step, in order; waits for those that are still on their way."""
         for k, chunk in zip(list(self._coming), self._arrived(), strict=True):
-            self._coming[k] = self._received(self._t, k, chunk)
+            self._coming[k] = self._received(self._step.t - 1, k, chunk)
         return super().items()
 
     def _received(self, t: int, k: int, chunk: Batch) -> Batch:

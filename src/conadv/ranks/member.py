@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import warnings
 from collections.abc import Callable, Generator, Iterable
-from functools import partial
 from itertools import chain, islice, repeat
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -27,25 +27,16 @@ from .mail import Mail, Passed, Post, Wire
 from .pool import Pool
 from .world import World
 
-# What may not be finite, in the order in which it is checked.
-CULPRITS = ("loss", "gradient", "statistics of a BatchNorm layer")
 # The signals that ask a rank to stop, in the order of the numbers that count them.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Before the statistics: requests to stop by signal, losses, how many ranks have each culprit, and the sum of their
-# numbers, counted from 1.
-_STOPS, _LOSSES, _COUNTS, _RANKS, _HEAD = slice(0, 2), slice(2, 4), slice(4, 7), slice(7, 10), 10
+# Before the statistics: requests to stop by signal, losses, on how many ranks something is not finite, and the sum of
+# their numbers, counted from 1.
+_STOPS, _LOSSES, _BAD, _HEAD = slice(0, 2), slice(2, 4), slice(4, 6), 6
 _COMPARED = 100  # steps between two comparisons of the weights of the ranks; the trainer also compares before it saves
 
 
 class StepError(FloatingPointError):
-    """After a step a number is not finite, or ranks have different weights; all learning ranks raise it together.
-
-    `speaks` is True on the rank that prints it.
-    """
-
-    def __init__(self, text: str, speaks: bool = True) -> None:
-        super().__init__(text)
-        self.speaks = speaks
+    """After a step a number is not finite, or ranks have different weights; all learning ranks raise it together."""
 
 
 class Outcome:
@@ -53,7 +44,8 @@ class Outcome:
 
     Args:
         numbers: the head of the short all_reduce, which may still be on the device.
-        refuse: raises a StepError, given what is not finite and the numbers of the ranks, counted from 1.
+        step: its number, for messages.
+        layout: the roles of the ranks, for messages.
     """
 
     clean_loss = adv_loss = 0.0
@@ -61,10 +53,10 @@ class Outcome:
     signal = 0
     """The signal that asked some rank to stop, after `read`; 0: none."""
 
-    def __init__(self, numbers: Tensor, refuse: Callable[[str, int, int], None]) -> None:
+    def __init__(self, numbers: Tensor, step: int, layout: Layout) -> None:
         self.losses = Losses(*numbers[_LOSSES])
         """The mean losses over the whole batch, on the device."""
-        self._refuse = refuse
+        self._step, self._layout = step, layout
         self._copied: torch.cuda.Event | None = None
         if numbers.is_cuda:
             numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
@@ -77,10 +69,11 @@ class Outcome:
         if self._copied is not None:
             self._copied.synchronize()
         numbers = self._numbers.tolist()
-        for culprit, count, ranks in zip(CULPRITS, numbers[_COUNTS], numbers[_RANKS], strict=True):
-            if count:
-                self._refuse(culprit, int(count), int(ranks))
         self.clean_loss, self.adv_loss = numbers[_LOSSES]
+        count, ranks = map(int, numbers[_BAD])
+        if count:
+            culprit = "loss" if not math.isfinite(sum(numbers[_LOSSES])) else "gradient, or a statistic of BatchNorm,"
+            raise StepError(f"step {self._step}: the {culprit} on {_name(self._layout, count, ranks)} is not finite")
         self.signal = max(number * bool(count) for number, count in zip(_SIGNALS, numbers[_STOPS], strict=True))
         return self
 
@@ -138,17 +131,18 @@ class Member:
         if world.size > 1:
             self._average_gradients()
         self._route_twins()
-        keeps = world.is_main and not isinstance(method, ConAdv)  # which keeps them itself
-        self._stale = StaleWeights(self._model, method.delay if keeps else 0)
+        twins = method.twins.local if isinstance(method.twins, Pool) else method.twins
+        self._local = twins if isinstance(twins, Local) else None
+        self.stale: StaleWeights
+        """The weights of the last `delay` steps; on ranks that do not need them perhaps none."""
+        if self._local is not None:
+            self.stale = self._local.stale
+        else:
+            self.stale = StaleWeights(self._model, method.delay if world.is_main else 0)
 
     @property
     def only_attacks(self) -> bool:
         return self.place.role == Role.ATTACK
-
-    @property
-    def stale(self) -> StaleWeights:
-        """The weights of the last `delay` steps; on ranks that do not need them perhaps none."""
-        return self._stale if self._local is None else self._local.stale
 
     def feed(self, batches: Iterable[Any], end: int) -> Generator[tuple[Any, Any]]:
         """The arguments of `step`, for the batches of this rank from now on to the one before `end`."""
@@ -182,7 +176,8 @@ class Member:
         losses = self.method(now, ahead)
         with span("gradient sum"):
             outcome = self._agree(losses, stop)
-        self._stale.keep()
+        if self._local is None:  # which keeps them itself
+            self.stale.keep()
         return outcome
 
     def resume(self, step: int, versions: list[dict[str, Tensor]]) -> None:
@@ -190,8 +185,8 @@ class Member:
         self._step.t = step
         if self._local is not None:
             self._local.resume(versions, updated=True)
-        elif self._stale.versions:
-            self._stale.load(versions)
+        elif self.stale.versions:
+            self.stale.load(versions)
 
     def prime(self, batch: Any, t: int) -> None:
         """Evaluate again the twins that step t left behind, with the weights that the model has now."""
@@ -207,21 +202,16 @@ class Member:
         """Raise a StepError on all learning ranks if their weights differ in any bit."""
         if self.world.size == 1 or self.only_attacks:
             return
-        total = checksum(list(self._model.parameters()))
-        bounds = torch.stack([total, -total])
-        dist.all_reduce(bounds, dist.ReduceOp.MAX, self._learners)
-        if int(bounds.sum()) == 0:  # the largest is the smallest
-            return
-        table = total.new_zeros(self.world.size)
-        table[self.world.rank] = total
-        own = self.world.all_reduce(table, self._learners)[self.layout.learners()].tolist()
-        usual = [value for value in own if 2 * own.count(value) > len(own)]  # of two ranks, either may be wrong
-        odd = [rank for rank, value in zip(self.layout.learners(), own, strict=True) if value not in usual]
-        if odd:
+        own = checksum(list(self._model.parameters()))
+        of_main = own.clone()
+        dist.broadcast(of_main, self.world.main, self._learners)
+        differs = (own != of_main).long()
+        count, ranks = self.world.all_reduce(differs * differs.new_tensor([1, self.world.rank + 1]), self._learners)
+        if count:
             raise StepError(
-                f"step {step}: the weights of {', '.join(map(self.layout.describe, odd))} differ from those of other "
-                "ranks (faulty memory, or machines that compute differently): resume on other machines",
-                self.world.is_main,
+                f"step {step}: the weights on {_name(self.layout, int(count), int(ranks))} differ from those on "
+                f"{self.layout.describe(self.world.main)} (faulty memory, or machines that compute differently): "
+                "resume on other machines"
             )
 
     def share_weights(self) -> None:
@@ -238,12 +228,6 @@ class Member:
         if signal_number:
             self.post.send_weights(self._step.t, signal_number)
         self.post.drain()
-
-    @property
-    def _local(self) -> Local | None:
-        twins = self.method.twins
-        twins = twins.local if isinstance(twins, Pool) else twins
-        return twins if isinstance(twins, Local) else None
 
     def _average_gradients(self) -> None:
         """Let DistributedDataParallel average the gradients of the learning ranks."""
@@ -289,32 +273,32 @@ class Member:
                     self.post.send(t, k, method.twin(t, k, chunk).images)
             step.t += 1
         stops = torch.tensor([float(note == number) for number in _SIGNALS])
-        return Outcome(torch.cat([stops, torch.zeros(_HEAD - len(stops))]), partial(self._refuse, step.t))
-
-    def _gradient_total(self) -> Tensor:
-        """A number that is not finite if a gradient of this rank is not; averages of finite numbers are finite."""
-        totals, self._own_totals[:] = list(self._own_totals), []
-        gradients = [weight.grad for weight in self._model.parameters() if weight.grad is not None]
-        return torch.stack(totals or list(torch._foreach_norm(gradients, 1))).sum()
+        return Outcome(torch.cat([stops, torch.zeros(_HEAD - len(stops))]), step.t, self.layout)
 
     def _agree(self, losses: Losses, stop: int) -> Outcome:
         """The short all_reduce of a step: requests to stop, losses, what is not finite, and statistics."""
         like = self._statistics[0] if self._statistics else losses.clean
         values = torch.stack([*losses]).to(like.device, torch.promote_types(like.dtype, torch.float32))
-        checked = (values, self._gradient_total(), torch.cat([*self._statistics, values[:0]]))
-        bad = torch.stack([part.isfinite().all().logical_not() for part in checked]).to(values)
+        own = torch.cat([values, self._gradient_total(), *self._statistics])
+        bad = own.isfinite().all().logical_not().to(values)[None]
         stops = torch.cat([torch.full_like(values[:1], stop == number) for number in _SIGNALS])
         tail = torch.cat([stops, values, bad, bad * (self.world.rank + 1), *self._statistics])
         self.world.all_reduce(tail, self._learners)
         if self._statistics:
             sizes = [len(part) for part in self._statistics]
             torch._foreach_copy_(self._statistics, list(tail[_HEAD:].split(sizes)))
-        return Outcome(tail[:_HEAD], partial(self._refuse, self.method.step - 1))
+        return Outcome(tail[:_HEAD], self.method.step - 1, self.layout)
 
-    def _refuse(self, step: int, culprit: str, count: int, ranks: int) -> NoReturn:
-        """Say what is not finite, and on which rank, or on how many."""
-        who = self.layout.describe(ranks - 1) if count == 1 else f"{count} ranks"
-        raise StepError(f"step {step}: the {culprit} on {who} is not finite", self.world.is_main)
+    def _gradient_total(self) -> Tensor:
+        """A number that is not finite if a gradient of this rank is not; averages of finite numbers are finite."""
+        totals, self._own_totals[:] = list(self._own_totals), []
+        gradients = [weight.grad for weight in self._model.parameters() if weight.grad is not None]
+        return torch.stack(totals or list(torch._foreach_norm(gradients, 1))).sum()[None]
+
+
+def _name(layout: Layout, count: int, ranks: int) -> str:
+    """So many ranks, the sum of whose numbers, counted from 1, is `ranks`."""
+    return layout.describe(ranks - 1) if count == 1 else f"{count} ranks"
 
 
 def check_statistics(model: nn.Module, layout: Layout) -> None:

@@ -20,7 +20,6 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import Sampler
 
 from conadv import last_words
 from conadv.core.attack import Loss
@@ -32,12 +31,13 @@ from conadv.core.twins import as_share
 from conadv.roles import Place
 from conadv.wrappers import is_exchanged
 
-from .agreement import AgreedError, check_agreement
+from .agreement import check_agreement
 from .faults import guarded
 from .launch import world_size
 from .layout import Layout
 from .mail import Wire
 from .member import Member, Outcome, StepError
+from .sampler import TeamSampler
 from .world import World, joined
 
 _RANK = "rank."  # before the number of a rank, in a state that holds one for each
@@ -80,14 +80,13 @@ class Team:
     def __enter__(self) -> Self:
         size = dist.get_world_size() if dist.is_initialized() else world_size()
         self._layout = layout = Layout.fit(self._text, world_size=size)
-        layout.place(0, self._chunks)  # raises a ValueError if the ranks cannot share the chunks
+        layout.check(self._chunks)
         with ExitStack() as stack:
             self.world = world = stack.enter_context(joined(self._timeout, main=layout.learners()[0]))
             self.place = layout.place(world.rank, self._chunks)
             if size > 1:
                 stack.enter_context(last_words.witnessed(layout.describe(world.rank)))
-            hint = "raise the timeout of the Team"
-            stack.enter_context(guarded(world, layout, (AgreedError, StepError), hint=hint, raises=True))
+            stack.enter_context(guarded(world, layout, (StepError,), raises=True))
             check_agreement(world, {"flags": {**self._flags, "torch": torch.__version__}})
             self._stack = stack.pop_all()
         return self
@@ -120,7 +119,7 @@ class Team:
         if is_exchanged(model):
             raise ValueError("a Team sums gradients itself: pass the model without DistributedDataParallel or FSDP")
         layout = Layout.fit(self._text, factory.duties, self.world.size)
-        layout.check_twins(self._chunks, as_share(options.get("twin_share", 1)), options.get("shuffle_twins", 1))
+        layout.check(self._chunks, as_share(options.get("twin_share", 1)), options.get("shuffle_twins", 1))
         self.world.broadcast_tensors([*model.parameters(), *model.buffers()])
         method = factory(model, loss, *arguments, **options, chunk_size=self._chunk_size, seed=self._seed)
         check_agreement(self.world, {"method": method._compared()})
@@ -234,40 +233,3 @@ class TeamMethod:
             wanted = f"{member.place.chunks} chunks of {self._chunk_size} images"
             raise ValueError(f"{who} needs batches of {wanted}: take the batches from team.sampler")
         return batch
-
-
-class TeamSampler(Sampler[list[int]]):
-    """Yields the indices of the images that one rank sees in each step.
-
-    The order of an epoch depends only on the seed and the epoch, so results do not depend on the layout. The images
-    that do not fill the last batch are left out, different ones in each epoch. `own`: which images of a batch this rank
-    sees.
-    """
-
-    def __init__(self, data: Sized, batch_size: int, own: slice, seed: int, shuffle: bool = True) -> None:
-        if len(data) < batch_size:
-            raise ValueError(f"{len(data)} images do not fill a batch of {batch_size}: take a smaller batch")
-        self._size, self._batch_size, self._own = len(data), batch_size, own
-        self._seed, self._shuffle = seed, shuffle
-        self.set_epoch(0)
-
-    def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Set the epoch, which decides the order, as in PyTorch's DistributedSampler.
-
-        Args:
-            epoch: the number of the epoch.
-            start: the first batch to yield, to resume in the middle of an epoch.
-        """
-        self._epoch, self._start = epoch, start
-
-    def __len__(self) -> int:
-        return max(0, self._size // self._batch_size - self._start)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order = torch.arange(self._size)
-        if self._shuffle:
-            # No epoch of one seed has the order of an epoch of another, for seeds below 2**31. PyTorch takes 63 bits.
-            generator = torch.Generator().manual_seed(((self._seed << 32) + self._epoch) % 2**63)
-            order = torch.randperm(self._size, generator=generator)
-        for batch in order.split(self._batch_size)[self._start : self._start + len(self)]:
-            yield batch[self._own].tolist()

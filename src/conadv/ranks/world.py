@@ -49,12 +49,9 @@ class World:
             dist.all_reduce(tensor, group=group)
         return tensor
 
-    def all_reduce_max(self, number: int) -> int:
-        """Return the largest `number` of all ranks."""
-        largest = torch.tensor(number, device=self.device)
-        if self.size > 1:
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return int(largest)
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag of any rank is set; waits until all ranks have called it."""
+        return flag if self.size == 1 else bool(self.all_reduce(torch.tensor(float(flag), device=self.device)))
 
     def broadcast(self, data: bytes, source: int | None = None) -> bytes:
         """Return the bytes of one rank on every rank; by default those of `main`."""
@@ -88,7 +85,7 @@ class World:
 
     def barrier(self) -> None:
         """Wait until all ranks have called it."""
-        self.all_reduce_max(0)
+        self.any(False)
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:

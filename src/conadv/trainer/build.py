@@ -284,9 +284,9 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
             f"attackers and the roles of layout {str(layout)!r} exclude each other: drop --layout or --attackers"
         )
     if Role.ADV in layout.duties:
-        layout.check_twins(chunks, as_share(recipe.twin_share), recipe.shuffle_twins)
+        layout.check(chunks, as_share(recipe.twin_share), recipe.shuffle_twins)
     else:
-        layout.check_twins(chunks)
+        layout.check(chunks)
     return layout
 
 

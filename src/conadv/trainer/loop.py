@@ -133,7 +133,7 @@ def _log(job: Job, sinks: Sequence[Sink], taken: _Taken, evaluates: bool = False
     except StepError as error:
         at = f"epoch {epoch}, batch {batch}, learning rate {taken.rate:.4g}"
         advice = "try a lower --optimizer.lr or a longer --schedule.warmup-epochs"
-        raise StepError(f"{error} ({at}): {advice}", error.speaks) from None
+        raise StepError(f"{error} ({at}): {advice}") from None
     weight = job.adv_weight(taken.step)
     metrics = {
         "epoch": (taken.step + 1) / job.stream.steps_per_epoch,

@@ -17,7 +17,7 @@ from types import FrameType
 
 from conadv import last_words
 from conadv.last_words import end_process, say_line
-from conadv.ranks.launch import local_rank, own_rank, started_by_torchrun
+from conadv.ranks.launch import local_rank, own_rank
 
 _HEARD = (signal.SIGTERM, signal.SIGINT)
 # Seconds in which a second signal is ignored: `timeout` and some schedulers send each one twice.
@@ -123,7 +123,7 @@ def _read_by_thread(request: StopRequest) -> Iterator[None]:
 
 def _listen(reader: socket.socket, request: StopRequest) -> None:
     """Record the first signal, and end the process at a later one; return when the socket is closed."""
-    parent = os.getppid() if started_by_torchrun() else None
+    parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None  # torchrun
     first: float | None = None
     reader.settimeout(_LOOK)
     while True:

@@ -19,7 +19,7 @@ from conadv import __version__
 from conadv.config import RESUMABLE, Recipe, dump_recipe, flatten, load_recipe, override, recipe_of_run
 from conadv.core.algorithm import ConAdv
 from conadv.core.splitbn import plain_state_dict
-from conadv.ranks.agreement import AgreedError, check_agreement, from_main, on_all
+from conadv.ranks.agreement import check_agreement, from_main
 from conadv.ranks.faults import guarded
 from conadv.ranks.launch import world_size
 from conadv.ranks.layout import Layout
@@ -42,7 +42,7 @@ from .stop import Interrupted, listening, stopped_early
 # Flags that may differ between machines. The content of the data is compared separately.
 _MACHINE_FLAGS = ("threads", "data.path", "data.workers")
 # Errors that all ranks raise together.
-_AGREED = (AgreedError, Interrupted, StepError)
+_AGREED = (Interrupted, StepError)
 
 
 def train(
@@ -74,7 +74,8 @@ def train(
         The settings, speed and final accuracy of the run, and its folder as `run`. Empty on all ranks but that one.
 
     Raises:
-        ValueError: The recipe, the data or a folder cannot be used; the message says what to do.
+        ValueError: The recipe, the data or a folder cannot be used; the message says what to do. If ranks differ in
+            what they find, all processes end instead, and one prints the message.
         FloatingPointError: A loss, a gradient or a statistic is not finite.
         KeyboardInterrupt: The run was interrupted, and its state is saved; SystemExit, if it was a SIGTERM.
     """
@@ -152,14 +153,13 @@ def train_recipe(
 
 
 def _build(recipe: Recipe, world: World, data: DataSet | None) -> Task:
-    """Build the network and the data; an error of any rank is raised on all of them."""
+    """Build the network and the data."""
     flags = {key: value for key, value in flatten(recipe).items() if key not in _MACHINE_FLAGS}
     check_agreement(world, {"flags": flags})  # first, since everything else depends on the flags
     opened = [] if data is None else [data]
     if world.size > 1:  # rank 0 first: the others find its index of shards and its search for damage in the cache
         from_main(world, lambda: opened.append(open_task_data(recipe)))
-
-    return on_all(world, lambda: build_task(recipe, world.device, trains=True, data=opened[0] if opened else None))
+    return build_task(recipe, world.device, trains=True, data=opened[0] if opened else None)
 
 
 def versions() -> dict[str, str]:
