@@ -121,7 +121,7 @@ class Mailbox:
 class Post:
     """All messages of one rank: twins, chunk by chunk, and the weights of each step, for ranks that only attack.
 
-    Such a rank may fall behind by `delay`: as many steps as pass until its twins are needed. Every rank must make one.
+    Such a rank may fall behind by `delay` - 1 steps before others wait for its twins. Every rank must make one.
     `wire` is the message format of twins, and may be set later, before the first.
     """
 
@@ -197,7 +197,7 @@ class Mail(Local):
         self._in_a_row = 0  # how many steps, up to this one, each came after an update of the weights
 
     def open(self, end: int) -> None:
-        """Begin an epoch, or a run: all batches before `end` come, of which others attack all but the first."""
+        """Begin an epoch, or a run: all batches before `end` come, of which others attack all but the first `delay`."""
         self._post.twins.drain()
         self._end = end
 
