@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -233,6 +234,12 @@ def test_vanilla_takes_a_plain_model_in_one_chunk_only() -> None:
         Vanilla(split_batchnorm(small_cnn(), ("main",)), F.cross_entropy, chunk_size=size)
 
 
+@every_method
+def test_only_recycled_has_a_state_of_each_rank(setting: Setting) -> None:
+    about = json.loads(bytes(setting.make(make_model()).state_dict()["about"].tolist()))
+    assert (about["rank"] is None) == (setting.method != "recycled")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -243,6 +250,7 @@ def test_vanilla_takes_a_plain_model_in_one_chunk_only() -> None:
         (lambda model: Recycled(model, F.cross_entropy, ATTACK, adv_weight=1.0), "adv_weight 1.0: from 0 to below 1"),
         (lambda model: Recycled(model, F.cross_entropy, replace(ATTACK, steps=2)), "steps=1, targeted=False"),
         (lambda model: Recycled(model, F.cross_entropy, replace(ATTACK, targeted=True)), "steps=1, targeted=False"),
+        (lambda _: PGD(0.1, low=0.5, high=0.5), "two numbers in this order"),
         (lambda _: Vanilla(nn.Flatten(), F.cross_entropy), "a model without parameters"),
     ],
 )
