@@ -106,6 +106,8 @@ def test_one_dataset_is_split_and_its_names_and_labels_are_taken(named) -> None:
         (lambda: Images(lambda pixels: torch.full((3, 4, 4), 300)), "no image: it must be"),
         (lambda: Images(lambda pixels: torch.rand(3, 4, 4)), "another one each time: leave augmentation to the"),
         (lambda: Images(lambda pixels: torch.full((3, 4, 4), torch.nan)), "floats outside"),
+        (lambda: Images(lambda pixels: pixels.transpose(2, 0, 1)), r"height 3 and width 12 with 16 channels: order"),
+        (lambda: Images(torch.from_numpy), r"height 16 and width 3 with 12 channels: .*a tensor as \(C, H, W\)"),
     ],
 )
 def test_something_else_is_refused_in_one_line(named, make, message: str) -> None:

@@ -1,8 +1,4 @@
-"""Encoded images on disk: image folders, and tar shards, which are read at random by an index of offsets.
-
-train/CLASS/*.jpg, val/CLASS/*.jpg ──────────────────────────────────────────────► Files ──► os.pread an image
-*train*.tar, *val*.tar ── headers, once ──► index (name, offset, size, label) ──► cache ─┘
-"""
+"""Encoded images on disk: image folders, and tar shards, which are read at random by an index of offsets."""
 
 from __future__ import annotations
 

@@ -57,16 +57,20 @@ def _pixels(image: Any, channels: int) -> Pixels:
         image = image.movedim(0, -1).numpy()
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3:
         raise ValueError("no image: it must be a Pillow image, an (H, W, C) array of bytes, or a (C, H, W) tensor")
+    height, width, found = image.shape
+    if found > 4 and (height in (1, 3) or width in (1, 3)):
+        raise ValueError(
+            f"an image of height {height} and width {width} with {found} channels: order the axes of an array as "
+            "(H, W, C), and those of a tensor as (C, H, W)"
+        )
     return image
 
 
 def open_own(reference: str, channels: int) -> Found:
     """Training and test images of `package.module:callable`.
 
-    It is called without arguments, and returns a Dataset, or a pair of them for training and test. An item is (image,
-    label) and the same each time: augmentation is up to the trainer. An image is a Pillow image, an (H, W, C) array of
-    bytes, or a (C, H, W) tensor of bytes or of floats in [0, 1]. The attributes `targets` and `classes`, if there are
-    any, are the labels, which are otherwise read from the items, and the names of the classes.
+    docs/command-line.md says what it returns. The attributes `targets` and `classes`, if there are any, are the labels,
+    which are otherwise read from the items, and the names of the classes.
     """
     with naming(reference, "return a Dataset, or a pair of them, of (image, label)"):
         made = load_callable(reference)()
