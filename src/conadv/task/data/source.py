@@ -110,8 +110,6 @@ class Source:
     ) -> None:
         self.pictures, self.classes = pictures, classes
         self.rows = np.arange(len(labels)) if rows is None else rows
-        if labels.ndim != 1 or labels.dtype.kind not in "iu":
-            raise ValueError(f"labels are {labels.dtype} of shape {labels.shape}: give one whole number per image")
         if len(wrong := np.flatnonzero((labels < 0) | (labels >= len(classes)))):
             raise ValueError(
                 f"{self.name(wrong[0])} has label {labels[wrong[0]]}, but the {len(classes)} classes are numbered "
@@ -182,6 +180,9 @@ def labelled(
     pictures: Sequence[Pictures], labels: Sequence[NDArray[Any]], classes: tuple[str, ...] | None = None
 ) -> list[Source]:
     """A source for each part; without names for the classes, these are 0 to the largest label."""
+    for own in labels:
+        if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu"):
+            raise ValueError(f"labels are {own.dtype} of shape {own.shape}: give one whole number per image")
     if not classes:
         largest = max(int(part.max(initial=0)) for part in labels)
         if largest >= _MAX_CLASSES:
