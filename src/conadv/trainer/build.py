@@ -194,6 +194,8 @@ def _model(
 ) -> tuple[nn.Module, list[str]]:
     """Build the network with its branches, in the memory format that is fastest for convolutions; notes about it."""
     classes, shape = len(data.train.classes), augment.shape(data.train)
+    if recipe.data.channels not in (3, shape[0]):  # 3, the default, leaves arrays as they are
+        raise ValueError(f"data.channels {recipe.data.channels}: these images have {shape[0]}, and keep them: drop it")
     pixels = normalization(recipe.model, shape[0], recipe.pretrained)
     build = partial(build_model, recipe.model, classes, shape[0], recipe.width, pixels.get("mean"), pixels.get("std"))
     model, notes = build(), list[str]()
