@@ -90,6 +90,11 @@ def test_grey_images_and_labels_in_a_column_as_keras_has_them(tmp_path: Path) ->
     assert data.train.labels.tolist() == [0, 1, 2, 1]
 
 
+def test_names_of_classes_are_beside_an_npz(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    assert open_data(None, write(tmp_path / "file.npz")).train.classes == ("a", "b", "c")
+
+
 def test_names_of_classes_bound_the_labels(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder")
     (folder / "classes.txt").write_text("a\nb\nkrähe\nd\n", "utf-8")

@@ -209,8 +209,8 @@ def _index(shard: Path) -> tuple[list[tuple[str, int, int, int]], list[tuple[str
 
 
 def class_names(root: Path) -> tuple[str, ...] | None:
-    """The lines of classes.txt, if there is one next to the data."""
-    file = root / "classes.txt"
+    """The lines of classes.txt, if there is one in the folder of the data, or beside its file."""
+    file = (root if root.is_dir() else root.parent) / "classes.txt"
     with naming(file, "write one class per line, as UTF-8"):
         return tuple(read_file(file).decode("utf-8").splitlines()) if file.is_file() else None
 
