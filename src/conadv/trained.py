@@ -160,12 +160,13 @@ class Network:
 
 
 def read_export(path: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Read the facts about the network (None: there are none) and the weights from an export."""
+    """Read the facts about the network (None: there are none) and the weights from an export or best.safetensors."""
     try:
         with safetensors.safe_open(path, "pt") as file:
-            facts = json.loads((file.metadata() or {}).get(NETWORK, "null"))
+            metadata = file.metadata() or {}
+        facts = json.loads(metadata.get(NETWORK, "null")) or json.loads(metadata.get("about", "{}")).get(NETWORK)
         return facts, safetensors.torch.load_file(path)
-    except (OSError, ValueError, RecursionError, safetensors.SafetensorError):
+    except (OSError, ValueError, AttributeError, RecursionError, safetensors.SafetensorError):
         raise ValueError(
             f"{path} is neither a run folder nor a safetensors export: pass what conadv train or conadv export wrote"
         ) from None

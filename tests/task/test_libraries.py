@@ -16,6 +16,7 @@ from conadv import cli
 from conadv.config import load_recipe
 from conadv.task.libraries import build_pretrained
 from conadv.task.models import build_model
+from conadv.trainer.build import build_task, network_facts
 from support import tiny
 
 SMALL = partial(build_model, "resnet8", in_channels=3, width=4)
@@ -90,6 +91,9 @@ class Net(nn.Module):
         for parameter in self.parameters():
             nn.init.constant_(parameter, value)
 
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.stem(images).mean(dim=(2, 3)))
+
 
 TRAINED, NEW = 3.0, 1.0
 
@@ -103,7 +107,10 @@ def fake_timm() -> SimpleNamespace:
         return Net(num_classes, TRAINED if pretrained else NEW, in_chans)
 
     return SimpleNamespace(
-        is_model=["net", "untrained"].__contains__, list_models=lambda: ["net"], create_model=create_model
+        is_model=["net", "untrained"].__contains__,
+        list_models=lambda: ["net"],
+        create_model=create_model,
+        get_pretrained_cfg=lambda name: SimpleNamespace(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)),
     )
 
 
@@ -136,6 +143,20 @@ def test_the_weights_of_a_library(name: str, classes: int) -> None:
     assert len(model.head.bias) == classes
     if name.startswith("torchvision"):
         assert model.head.bias[0].item() == (TRAINED if classes == 1000 else NEW)
+
+
+@pytest.mark.parametrize(("pretrained", "mean", "std"), [(True, 0.5, 0.25), (False, 0.485, 0.229)])
+def test_the_weights_of_timm_get_images_normalized_as_in_their_training(
+    pretrained: bool, mean: float, std: float
+) -> None:
+    data = {"data__name": "synthetic", "data__image_size": 8, "precision": "float32", "method": "vanilla"}
+    recipe = tiny.recipe(model="timm:net", pretrained=pretrained, **data)
+    trained, evaluated = (build_task(recipe, torch.device("cpu"), trains) for trains in (True, False))
+    facts = network_facts(evaluated)
+    assert (facts["mean"][0], facts["std"][0]) == (mean, std)
+    for task in (trained, evaluated):
+        normalize = task.model.get_submodule("normalize_pixels")
+        assert (normalize.mean[0].item(), normalize.std[0].item()) == pytest.approx((mean, std))
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 from torch import nn
 
 from conadv import cli, split_batchnorm
+from conadv.task.data.arrays import digits
 from conadv.trainer.build import build_task
 from conadv.trainer.checkpoint import BEST, BEST_BY, BestWeights, read_best
 from support import tiny
@@ -32,18 +34,18 @@ def numbered(model: nn.Module, number: float) -> None:
 
 def test_it_keeps_the_weights_of_the_best_evaluation_and_warns_once_of_a_collapse(tmp_path: Path) -> None:
     model, said = split_batchnorm(small_cnn()), list[str]()
-    best = BestWeights(tmp_path, model, said.append)
+    best = BestWeights(tmp_path, model, {"width": 4}, said.append)
     for number, accuracy in enumerate([20.0, 40.0, 39.0, 20.5, 19.0, 1.0]):
         numbered(model, number)
         best.log(10 * number, {METRIC: accuracy, "test_top1": 90.0})
         best.log(10 * number + 1, {"loss": 1.0})
         assert len(said) == (number >= 4), "below half of the best"
     assert weight_of(tmp_path) == 1
-    assert read_best(tmp_path / BEST).about == {"step": 10, METRIC: 40.0, "format": 3}
+    assert read_best(tmp_path / BEST).about == {"step": 10, METRIC: 40.0, "format": 3, "network": {"width": 4}}
     assert "fell from 40.0 % (step 10) to 19.0 %" in said[0]
     small_cnn().load_state_dict(safetensors.torch.load_file(tmp_path / BEST))  # of the plain model
 
-    resumed = BestWeights(tmp_path, model, said.append)
+    resumed = BestWeights(tmp_path, model, {"width": 4}, said.append)
     numbered(model, 7)
     resumed.log(70, {METRIC: 30.0})
     assert weight_of(tmp_path) == 1
@@ -55,7 +57,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / BEST).write_bytes(b"nothing")
     model = split_batchnorm(small_cnn())
     with pytest.raises(ValueError, match=r"best\.safetensors is damaged"):
-        BestWeights(tmp_path, model, print)
+        BestWeights(tmp_path, model, {}, print)
 
 
 def test_held_out_images_are_of_all_classes_and_not_learnt_from() -> None:
@@ -106,6 +108,10 @@ def test_without_held_out_images_test_accuracy_decides(tmp_path: Path, capsys: p
     capsys.readouterr()
     assert cli.main(["eval", run, "--best", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["test_top1"] == max(*watched, summary["test_top1"])
+    image = tmp_path / "0.png"
+    Image.fromarray(digits().test.image(0)[..., 0]).save(image)
+    assert cli.main(["predict", f"{run}/{BEST}", str(image), "--top", "10", "--json"]) == 0
+    assert {one["class"] for one in json.loads(capsys.readouterr().out)[str(image)]} == set("0123456789")
 
 
 def test_a_run_that_is_only_evaluated_at_its_end_has_no_best_weights(

@@ -81,6 +81,17 @@ def test_what_a_recipe_says_stays(tmp_path):
     assert resolved(digits, open_data("digits", train_size=100)) == digits
 
 
+@pytest.mark.parametrize(("kind", "channels"), [("digits", 4), ("colour", 1), ("colour", 4)])
+def test_channels_that_arrays_do_not_have_are_refused(kind: str, channels: int, tmp_path: Path) -> None:
+    path, own = tmp_path / "colour.npz", {"digits": 1, "colour": 3}[kind]
+    np.savez(path, train_images=np.zeros((60, 8, 8, 3), np.uint8), train_labels=np.arange(60) % 10)
+    recipe = tiny.recipe(**{"data__path": str(path), "data__train_size": 40} if kind == "colour" else {})
+    for same in (3, own):  # 3 is the default
+        build_task(replace(recipe, data=replace(recipe.data, channels=same)), torch.device("cpu"))
+    with pytest.raises(ValueError, match=f"^data.channels {channels}: these images have {own}, and keep them: drop it"):
+        build_task(replace(recipe, data=replace(recipe.data, channels=channels)), torch.device("cpu"))
+
+
 def test_a_folder_of_photographs_of_any_shape_trains_without_a_recipe(tmp_path, capsys):
     path = photographs(tmp_path / "photos", (90, 70))
     Image.new("RGB", (64, 120)).save(path / "train" / "cat" / "tall.png")

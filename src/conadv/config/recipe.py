@@ -128,7 +128,7 @@ class Data:
     """Height and width in pixels to resize to. none: 224 for the augmentations of photographs, else
     as they are stored (synthetic: 32)."""
     channels: Annotated[int, number(gte=1, lte=10**4)] = 3
-    """Colour channels: of synthetic data, and what encoded images are converted to (1 or 3)."""
+    """Colour channels: of synthetic data, and what encoded images are converted to (1 or 3). Arrays keep theirs."""
     augment: Literal[
         "auto", "none", "crop", "crop-flip", "resized-crop", "autoaugment-cifar10", "autoaugment-imagenet"
     ] = "auto"  # fmt: skip

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from textwrap import shorten
@@ -42,6 +43,16 @@ def build_from_library(
     model.add_module(_NORMALIZE, normalize)  # it follows the model to its device, and has no keys in its state
     model.register_forward_pre_hook(_normalize)
     return model
+
+
+def trained_with(reference: str) -> dict[str, tuple[float, ...]]:
+    """Return mean and std of the images that the weights of timm:NAME were trained with; empty: it does not say."""
+    library, _, name = reference.partition(":")
+    facts = None
+    if library == "timm":
+        with suppress(RuntimeError):  # NAME.TAG without such weights: whoever builds the model is told
+            facts = _imported(library).get_pretrained_cfg(name)
+    return {"mean": tuple(facts.mean), "std": tuple(facts.std)} if facts else {}
 
 
 def load_callable(reference: str) -> Callable[..., object]:

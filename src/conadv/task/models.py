@@ -21,7 +21,9 @@ from conadv.catalog import is_callable
 from conadv.core.seeds import untouched_randomness
 from conadv.machine import is_out_of_memory
 
-from .libraries import build_from_callable, build_from_library, first_line
+from .libraries import build_from_callable, build_from_library, first_line, trained_with
+
+_IMAGENET: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 class Normalize(nn.Module):
@@ -152,6 +154,16 @@ def build_model(
         (nearest,) = difflib.get_close_matches(name, RESNETS, n=1, cutoff=0)
         raise ValueError(f"unknown model {name!r}, did you mean {nearest!r}? Choose one of {', '.join(RESNETS)}")
     return _resnet(RESNETS[name], classes, in_channels, width, normalize)
+
+
+def normalization(name: str, channels: int, pretrained: bool | str) -> dict[str, tuple[float, ...]]:
+    """Return the mean and standard deviation that a model normalizes images with; empty: it takes them as they are.
+
+    Colour images get those that the weights of a library were trained with, or else ImageNet's; others stay in [0, 1].
+    """
+    if channels != 3 or is_callable(name):
+        return {}
+    return (pretrained is True and trained_with(name)) or _IMAGENET
 
 
 def check_output(model: nn.Module, shape: Sequence[int], classes: int) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import Optimizer
 
-from conadv.catalog import METHODS, MethodInfo, is_callable
+from conadv.catalog import METHODS, MethodInfo
 from conadv.config import Recipe, attackers_of
 from conadv.core.attack import Loss
 from conadv.core.batch import Batch, Chunked
@@ -39,11 +39,9 @@ from conadv.task.augment import Augmentation, augmentation
 from conadv.task.data import DataSet, Source, keep, open_data
 from conadv.task.evaluate import TwinTest
 from conadv.task.libraries import build_pretrained
-from conadv.task.models import build_model, check_output, fastest_memory
+from conadv.task.models import build_model, check_output, fastest_memory, normalization
 from conadv.task.stream import Stream
 
-# Mean and standard deviation of ImageNet, for color images; others stay in [0, 1].
-_IMAGENET: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 # Images above this height and width, in pixels, are photographs: their network downsamples first.
 _SMALL = 64
 _BATCH = 256  # images, unless a recipe says otherwise
@@ -196,7 +194,9 @@ def _model(
 ) -> tuple[nn.Module, list[str]]:
     """Build the network with its branches, in the memory format that is fastest for convolutions; notes about it."""
     classes, shape = len(data.train.classes), augment.shape(data.train)
-    pixels = _normalization(recipe, shape[0])
+    if recipe.data.channels not in (3, shape[0]):  # 3, the default, leaves arrays as they are
+        raise ValueError(f"data.channels {recipe.data.channels}: these images have {shape[0]}, and keep them: drop it")
+    pixels = normalization(recipe.model, shape[0], recipe.pretrained)
     build = partial(build_model, recipe.model, classes, shape[0], recipe.width, pixels.get("mean"), pixels.get("std"))
     model, notes = build(), list[str]()
     if recipe.pretrained and trains:  # otherwise a checkpoint has the weights
@@ -216,11 +216,6 @@ def _model(
     return fastest_memory(model, device), notes
 
 
-def _normalization(recipe: Recipe, channels: int) -> dict[str, tuple[float, ...]]:
-    """Return the mean and standard deviation that the network normalizes images with; empty: it takes them as is."""
-    return _IMAGENET if channels == 3 and not is_callable(recipe.model) else {}
-
-
 def network_facts(task: Task) -> dict[str, Any]:
     """Return what a prediction needs besides the weights."""
     return {
@@ -230,7 +225,7 @@ def network_facts(task: Task) -> dict[str, Any]:
         "classes": list(task.data.train.classes),
         "input": list(task.shape),
         "zoom": task.augment.fit.zoom,
-        **_normalization(task.recipe, task.shape[0]),
+        **normalization(task.recipe.model, task.shape[0], task.recipe.pretrained),
     }
 
 

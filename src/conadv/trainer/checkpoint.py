@@ -5,7 +5,7 @@ checkpoints/step-00000120.safetensors
     optimizer.NAME:KEY   optimizer state of a parameter
     stale.0.NAME         weights that twins in flight were generated with
     metadata             progress, recipe, versions and numbers of the optimizer as JSON; a SHA-256 digest of everything
-best.safetensors         the weights of the best evaluation, for the plain model
+best.safetensors         the weights of the best evaluation, for the plain model, and the facts of `network_facts`
 """
 
 from __future__ import annotations
@@ -239,9 +239,9 @@ class BestWeights:
     attack still rises, and that under a strong one falls to zero. `say` prints a line about it.
     """
 
-    def __init__(self, folder: Path, model: nn.Module, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, model: nn.Module, network: dict[str, Any], say: Callable[[str], None]) -> None:
         self._path = folder / BEST
-        self._model, self._say = model, say
+        self._model, self._network, self._say = model, network, say
         self._best = read_best(self._path).about if self._path.exists() else None
         self._warned = False
 
@@ -252,7 +252,7 @@ class BestWeights:
             return
         accuracy = float(metrics[metric])
         if self._best is None or accuracy > self._best[metric]:
-            self._best = {"step": step, metric: accuracy}
+            self._best = {"step": step, metric: accuracy, "network": self._network}
             tensors = {name: one.cpu().contiguous() for name, one in plain_state_dict(self._model).items()}
             write_checkpoint(self._path, Checkpoint(tensors, self._best))
         elif metric == BEST_BY[0] and accuracy < _COLLAPSE * self._best[metric] and not self._warned:

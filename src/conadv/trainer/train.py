@@ -275,7 +275,7 @@ def _sinks(job: Job, folder: Path, start: int, until_evaluated: ExitStack) -> It
     if boards and task.twins is not None:
         yield Showcase(task, task.twins, boards)
     if recipe.eval_every:
-        yield BestWeights(folder, task.model, tell)
+        yield BestWeights(folder, task.model, network_facts(task), tell)
 
 
 @contextmanager

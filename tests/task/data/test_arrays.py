@@ -90,6 +90,11 @@ def test_grey_images_and_labels_in_a_column_as_keras_has_them(tmp_path: Path) ->
     assert data.train.labels.tolist() == [0, 1, 2, 1]
 
 
+def test_names_of_classes_are_beside_an_npz(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    assert open_data(None, write(tmp_path / "file.npz")).train.classes == ("a", "b", "c")
+
+
 def test_names_of_classes_bound_the_labels(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder")
     (folder / "classes.txt").write_text("a\nb\nkrähe\nd\n", "utf-8")
@@ -109,6 +114,8 @@ def test_names_of_classes_bound_the_labels(tmp_path: Path) -> None:
         ({"train_images": ARRAYS["train_images"].astype(np.float32)}, "images are float32"),
         ({"train_images": ARRAYS["train_images"][:3]}, "3 images have labels of shape"),
         ({"train_images": np.zeros((4, 3, 0, 3), np.uint8)}, r"\(4, 3, 0, 3\)|mmap|empty"),
+        ({"train_images": np.zeros((4, 3, 8, 9), np.uint8)}, r"channels first: store them as \(N, H, W, C\)"),
+        ({"test_images": np.zeros((2, 1, 28, 28), np.uint8)}, r"shape \(2, 1, 28, 28\), channels first"),
         ({"train_labels": np.array([0.0, 1, 2, 1])}, "labels are float64"),
         ({"train_labels": np.array([0, -1, 2, 1])}, "image 1 has label -1"),
         ({"train_labels": np.array([0, 1, 2, 2**60])}, "more than 100,000 classes"),

@@ -38,6 +38,17 @@ class Images(Dataset):
         return self.make(PIXELS[index]), self.labels[index]
 
 
+class Named(Images):
+    """With the labels and the names of the classes that torchvision's have."""
+
+    classes = ("cat", "dog", "cow")
+    targets = torch.tensor([2, 1] * 5)
+
+
+class Other(Named):
+    classes = ("cat", "cow", "dog")
+
+
 class Some(Images):
     """Of which one item is no image."""
 
@@ -82,11 +93,7 @@ def test_items_of_every_kind_give_the_same_stream(named, kind: str) -> None:
 
 
 def test_one_dataset_is_split_and_its_names_and_labels_are_taken(named) -> None:
-    class Named(Images):
-        classes = ("cat", "dog", "cow")
-        targets = torch.tensor([2, 1] * 5)
-
-    data = open_data(None, named(lambda: Named(KINDS["array"])))
+    data = open_data(None, named(lambda: Named(KINDS["array"], [2, 1] * 5)))
     assert (len(data.train), len(data.test), data.train.classes) == (9, 1, ("cat", "dog", "cow"))
     assert set(data.train.labels.tolist()) == {1, 2}
     assert data.notes
@@ -96,7 +103,10 @@ def test_one_dataset_is_split_and_its_names_and_labels_are_taken(named) -> None:
     ("make", "message"),
     [
         (lambda: 3, "return a Dataset, or a pair of them"),
-        (lambda: Images(KINDS["array"], ["cat"]), "invalid literal.*return a Dataset"),
+        (
+            lambda: Images(KINDS["array"], ["cat"]),
+            "labels are <U3 of shape .*: give one whole number per image; return a Dataset",
+        ),
         (lambda: 1 / 0, "mydata:make: division by zero"),
         (lambda: (Images(KINDS["array"]),) * 3, "return a Dataset, or a pair of them"),
         (
@@ -106,12 +116,34 @@ def test_one_dataset_is_split_and_its_names_and_labels_are_taken(named) -> None:
         (lambda: Images(lambda pixels: torch.full((3, 4, 4), 300)), "no image: it must be"),
         (lambda: Images(lambda pixels: torch.rand(3, 4, 4)), "another one each time: leave augmentation to the"),
         (lambda: Images(lambda pixels: torch.full((3, 4, 4), torch.nan)), "floats outside"),
+        (lambda: Images(lambda pixels: pixels.transpose(2, 0, 1)), "no image: .* an .H, W, C. array"),
+        (lambda: Images(torch.from_numpy), "no image: .* a .C, H, W. tensor"),
     ],
 )
 def test_something_else_is_refused_in_one_line(named, make, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         open_data(None, named(make)).train.image(0)
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        # A target_transform of torchvision changes the items only.
+        (lambda: Named(KINDS["array"], [2, 1] * 4 + [2, 0]), r"train\[9\] has two labels, 0 as an item, 1 in targets"),
+        (
+            lambda: Images(KINDS["array"], [0, 1.9] * 5),
+            "labels are float64 of shape .*: give one whole number per image",
+        ),
+        (
+            lambda: (Named(KINDS["array"], [2, 1] * 5), Other(KINDS["array"], [2, 1] * 5)),
+            "training and test images have other classes: give both the same",
+        ),
+    ],
+)
+def test_labels_that_contradict_each_other_are_refused(named, make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_data(None, named(make), damaged="skip")
 
 
 def test_an_item_that_fails_is_named(named) -> None:
@@ -166,7 +198,7 @@ def test_rows_without_an_image_or_a_label_are_named(tmp_path: Path) -> None:
     ("columns", "message"),
     [
         ({"text": ["a"], "label": [0]}, "its columns are text, label; it needs an image and a label"),
-        ({"image": [b"a"], "label": ["cat"]}, "cat"),
+        ({"image": [b"a"], "label": ["cat"]}, "labels are <U3 of shape .*: give one whole number per image"),
         ({"image": [3], "label": [0]}, "hf:"),
     ],
 )

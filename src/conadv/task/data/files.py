@@ -1,8 +1,4 @@
-"""Encoded images on disk: image folders, and tar shards, which are read at random by an index of offsets.
-
-train/CLASS/*.jpg, val/CLASS/*.jpg ──────────────────────────────────────────────► Files ──► os.pread an image
-*train*.tar, *val*.tar ── headers, once ──► index (name, offset, size, label) ──► cache ─┘
-"""
+"""Encoded images on disk: image folders, and tar shards, which are read at random by an index of offsets."""
 
 from __future__ import annotations
 
@@ -213,8 +209,8 @@ def _index(shard: Path) -> tuple[list[tuple[str, int, int, int]], list[tuple[str
 
 
 def class_names(root: Path) -> tuple[str, ...] | None:
-    """The lines of classes.txt, if there is one next to the data."""
-    file = root / "classes.txt"
+    """The lines of classes.txt, if there is one in the folder of the data, or beside its file."""
+    file = (root if root.is_dir() else root.parent) / "classes.txt"
     with naming(file, "write one class per line, as UTF-8"):
         return tuple(read_file(file).decode("utf-8").splitlines()) if file.is_file() else None
 

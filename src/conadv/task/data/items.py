@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,16 +32,21 @@ class Items:
     column: int | str
     """Where an item has its image."""
     channels: int
+    labels: Sequence[Any]
 
     def name(self, row: int) -> str:
         return f"{self.part}[{row}]"
 
     def picture(self, row: int) -> Picture:
         with naming(self.name(row)):
-            image = self.items[row][self.column]
+            item = self.items[row]
+            image = item[self.column]
             if isinstance(image, dict) and (image["bytes"] or image["path"]):  # Hugging Face's, not decoded
                 return open_picture(image["bytes"] or read_file(image["path"]), self.channels, self.name(row))
-            pixels = _pixels(image, self.channels)
+            pixels, agrees = _pixels(image, self.channels), bool(item[1] == self.labels[row])
+        if not agrees:
+            text = f"{item[1]} as an item, {self.labels[row]} in targets or before"
+            raise ValueError(f"{self.name(row)} has two labels, {text}: make them agree")
         return Picture(pixels.shape[0], pixels.shape[1], lambda shrink: pixels)
 
 
@@ -55,18 +60,17 @@ def _pixels(image: Any, channels: int) -> Pixels:
                 raise ValueError("an image with floats outside [0, 1]: leave normalization to the model")
             image = (image * 255).round().to(torch.uint8)
         image = image.movedim(0, -1).numpy()
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3:
+    is_image = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3
+    if not is_image or (image.shape[2] > 4 and {1, 3} & {*image.shape[:2]}):  # the axes are in another order
         raise ValueError("no image: it must be a Pillow image, an (H, W, C) array of bytes, or a (C, H, W) tensor")
-    return image
+    return image  # type: ignore[no-any-return]
 
 
 def open_own(reference: str, channels: int) -> Found:
     """Training and test images of `package.module:callable`.
 
-    It is called without arguments, and returns a Dataset, or a pair of them for training and test. An item is (image,
-    label) and the same each time: augmentation is up to the trainer. An image is a Pillow image, an (H, W, C) array of
-    bytes, or a (C, H, W) tensor of bytes or of floats in [0, 1]. The attributes `targets` and `classes`, if there are
-    any, are the labels, which are otherwise read from the items, and the names of the classes.
+    docs/command-line.md says what it returns. The attributes `targets` and `classes`, if there are any, are the labels,
+    which are otherwise read from the items, and the names of the classes.
     """
     with naming(reference, "return a Dataset, or a pair of them, of (image, label)"):
         made = load_callable(reference)()
@@ -74,7 +78,9 @@ def open_own(reference: str, channels: int) -> Found:
         labels = [
             part.targets if hasattr(part, "targets") else [part[row][1] for row in range(len(part))] for part in parts
         ]
-        found = _found(reference, parts, 0, labels, getattr(parts[0], "classes", ()), channels)
+        names = (f"{reference} train", f"{reference} test")[: len(parts)]
+        items = [Items(name, part, 0, channels, own) for name, part, own in zip(names, parts, labels, strict=True)]
+        found = _found(items, [getattr(part, "classes", ()) for part in parts])
         with suppress(DamagedError):  # reported when the image is needed
             train = found.parts[0]
             if len(train) and not np.array_equal(train.image(0), train.image(0)):
@@ -99,9 +105,11 @@ def open_hub(reference: str, channels: int) -> Found:
         parts = [splits[name] for name in ("train", *[name for name in _TEST_SPLITS if name in splits][:1])]
         features = parts[0].features
         image, label = _column(features, datasets.Image, _IMAGES), _column(features, datasets.ClassLabel, _LABELS)
-        labels = [part[label] for part in parts]
-        encoded = [part.select_columns([image]).cast_column(image, datasets.Image(decode=False)) for part in parts]
-        return _found(reference, encoded, image, labels, getattr(features[label], "names", ()), channels)
+        items = []
+        for name, part in zip(("train", "test"), parts, strict=False):
+            encoded = part.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+            items.append(Items(f"{reference} {name}", encoded, image, channels, part[label]))
+        return _found(items, [getattr(part.features[label], "names", ()) for part in parts])
 
 
 def _column(features: Any, kind: type, names: tuple[str, ...]) -> str:
@@ -112,16 +120,11 @@ def _column(features: Any, kind: type, names: tuple[str, ...]) -> str:
     raise ValueError(f"its columns are {', '.join(features)}; it needs an image and a label")
 
 
-def _found(
-    reference: str,
-    parts: Sequence[Any],
-    column: int | str,
-    labels: Sequence[Any],
-    classes: Iterable[Any],
-    channels: int,
-) -> Found:
-    """The items of one or two parts; -1 stands for a missing label, and is refused."""
-    names = (f"{reference} train", f"{reference} test")[: len(parts)]
-    items = [Items(name, part, column, channels) for name, part in zip(names, parts, strict=True)]
-    numbers = [np.array([-1 if label is None else int(label) for label in own], np.int64) for own in labels]
-    return Found(labelled(items, numbers, tuple(map(str, classes))))
+def _found(parts: Sequence[Items], classes: Sequence[Any]) -> Found:
+    """One or two parts, and the names of the classes in each, if it has names."""
+    named = [*{tuple(map(str, names)): None for names in classes if len(names)}]
+    if len(named) > 1:
+        raise ValueError("training and test images have other classes: give both the same, in the same order")
+    # -1 stands for a missing label, and is refused.
+    labels = [np.array([-1 if label is None else label for label in part.labels]) for part in parts]
+    return Found(labelled(parts, labels, named[0] if named else None))

@@ -83,8 +83,6 @@ def find_data(place: str | Path, channels: int = 3) -> tuple[str, DataSet]:
     train, *test = found.parts
     if channels not in (1, 3) and not isinstance(train.pictures, Arrays):
         raise ValueError(f"channels {channels}: choose 1 (grey) or 3 (RGB)")
-    if found.problems and not all(map(len, found.parts)):
-        raise ValueError(f"no usable image ({found.problems[0]}); {DAMAGE_ADVICE}")
     notes = []
     if not test:
         held, rest = train.split(-(-len(train) // 10))
@@ -101,10 +99,8 @@ def without_damaged(data: DataSet) -> tuple[DataSet, list[tuple[int, int]]]:
     skipped = list(data.skipped)
     for part, source in (("train", data.train), ("test", data.test)):
         files = source.pictures
-        if isinstance(files, Files):
-            seen = cached(f"{part}{len(source)}", files.files(), partial(_scan, source))
-        else:
-            seen = _scan(source)
+        scan = partial(_scan, source)
+        seen = cached(f"{part}{len(source)}", files.files(), scan) if isinstance(files, Files) else scan()
         usable = [index for index, found in enumerate(seen) if not isinstance(found, str)]
         skipped += [DamagedError(source.name(index), why) for index, why in enumerate(seen) if isinstance(why, str)]
         sizes += [tuple(seen[index]) for index in usable]

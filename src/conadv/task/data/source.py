@@ -46,10 +46,9 @@ def naming(name: object, advice: str = "") -> Iterator[None]:
     except MemoryError:
         raise ValueError(f"{one_line(name)}: not enough memory to read it; lower data.workers") from None
     except Exception as error:  # readers fail in many ways on damaged bytes
+        reason = one_line(error)
         if isinstance(error, OSError):
-            name, reason = error.filename or name, error.strerror or one_line(error)
-        else:
-            reason = one_line(error)
+            name, reason = error.filename or name, error.strerror or reason
         raise DamagedError(name, f"{reason}; {advice}" if advice else reason) from error
 
 
@@ -77,6 +76,11 @@ class Arrays:
         if images.dtype != np.uint8 or images.ndim != 4 or 0 in images.shape:
             raise ValueError(
                 f"images are {images.dtype} of shape {images.shape}: make them uint8 of shape (N, H, W, C)"
+            )
+        if images.shape[1] in (1, 3) and images.shape[3] > 4:
+            raise ValueError(
+                f"images are of shape {images.shape}, channels first: store them as (N, H, W, C), "
+                "images.transpose(0, 2, 3, 1)"
             )
         self.images: Pixels = images
 
@@ -106,8 +110,6 @@ class Source:
     ) -> None:
         self.pictures, self.classes = pictures, classes
         self.rows = np.arange(len(labels)) if rows is None else rows
-        if labels.ndim != 1 or labels.dtype.kind not in "iu":
-            raise ValueError(f"labels are {labels.dtype} of shape {labels.shape}: give one whole number per image")
         if len(wrong := np.flatnonzero((labels < 0) | (labels >= len(classes)))):
             raise ValueError(
                 f"{self.name(wrong[0])} has label {labels[wrong[0]]}, but the {len(classes)} classes are numbered "
@@ -163,7 +165,8 @@ class DataSet:
         assert self.train.classes == self.test.classes
         for part, source in (("training", self.train), ("test", self.test)):
             if len(source) == 0:
-                raise ValueError(f"no {part} images that can be used")
+                reason = f" ({self.skipped[0]})" if self.skipped else ""
+                raise ValueError(f"no {part} images that can be used{reason}")
 
 
 class Found(NamedTuple):
@@ -177,6 +180,9 @@ def labelled(
     pictures: Sequence[Pictures], labels: Sequence[NDArray[Any]], classes: tuple[str, ...] | None = None
 ) -> list[Source]:
     """A source for each part; without names for the classes, these are 0 to the largest label."""
+    for own in labels:
+        if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu"):
+            raise ValueError(f"labels are {own.dtype} of shape {own.shape}: give one whole number per image")
     if not classes:
         largest = max(int(part.max(initial=0)) for part in labels)
         if largest >= _MAX_CLASSES:
