@@ -193,10 +193,11 @@ class Recipe:
     """Divide the gradients of BatchNorm's weight and bias by the share of their branch in the loss, so that they learn
     as fast as in vanilla. With sgd or lars."""
     batch_size: Whole = 0
-    """Images per step, over all ranks. 0: 256, or in one process a tenth of fewer than 2,560 training images."""
+    """Images per step, over all ranks. 0: 256, or in one process a tenth of fewer than 2,560 training images, rounded
+    down to a multiple of 64, 16 or 8."""
     chunk_size: Whole = 0
     """Images that share BatchNorm statistics and are processed together; must divide the batch size. Paper: 64. 0: the
-    largest divisor, up to 64, of a lane's part of the batch that its ranks can share."""
+    largest divisor, from 8 to 64, of a lane's part of the batch that its ranks can share."""
     epochs: Annotated[int, number(gte=1, lte=10**6)] = 90
     """Passes over the training images."""
     max_steps: Annotated[int | None, number(none=True, gte=1, lte=10**12)] = None

@@ -158,7 +158,6 @@ def _build(recipe: Recipe, world: World, data: DataSet | None) -> Task:
     opened = [] if data is None else [data]
     if world.size > 1:  # rank 0 first: the others find its index of shards and its search for damage in the cache
         from_main(world, lambda: opened.append(open_task_data(recipe)))
-
     return on_all(world, lambda: build_task(recipe, world.device, trains=True, data=opened[0] if opened else None))
 
 
