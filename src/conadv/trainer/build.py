@@ -111,7 +111,7 @@ class Job:
         return self.member.method
 
     def begin_step(self, step: int) -> None:
-        """Switch the twins off when it is time."""
+        """Begin a step: its signal-to-noise ratio, and the weight of its twins."""
         if self.signal is not None:
             self.signal.begin()
         if self.task.twins is not None:

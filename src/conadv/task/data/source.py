@@ -7,15 +7,16 @@ hf:NAME, your own Dataset ────────► Items  ─┘
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conadv.printing import one_line
+from conadv.printing import one_line, readable
 from conadv.task.draws import stratified
 
 # Bytes as stored in files: (H, W, C) for one image, (N, H, W, C) for several.
@@ -164,6 +165,29 @@ class DataSet:
         for part, source in (("training", self.train), ("test", self.test)):
             if len(source) == 0:
                 raise ValueError(f"no {part} images that can be used")
+
+    def facts(self) -> dict[str, Any]:
+        """What tells this data from other data, as JSON values: ranks compare it, and resumed runs."""
+        return {
+            "classes": list(self.train.classes),
+            "training images": len(self.train),
+            "training labels": _digest(self.train.labels.tobytes()),
+            "training pixels": _digest(self.train.image(0).tobytes()),  # all would take minutes
+            "test images": len(self.test),
+            "test labels": _digest(self.test.labels.tobytes()),
+        }
+
+    def difference(self, before: Mapping[str, Any], classes_only: bool) -> str:
+        """Return what differs from the facts of before, such as "training images 1,270, then 1,143"; empty: nothing."""
+        for name, now in self.facts().items():
+            if before.get(name, now) != now and (name == "classes" or not classes_only):
+                then, is_now = (one_line(readable(name, value)) for value in (before[name], now))
+                return f"{name} {then}, then {is_now}"
+        return ""
+
+
+def _digest(data: bytes) -> str:
+    return sha256(data).hexdigest()[:12]
 
 
 class Found(NamedTuple):
