@@ -20,7 +20,7 @@ from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 from conadv import config
 from conadv.config import Recipe
 from conadv.config.advice import explain
-from conadv.config.fields import OptionalText, number
+from conadv.config.fields import OptionalText, check_fraction, number
 from conadv.config.files import check_resumable, flags_over_file
 from conadv.last_words import say_line, witnessed
 from conadv.machine import ADVICE, is_out_of_memory
@@ -121,7 +121,7 @@ def evaluate(
     /,
     *,
     robust: Switch = False,
-    epsilon: Annotated[float | None, number(gte=0, lte=1)] = None,
+    epsilon: Annotated[float | None, number(gte=0, lte=1e6)] = None,
     steps: Annotated[int | None, number(gte=1, lte=10**4)] = None,
     restarts: Annotated[int | None, number(gte=1, lte=10**4)] = None,
     images: OptionalCount = None,
@@ -158,6 +158,8 @@ def evaluate(
         raise ValueError("AutoAttack has its own steps and restarts: drop --steps and --restarts")
     moved = {"model": model, "data.path": data_path}
     recipe = config.recipe_of_run(run, {key: value for key, value in moved.items() if value is not None})
+    if recipe.attack.norm == "linf":
+        check_fraction("--epsilon", epsilon)
     from conadv import trained
     from conadv.task.evaluate import RobustTest
 

@@ -21,12 +21,12 @@ from .fields import (
     Positive,
     PositiveShare,
     Precision,
-    Radius,
     Share,
     Sinks,
     SwitchOrPath,
     Text,
     Whole,
+    check_fraction,
     number,
     show,
     switch,
@@ -43,7 +43,7 @@ def _table(order: int, name: str, table: type) -> Parameter:
 class AttackFields:
     """The attack that generates the twins: projected gradient descent. Sizes are fractions of the pixel range."""
 
-    epsilon: Radius = 4 / 255
+    epsilon: NotNegative = 4 / 255
     """Radius of the ball around an image, such as 4/255: four of 255 grey levels. 0: twins equal the images."""
     step_size: Annotated[float | None, number(none=True, gte=0, lte=1e6)] = None
     """Size of one step, in the unit of epsilon. none: epsilon."""
@@ -63,6 +63,12 @@ class AttackFields:
     grid: Annotated[bool, switch("attack.grid")] = False
     """linf only: random starts in whole grey levels. Twins of one step of whole levels then cross between ranks as
     bytes, a quarter of the data."""
+
+    def __post_init__(self) -> None:
+        if self.norm == "linf":  # an L2 norm may be larger
+            check_fraction("attack.epsilon", self.epsilon)
+            if self.direction not in ("unit", "raw"):
+                check_fraction("attack.step_size", self.step_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
