@@ -168,6 +168,8 @@ def test_a_method_on_the_command_line_does_not_inherit_the_delay_of_another(tmp_
             for text in ("101%", "-1%", "nan%", "%", "-3", 10**400)
         ),
         ({"schedule.power": 0}, "schedule.power"),
+        ({"optimizer.lr": 0}, "optimizer.lr"),
+        ({"optimizer.name": "sgd", "schedule.end_lr": 1}, "schedule.end_lr 1 is above optimizer.lr 0.1: lower it"),
         ({"data.name": "digits", "data.path": "x"}, "--data.path"),
         ({"data.views": "three"}, "--data.augment"),
         ({"adv_weight": 1}, "--twin-branch main"),

@@ -33,6 +33,9 @@ from conadv.trainer.stop import Interrupted
 # Seconds that a rank waits for lower ranks to print the error.
 _TURN = 5.0
 
+# How files of weights end. All but the first are refused, with what to do instead.
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
+
 _FIELDS = Group("Recipe", help=" ".join((Recipe.__doc__ or "").split()), sort_key=1)
 
 OptionalCount = Annotated[int | None, number(none=True, gte=1, lte=10**12)]
@@ -330,11 +333,11 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Join a flag and true, false or a safetensors file after it: --deterministic and --pretrained need no value."""
+    """Join a flag and true, false or a file of weights after it: --deterministic and --pretrained need no value."""
     joined: list[str] = []
     for word in words:
         before = joined[-1] if joined else ""
-        is_value = word.lower() in ("true", "false") or (before == "--pretrained" and word.endswith(".safetensors"))
+        is_value = word.lower() in ("true", "false") or (before == "--pretrained" and word.endswith(_WEIGHTS))
         if is_value and before.startswith("--") and "=" not in before:
             joined[-1] += f"={word}"
         else:

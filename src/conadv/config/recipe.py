@@ -77,7 +77,7 @@ class Optimizer:
 
     name: Annotated[str, Parameter(choices=tuple(OPTIMIZERS))] = "muon"
     """LARS, SGD with momentum, AdamW, LAMB, or Muon (which takes AdamW for biases and normalization layers)."""
-    lr: Annotated[float, number(gte=0, lte=1e6), Parameter(show_default=False)] = None  # type: ignore[assignment]  # until __post_init__ asks the optimizer
+    lr: Annotated[float, number(gt=0, lte=1e6), Parameter(show_default=False)] = None  # type: ignore[assignment]  # until __post_init__ asks the optimizer
     """Peak learning rate, reached after the warm-up. Without it: 0.02 for muon and lamb, 0.1 for sgd, 0.001 for adamw,
     10 for lars."""
     momentum: BelowOne = 0.9
@@ -90,7 +90,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if self.lr is None:
-            object.__setattr__(self, "lr", RATES.get(self.name, 0.0))
+            object.__setattr__(self, "lr", RATES[self.name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +299,14 @@ class Recipe:
                 raise ValueError(
                     "attackers generate twins ahead, which only conadv with a delay of 1 or more has: drop --attackers"
                 )
+        peak, end = self.optimizer.lr, self.schedule.end_lr
+        if self.schedule.decay != "constant" and end > peak:
+            raise ValueError(f"schedule.end_lr {end:g} is above optimizer.lr {peak:g}: lower it")
+        if str(self.pretrained).endswith((".pt", ".pth", ".bin")):
+            raise ValueError(
+                f"pretrained {self.pretrained} may be a pickle, which is not read: save it as safetensors, with "
+                "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
+            )
         warmup = self.schedule.warmup_epochs
         if not isinstance(warmup, str) and warmup > self.epochs:
             raise ValueError(

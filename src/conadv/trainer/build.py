@@ -167,13 +167,14 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this machine, from torchrun
         workers = max(1, len(usable_cores()) // ranks) if _photographs(recipe, data) else 0
     held_out = None
-    if recipe.data.held_out:
-        held_out, rest = data.train.split(recipe.data.held_out)
+    if count := recipe.data.held_out:
+        if count >= len(data.train):
+            raise ValueError(f"data.held_out {count} leaves none of {len(data.train):,} training images: lower it")
+        held_out, rest = data.train.split(count)
         data = replace(data, train=rest)
     if trains and recipe.batch_size > len(data.train):
         raise ValueError(
-            f"batch_size {recipe.batch_size} does not fit {len(data.train)} training images: choose a smaller batch "
-            "size, use more data, or hold out less"
+            f"batch_size {recipe.batch_size} does not fit {len(data.train)} training images: lower it, or hold out less"
         )
     augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
     data = keep(data, augment.fit, train=augment.looks_at_fit)

@@ -238,10 +238,9 @@ def find_checkpoint(folder: Path, task: Task, trains: bool = False) -> Checkpoin
 
     found = newest_whole(folder / "checkpoints", tell, check)
     if found is not None and (difference := other_data(found)):
-        place = task.recipe.data.path or task.recipe.data.name
         raise ValueError(
-            f"the data at {place} is not that of the run ({difference}): give --data.path the same "
-            f"{'images' if trains else 'classes'}, or start a new run"
+            f"the data at {task.recipe.data.path or task.recipe.data.name} is not that of the run ({difference}): give "
+            f"--data.path the same {'images' if trains else 'classes'}, or start a new run"
         )
     return found
 
