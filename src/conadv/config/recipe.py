@@ -1,6 +1,7 @@
 """A recipe: what a run is. The text under a field is what `conadv train --help` says about its flag.
 
-The defaults are for a few hundred or thousand images of your own; what the paper says about twins is the paper's.
+The defaults suit some hundred to some thousand photographs of your own; those of the method and the attack are the
+paper's.
 """
 
 from dataclasses import dataclass, fields, is_dataclass

@@ -101,7 +101,7 @@ class Job:
     """The number of steps after which the run ends."""
     late: bool
     """Whether to read the outcome of a step one step late, so that the host does not wait for the device."""
-    signal: SignalToNoise | None
+    to_noise: SignalToNoise | None
     """Scales gradients by their signal-to-noise ratio; None: they are not."""
     pool: Pool | None
     """Attackers besides the ranks."""
@@ -112,8 +112,8 @@ class Job:
 
     def begin_step(self, step: int) -> None:
         """Begin a step: its signal-to-noise ratio, and the weight of its twins."""
-        if self.signal is not None:
-            self.signal.begin()
+        if self.to_noise is not None:
+            self.to_noise.begin()
         if self.task.twins is not None:
             self.method.adv_weight = self.adv_weight(step)  # type: ignore[attr-defined]  # methods with twins have it
 
@@ -375,7 +375,7 @@ def build_job(task: Task, layout: Layout, world: World, start: int) -> Job:
         adv_weight=lambda step: recipe.adv_weight if step < with_twins else 0.0,
         stop=stop,
         late=task.device.type != "cpu",
-        signal=to_noise,
+        to_noise=to_noise,
         pool=pool,
     )
 

@@ -146,7 +146,7 @@ def train_recipe(
             evaluation = evaluate(job, robust if recipe.eval_robust else None)
             for sink in sinks:
                 sink.log(progress.step, evaluation)
-        summary = {**facts(task), **position(job, progress), **evaluation}
+        summary = {**run_facts(task), **position(job, progress), **evaluation}
         if world.is_main:
             write_summary(place.path, summary)
     return {**summary, "run": str(place.path)} if world.is_main else {}
@@ -245,7 +245,7 @@ def find_checkpoint(folder: Path, task: Task, trains: bool = False) -> Checkpoin
     return found
 
 
-def facts(task: Task) -> dict[str, Any]:
+def run_facts(task: Task) -> dict[str, Any]:
     """Return what a summary says about a run beforehand; epsilon is None for a method without attack."""
     names = ("method", "delay", "model", "batch_size", "chunk_size", "epochs", "seed")
     return {
