@@ -183,6 +183,8 @@ def test_pretrained_takes_a_file_or_nothing(words, pretrained, commands, tmp_pat
         ),
         ("train --precision fp16", "not one of float32, bfloat16 (or bf16) and float64"),
         ("train --eval-train all", "drop it"),
+        ("train --pretrained w.pt", "pretrained w.pt may be a pickle, which is not read: save it as safetensors"),
+        ("train --pretrained=w.pth", "save it as safetensors"),
         ("train --attack 3", "--attack.epsilon"),
         ("train --attack.epsilon 4", "from 0 to 1; did you mean 4/255?"),
         ("train --delay -1", '"-1" for --delay. Must be >= 0'),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conadv
-from conadv import config
+from conadv import cli, config
 from conadv.config import (
     Data,
     Recipe,
@@ -140,8 +140,11 @@ def test_a_method_on_the_command_line_does_not_inherit_the_delay_of_another(tmp_
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"attack.epsilon": -1 / 255}, "from 0 to 1"),
-        ({"attack.epsilon": 1.001}, "did you mean 1.001/255?"),
+        ({"attack.epsilon": -1 / 255}, "attack.epsilon"),
+        ({"attack.epsilon": 1.001}, "attack.epsilon 1.001: it is a fraction of the pixel range, from 0 to 1; did you"),
+        ({"attack.epsilon": 256}, "attack.epsilon 256: it is a fraction of the pixel range, from 0 to 1"),
+        ({"attack.step_size": 2}, "attack.step_size 2: it is a fraction of the pixel range, from 0 to 1; did you mean"),
+        ({"attack.step_size": 2, "attack.direction": "noise"}, "did you mean 2/255?"),
         ({"attack.epsilon": float("nan")}, "not a number, such as 0.5 or 4/255"),
         ({"attack.epsilon": "4/0"}, "not a number"),
         ({"attack.steps": 0}, "attack.steps"),
@@ -165,6 +168,8 @@ def test_a_method_on_the_command_line_does_not_inherit_the_delay_of_another(tmp_
             for text in ("101%", "-1%", "nan%", "%", "-3", 10**400)
         ),
         ({"schedule.power": 0}, "schedule.power"),
+        ({"optimizer.lr": 0}, "optimizer.lr"),
+        ({"optimizer.name": "sgd", "schedule.end_lr": 1}, "schedule.end_lr 1 is above optimizer.lr 0.1: lower it"),
         ({"data.name": "digits", "data.path": "x"}, "--data.path"),
         ({"data.views": "three"}, "--data.augment"),
         ({"adv_weight": 1}, "--twin-branch main"),
@@ -180,6 +185,26 @@ def test_a_value_that_cannot_be_names_its_field(changes, says):
 def test_every_number_has_a_bound_that_float32_and_int64_hold(key, giant):
     message = refusal(load_recipe, None, {key: giant, "data.path": "x"})
     assert key in message or config.flag(key) in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attack.norm": "l2", "attack.epsilon": 3, "attack.step_size": 4},
+        {"attack.step_size": 2, "attack.direction": "raw"},
+        {"attack.step_size": 2, "attack.direction": "unit"},
+    ],
+)
+def test_an_l2_norm_may_be_larger_than_the_range_of_a_pixel(changes):
+    assert flatten(load_recipe("digits", changes)).items() >= changes.items()
+
+
+def test_the_radius_of_an_evaluation_gets_the_same_advice(tmp_path, capsys):
+    (tmp_path / "config.toml").write_text(config.dump_recipe(Recipe()))
+    assert cli.main(["eval", str(tmp_path), "--robust", "--epsilon", "8"]) == 2
+    assert (
+        "--epsilon 8: it is a fraction of the pixel range, from 0 to 1; did you mean 8/255?" in capsys.readouterr().err
+    )
 
 
 def test_edges_of_ranges_are_inside():

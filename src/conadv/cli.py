@@ -20,7 +20,7 @@ from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 from conadv import config
 from conadv.config import Recipe
 from conadv.config.advice import explain
-from conadv.config.fields import OptionalText, number
+from conadv.config.fields import OptionalText, check_fraction, number
 from conadv.config.files import check_resumable, flags_over_file
 from conadv.last_words import say_line, witnessed
 from conadv.machine import ADVICE, is_out_of_memory
@@ -31,6 +31,9 @@ from conadv.trainer.stop import Interrupted
 
 # Seconds that a rank waits for lower ranks to print the error.
 _TURN = 5.0
+
+# How files of weights end. All but the first are refused, with what to do instead.
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
 _FIELDS = Group("Recipe", help=" ".join((Recipe.__doc__ or "").split()), sort_key=1)
 
@@ -120,7 +123,7 @@ def evaluate(
     /,
     *,
     robust: Switch = False,
-    epsilon: Annotated[float | None, number(gte=0, lte=1)] = None,
+    epsilon: Annotated[float | None, number(gte=0, lte=1e6)] = None,
     steps: Annotated[int | None, number(gte=1, lte=10**4)] = None,
     restarts: Annotated[int | None, number(gte=1, lte=10**4)] = None,
     images: OptionalCount = None,
@@ -157,6 +160,8 @@ def evaluate(
         raise ValueError("AutoAttack has its own steps and restarts: drop --steps and --restarts")
     moved = {"model": model, "data.path": data_path}
     recipe = config.recipe_of_run(run, {key: value for key, value in moved.items() if value is not None})
+    if recipe.attack.norm == "linf":
+        check_fraction("--epsilon", epsilon)
     from conadv import trained
     from conadv.task.evaluate import RobustTest
 
@@ -327,11 +332,11 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Join a flag and true, false or a safetensors file after it: --deterministic and --pretrained need no value."""
+    """Join a flag and true, false or a file of weights after it: --deterministic and --pretrained need no value."""
     joined: list[str] = []
     for word in words:
         before = joined[-1] if joined else ""
-        is_value = word.lower() in ("true", "false") or (before == "--pretrained" and word.endswith(".safetensors"))
+        is_value = word.lower() in ("true", "false") or (before == "--pretrained" and word.endswith(_WEIGHTS))
         if is_value and before.startswith("--") and "=" not in before:
             joined[-1] += f"={word}"
         else:

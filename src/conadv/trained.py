@@ -38,7 +38,7 @@ from conadv.trainer.evaluation import evaluate_task
 from conadv.trainer.folder import resume_command
 from conadv.trainer.kernels import kernels
 from conadv.trainer.progress import tell
-from conadv.trainer.train import facts, find_checkpoint
+from conadv.trainer.train import find_checkpoint, run_facts
 
 NETWORK = "network"
 """The key of the facts about the network, as JSON, in the metadata of an export."""
@@ -65,7 +65,7 @@ def evaluate(recipe: Recipe, folder: Path, robust: RobustTest | None, best: bool
         metrics = evaluate_task(task, World(0, 1, task.device), robust)
     if best:
         metrics.pop("adv_top1", None)  # the best weights are those of the main branch only
-    return {**facts(task), **about, **metrics}
+    return {**run_facts(task), **about, **metrics}
 
 
 def export(folder: Path, out: Path, form: str = "safetensors", model: str | None = None) -> dict[str, Any]:

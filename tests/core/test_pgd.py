@@ -260,6 +260,12 @@ def test_bad_values_are_refused(options: dict[str, object], message: str) -> Non
         PGD(**({"epsilon": 0.1} | options))  # type: ignore[arg-type]
 
 
+def test_a_radius_in_l2_may_be_larger_than_the_range_of_a_pixel() -> None:
+    assert PGD(3, norm="l2").epsilon == 3
+    with pytest.raises(ValueError, match="epsilon inf"):
+        PGD(float("inf"), norm="l2")
+
+
 def test_mean_and_std_may_be_tensors() -> None:
     mean, std = (0.25, 0.5), (0.5, 0.125)
     shaped = [torch.tensor(mean).view(2, 1, 1), torch.tensor(std)]

@@ -32,7 +32,7 @@ def train(run: Path, *words: str) -> int:
 @pytest.mark.parametrize(
     "words",
     [
-        ["--schedule.end-lr", "99"],
+        ["--data.held-out", "5000"],
         ["--method", "recycled", "--attack.steps", "3"],
         ["--method", "recycled", "--adv-weight", "1"],
     ],

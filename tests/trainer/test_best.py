@@ -72,6 +72,8 @@ def test_held_out_images_are_of_all_classes_and_not_learnt_from() -> None:
     assert sorted(parts[0] + parts[1]) == everything
     with pytest.raises(ValueError, match=r"batch_size 24 does not fit 1 training images: .*hold out less"):
         build_task(tiny.recipe(data__train_size=600, data__held_out=599), CPU, trains=True)
+    with pytest.raises(ValueError, match=r"data.held_out 5000 leaves none of 600 training images: lower it"):
+        build_task(tiny.recipe(data__train_size=600, data__held_out=5000), CPU, trains=True)
 
 
 def test_a_robust_run_has_its_metrics_and_its_best_weights_can_be_evaluated(

@@ -146,7 +146,8 @@ def test_only_a_third_view_has_a_branch_of_its_own(views: str, branches: tuple[s
         (32, 1, {}, 32),
         (50, 1, {}, 50),
         (90, 1, {}, 45),
-        (97, 1, {}, 1),
+        (13, 1, {}, 13),
+        (14, 2, {}, 7),
         (128, 1, {}, 64),
         (1000, 1, {}, 50),
         (256, 8, {}, 32),
@@ -169,12 +170,40 @@ def test_a_chunk_size_that_was_given_stays():
     assert with_sizes(recipe, 1) is recipe
 
 
-def test_ranks_that_cannot_share_the_batch_are_refused():
-    recipe = load_recipe("digits", {"batch_size": 50})
-    with pytest.raises(
-        ValueError, match=r"no chunk size fits; with 1 image per chunk: .* on 4 ranks needs a multiple of 4"
-    ):
-        with_sizes(recipe, 4)
+@pytest.mark.parametrize(
+    ("changes", "ranks", "problem"),
+    [
+        ({"batch_size": 50}, 4, "layout .* on 4 ranks needs a multiple of 4 chunks"),
+        ({"layout": "foo"}, 1, "layout 'foo': 'foo' is not a role"),
+        ({"optimizer.gsnr": "1/10"}, 2, "optimizer.gsnr compares the chunks of one process"),
+        ({"batch_size": 127}, 1, "batch_size 127 can only be cut into chunks of 1, .* choose --batch-size 128, or"),
+        ({"batch_size": 256}, 64, "batch_size 256 .* chunks of 4, .* choose --batch-size 512, or"),
+        ({"batch_size": 20, "twin_share": "1/4"}, 1, "batch_size 20 .* chunks of 5, .* choose --batch-size 32, or"),
+    ],
+)
+def test_sizes_that_cannot_be_say_what_to_change(changes, ranks, problem):
+    with pytest.raises(ValueError, match=f"^{problem}"):
+        with_sizes(load_recipe("digits", {"batch_size": 256, "chunk_size": 0, **changes}), ranks)
+
+
+@pytest.mark.parametrize(
+    ("images", "copies", "batch", "chunk"),
+    [
+        (1_270, 1, 64, 64),
+        (1_279, 1, 64, 64),
+        (1_280, 1, 128, 64),
+        (630, 1, 48, 48),
+        (159, 1, 8, 8),
+        (79, 1, 7, 7),
+        (5, 1, 1, 1),
+        (10**6, 1, 256, 64),
+        (1_270, 3, 192, 64),
+        (10**6, 5, 240, 48),
+    ],
+)
+def test_a_batch_that_the_images_decide_is_cut_into_chunks_of_several_images(images, copies, batch, chunk):
+    chosen = with_sizes(Recipe(data=Data(path="photos", copies=copies)), 1, images)
+    assert (chosen.batch_size, chosen.chunk_size) == (batch, chunk)
 
 
 def test_a_run_shows_the_chunk_size_and_keeps_it_when_resumed(tmp_path, capsys):

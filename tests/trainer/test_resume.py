@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from conadv import cli
 from support import tiny
@@ -180,6 +183,37 @@ def test_what_a_killed_run_left_half_written_is_swept(run, whole):
     assert resume(run, "--max-steps", "none") == 0
     assert not list(run.rglob("*.partial"))
     assert lines(run) == lines(whole)
+
+
+def photographs(folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 12) -> str:
+    """Small images in an image folder."""
+    for part, name in itertools.product(("train", "val"), classes):
+        (folder / part / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / part / name / f"{number:02}.png")
+    return str(folder)
+
+
+def test_other_data_is_refused_and_data_that_moved_is_not(tmp_path, capsys):
+    path, run = photographs(tmp_path / "photos"), tmp_path / "run"
+    train(run, data__path=path, data__train_size=None, batch_size=8, max_steps=2)
+    before = step(run, 2).read_bytes()
+    more = photographs(tmp_path / "more", count=13)
+    assert resume(run, "--data.path", more) == 2
+    told = f"error: the data at {more} is not that of the run (training images 24, then 26): give --data.path the same "
+    assert capsys.readouterr().err == told + "images, or start a new run\n"
+    assert cli.main(["eval", str(run), "--model", "support.tiny:net", "--data.path", more]) == 0
+    for classes in (("cat", "fox"), ("cat", "dog", "fox")):
+        other = photographs(tmp_path / str(len(classes)) / "other", classes)
+        assert cli.main(["eval", str(run), "--model", "support.tiny:net", "--data.path", other]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"the data at {other} is not that of the run (classes ['cat', 'dog'], then ['cat', " in line
+    moved = Path(path).rename(tmp_path / "moved")
+    assert step(run, 2).read_bytes() == before
+    assert resume(run, "--data.path", str(moved), "--max-steps", "3") == 0
+    forge(step(run, 3), data={})  # as of an older version
+    assert resume(run, "--data.path", more, "--max-steps", "4") == 0
 
 
 def test_other_versions_are_told(run, capsys):

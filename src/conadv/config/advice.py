@@ -16,7 +16,7 @@ _DEVICE = "drop it: a run uses a GPU if PyTorch sees one; CUDA_VISIBLE_DEVICES= 
 
 _GPUS = "each GPU is a process of its own: torchrun --nproc-per-node 8 -m conadv train, and the rest of the command"
 ADVICE = {
-    # fields of version 0.2
+    # fields that version 1.0 removed
     "nonfinite": "drop it: a step that is not finite ends the run, which resumes from its newest checkpoint",
     "skip_limit": "drop it: a step that is not finite ends the run, and none is skipped",
     "diagnose": "drop it: studies/theory/staleness.py measures how far stale twins are from fresh ones",

@@ -107,11 +107,11 @@ def _switch_or_path(hint: Any, tokens: Sequence[Token]) -> bool | str:
     return text if known is None else known
 
 
-def _fraction(hint: Any, value: float) -> None:
-    """Refuse a radius in grey levels with a hint at the fraction that was probably meant."""
-    if not 0 <= value <= 1:
-        advice = f"; did you mean {value:g}/255?" if 1 < value <= 255 else ""
-        raise ValueError(f"It is a fraction of the pixel range, from 0 to 1{advice}")
+def check_fraction(name: str, value: float | None) -> None:
+    """Refuse a size above the pixel range with a hint at the fraction that was probably meant."""
+    if value is not None and value > 1:
+        advice = f"; did you mean {value:g}/255?" if value <= 255 else ""
+        raise ValueError(f"{name} {value:g}: it is a fraction of the pixel range, from 0 to 1{advice}")
 
 
 def number(none: bool = False, **bounds: float) -> Parameter:
@@ -137,7 +137,6 @@ NotNegative = Annotated[float, number(gte=0, lte=1e6)]
 Share = Annotated[float, number(gte=0, lte=1)]
 PositiveShare = Annotated[float, number(gt=0, lte=1)]
 BelowOne = Annotated[float, number(gte=0, lt=1)]
-Radius = Annotated[float, Parameter(converter=_number, validator=_fraction, show_default=spell)]
 Text = Annotated[str, Parameter(converter=_text)]
 OptionalText = Annotated[str | None, Parameter(converter=_or_none(_text))]
 Epochs = Annotated[float | str, Parameter(converter=_epochs)]

@@ -166,7 +166,7 @@ def _read(path: Path) -> dict[str, Any]:
         _, tables = read_toml(path)
         values: dict[str, Any] = {}
         for name, value in tables.items():
-            if "." in name or is_dataclass(getattr(Recipe(), name, None)) > isinstance(value, dict):
+            if "." in name or (is_dataclass(getattr(Recipe(), name, None)) and not isinstance(value, dict)):
                 table = name.partition(".")[0]
                 raise ValueError(f"{name} is {show(value)}, outside of a table: write [{table}] and its keys below it")
             values |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}

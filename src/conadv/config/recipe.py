@@ -1,6 +1,7 @@
 """A recipe: what a run is. The text under a field is what `conadv train --help` says about its flag.
 
-The defaults are for a few hundred or thousand images of your own; what the paper says about twins is the paper's.
+The defaults suit some hundred to some thousand photographs of your own; those of the method and the attack are the
+paper's.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -21,12 +22,12 @@ from .fields import (
     Positive,
     PositiveShare,
     Precision,
-    Radius,
     Share,
     Sinks,
     SwitchOrPath,
     Text,
     Whole,
+    check_fraction,
     number,
     show,
     switch,
@@ -43,7 +44,7 @@ def _table(order: int, name: str, table: type) -> Parameter:
 class AttackFields:
     """The attack that generates the twins: projected gradient descent. Sizes are fractions of the pixel range."""
 
-    epsilon: Radius = 4 / 255
+    epsilon: NotNegative = 4 / 255
     """Radius of the ball around an image, such as 4/255: four of 255 grey levels. 0: twins equal the images."""
     step_size: Annotated[float | None, number(none=True, gte=0, lte=1e6)] = None
     """Size of one step, in the unit of epsilon. none: epsilon."""
@@ -64,6 +65,12 @@ class AttackFields:
     """linf only: random starts in whole grey levels. Twins of one step of whole levels then cross between ranks as
     bytes, a quarter of the data."""
 
+    def __post_init__(self) -> None:
+        if self.norm == "linf":  # an L2 norm may be larger
+            check_fraction("attack.epsilon", self.epsilon)
+            if self.direction not in ("unit", "raw"):
+                check_fraction("attack.step_size", self.step_size)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
@@ -71,7 +78,7 @@ class Optimizer:
 
     name: Annotated[str, Parameter(choices=tuple(OPTIMIZERS))] = "muon"
     """LARS, SGD with momentum, AdamW, LAMB, or Muon (which takes AdamW for biases and normalization layers)."""
-    lr: Annotated[float, number(gte=0, lte=1e6), Parameter(show_default=False)] = None  # type: ignore[assignment]  # until __post_init__ asks the optimizer
+    lr: Annotated[float, number(gt=0, lte=1e6), Parameter(show_default=False)] = None  # type: ignore[assignment]  # until __post_init__ asks the optimizer
     """Peak learning rate, reached after the warm-up. Without it: 0.02 for muon and lamb, 0.1 for sgd, 0.001 for adamw,
     10 for lars."""
     momentum: BelowOne = 0.9
@@ -84,7 +91,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if self.lr is None:
-            object.__setattr__(self, "lr", RATES.get(self.name, 0.0))
+            object.__setattr__(self, "lr", RATES[self.name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +200,11 @@ class Recipe:
     """Divide the gradients of BatchNorm's weight and bias by the share of their branch in the loss, so that they learn
     as fast as in vanilla. With sgd or lars."""
     batch_size: Whole = 0
-    """Images per step, over all ranks. 0: 256, or in one process a tenth of fewer than 2,560 training images."""
+    """Images per step, over all ranks. 0: 256, or in one process a tenth of fewer than 2,560 training images, rounded
+    down to a multiple of 64, 16 or 8."""
     chunk_size: Whole = 0
     """Images that share BatchNorm statistics and are processed together; must divide the batch size. Paper: 64. 0: the
-    largest divisor, up to 64, of a lane's part of the batch that its ranks can share."""
+    largest divisor, from 8 to 64, of a lane's part of the batch that its ranks can share."""
     epochs: Annotated[int, number(gte=1, lte=10**6)] = 90
     """Passes over the training images."""
     max_steps: Annotated[int | None, number(none=True, gte=1, lte=10**12)] = None
@@ -292,6 +300,14 @@ class Recipe:
                 raise ValueError(
                     "attackers generate twins ahead, which only conadv with a delay of 1 or more has: drop --attackers"
                 )
+        peak, end = self.optimizer.lr, self.schedule.end_lr
+        if self.schedule.decay != "constant" and end > peak:
+            raise ValueError(f"schedule.end_lr {end:g} is above optimizer.lr {peak:g}: lower it")
+        if str(self.pretrained).endswith((".pt", ".pth", ".bin")):
+            raise ValueError(
+                f"pretrained {self.pretrained} may be a pickle, which is not read: save it as safetensors, with "
+                "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
+            )
         warmup = self.schedule.warmup_epochs
         if not isinstance(warmup, str) and warmup > self.epochs:
             raise ValueError(

@@ -71,7 +71,7 @@ class PGD:
         low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
         if (self.low is None) != (self.high is None) or not low < high:
             raise ValueError(f"low {self.low} and high {self.high}: two numbers in this order, or None for both")
-        if not (0 <= self.epsilon < math.inf) or (self._pixels and self.epsilon > 1):
+        if not 0 <= self.epsilon < math.inf or (self._pixels and self.norm == "linf" and self.epsilon > 1):
             raise ValueError(
                 f"epsilon {self.epsilon}: a fraction of the pixel range, from 0 to 1, such as 4/255; "
                 "for inputs that are not pixels pass low=None, high=None"

@@ -41,6 +41,18 @@ def warmup_constant(peak: float, warmup: int = 0) -> Schedule:
     return _warmup_then(lambda progress: 1.0, peak, max(warmup, 1), warmup, end=peak)
 
 
+def build_schedule(decay: str, peak: float, steps: int, warmup: int, power: float, end: float) -> Schedule:
+    """The schedule of a recipe, by the name of its decay. The other arguments are those of `warmup_poly`."""
+    match decay:
+        case "poly":
+            return warmup_poly(peak, steps, warmup, power, end)
+        case "cosine":
+            return warmup_cosine(peak, steps, warmup, end)
+        case "constant":
+            return warmup_constant(peak, warmup)
+    raise ValueError(f"decay {decay!r}: choose poly, cosine or constant")
+
+
 def _warmup_then(decay: Callable[[float], float], peak: float, steps: int, warmup: int, end: float) -> Schedule:
     """`decay` turns the way from the peak to the last step, 0 to 1, into the share of the peak that is left."""
     if not (math.isfinite(peak) and peak > 0):

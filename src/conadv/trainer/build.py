@@ -27,7 +27,7 @@ from conadv.core.step import Method
 from conadv.core.twins import as_share
 from conadv.machine import usable_cores
 from conadv.optim import build_optimizer
-from conadv.optim.schedule import Schedule, warmup_constant, warmup_cosine, warmup_poly
+from conadv.optim.schedule import Schedule, build_schedule
 from conadv.optim.signal import SignalToNoise
 from conadv.ranks.layout import Layout, choose_layout
 from conadv.ranks.mail import Wire
@@ -46,6 +46,7 @@ from conadv.task.stream import Stream
 _SMALL = 64
 _BATCH = 256  # images, unless a recipe says otherwise
 _LARGEST_CHUNK = 64  # images, as in the paper; a recipe may have more
+_SMALLEST_CHUNK = 8  # images, of a batch of two or more such chunks; a recipe may have fewer
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
 
@@ -98,7 +99,7 @@ class Job:
     """The number of steps after which the run ends."""
     late: bool
     """Whether to read the outcome of a step one step late, so that the host does not wait for the device."""
-    signal: SignalToNoise | None
+    to_noise: SignalToNoise | None
     """Scales gradients by their signal-to-noise ratio; None: they are not."""
     pool: Pool | None
     """Attackers besides the ranks."""
@@ -108,9 +109,9 @@ class Job:
         return self.member.method
 
     def begin_step(self, step: int) -> None:
-        """Switch the twins off when it is time."""
-        if self.signal is not None:
-            self.signal.begin()
+        """Begin a step: its signal-to-noise ratio, and the weight of its twins."""
+        if self.to_noise is not None:
+            self.to_noise.begin()
         if self.task.twins is not None:
             self.method.adv_weight = self.adv_weight(step)  # type: ignore[attr-defined]  # methods with twins have it
 
@@ -164,13 +165,14 @@ def build_task(recipe: Recipe, device: torch.device, trains: bool = False, data:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this machine, from torchrun
         workers = max(1, len(usable_cores()) // ranks) if _photographs(recipe, data) else 0
     held_out = None
-    if recipe.data.held_out:
-        held_out, rest = data.train.split(recipe.data.held_out)
+    if count := recipe.data.held_out:
+        if count >= len(data.train):
+            raise ValueError(f"data.held_out {count} leaves none of {len(data.train):,} training images: lower it")
+        held_out, rest = data.train.split(count)
         data = replace(data, train=rest)
     if trains and recipe.batch_size > len(data.train):
         raise ValueError(
-            f"batch_size {recipe.batch_size} does not fit {len(data.train)} training images: choose a smaller batch "
-            "size, use more data, or hold out less"
+            f"batch_size {recipe.batch_size} does not fit {len(data.train)} training images: lower it, or hold out less"
         )
     augment = augmentation(recipe.data.augment, recipe.data.image_size, recipe.data.views == "three")
     data = keep(data, augment.fit, train=augment.looks_at_fit)
@@ -288,24 +290,35 @@ def check_fit(recipe: Recipe, world_size: int) -> Layout:
 def with_sizes(recipe: Recipe, world_size: int, images: int | None = None) -> Recipe:
     """Choose the sizes that a recipe leaves open.
 
-    A batch: 256 images, or a tenth of the training images if that is less (None: there are enough). A chunk: the
+    A batch: 256 images, or about a tenth of the training images if that is less (None: there are enough). A chunk: the
     largest, up to 64 images, that fits batch and layout.
     """
+    copies = recipe.data.copies
     if not recipe.batch_size:
-        unit = (recipe.chunk_size or 1) * recipe.data.copies
-        size = _BATCH if images is None else min(_BATCH, (images - recipe.data.held_out) * recipe.data.copies // 10)
-        recipe = replace(recipe, batch_size=max(size // unit, 1) * unit)
+        size = _BATCH if images is None else min(_BATCH, (images - recipe.data.held_out) * copies // 10)
+        chunk = recipe.chunk_size or next(unit for unit in (64, 16, 8, 1) if unit * copies <= size or unit == 1)
+        recipe = replace(recipe, batch_size=max(size // (chunk * copies), 1) * chunk * copies)
     if recipe.chunk_size:
         return recipe
-    problem = ""
-    for size in range(min(_LARGEST_CHUNK, recipe.batch_size), 0, -1):
-        try:
-            chosen = replace(recipe, chunk_size=size)
-            check_fit(chosen, world_size)
-            return chosen
-        except ValueError as error:
-            problem = str(error)
-    raise ValueError(f"no chunk size fits; with 1 image per chunk: {problem}")
+    batch = recipe.batch_size
+    sizes = range(min(_LARGEST_CHUNK, batch), 1, -1)
+    chosen = replace(recipe, chunk_size=next((size for size in sizes if _fits(recipe, batch, size, world_size)), 1))
+    check_fit(chosen, world_size)  # raises what is wrong with every chunk size
+    if batch >= 2 * _SMALLEST_CHUNK > 2 * chosen.chunk_size:
+        unit = _SMALLEST_CHUNK * next(count for count in range(1, batch + 1) if _fits(recipe, count, 1, world_size))
+        raise ValueError(
+            f"batch_size {batch} can only be cut into chunks of {chosen.chunk_size}, too few images for BatchNorm: "
+            f"choose --batch-size {-(-batch // unit) * unit}, or give --chunk-size"
+        )
+    return chosen
+
+
+def _fits(recipe: Recipe, batch_size: int, chunk_size: int, world_size: int) -> bool:
+    try:
+        check_fit(replace(recipe, batch_size=batch_size, chunk_size=chunk_size), world_size)
+    except ValueError:
+        return False
+    return True
 
 
 def _build_pool(recipe: Recipe, model: nn.Module, world: World) -> Pool:
@@ -339,7 +352,8 @@ def build_job(task: Task, layout: Layout, world: World, start: int) -> Job:
         pin_memory=task.device.type == "cuda",
         copies=recipe.data.copies,
     )
-    steps = stream.steps_per_epoch * recipe.epochs
+    steps, schedule = stream.steps_per_epoch * recipe.epochs, recipe.schedule
+    warmup = schedule.warmup_steps(steps, recipe.epochs)
     stop = max(start, min(steps, recipe.max_steps or steps))
     with_twins = round(steps * recipe.adv_until) if task.twins is not None else 0
     to_noise = SignalToNoise(task.model.parameters(), recipe.optimizer.gsnr) if recipe.optimizer.gsnr else None
@@ -352,11 +366,11 @@ def build_job(task: Task, layout: Layout, world: World, start: int) -> Job:
         member=Member(world, layout, task.model, method, chunks=stream.chunks_per_step, wire=wire),
         stream=stream,
         optimizer=build_optimizer(task.model, asdict(recipe.optimizer)),
-        rate=_rate(recipe, steps),
+        rate=build_schedule(schedule.decay, recipe.optimizer.lr, steps, warmup, schedule.power, schedule.end_lr),
         adv_weight=lambda step: recipe.adv_weight if step < with_twins else 0.0,
         stop=stop,
         late=task.device.type != "cpu",
-        signal=to_noise,
+        to_noise=to_noise,
         pool=pool,
     )
 
@@ -381,15 +395,3 @@ def _wire(recipe: Recipe, task: Task, attack: PGD) -> Wire:
     """Return the message format of twins: pixels as bytes where that is exact."""
     as_bytes = attack.exact_as_bytes(from_images=METHODS[recipe.method].maker == Role.CLEAN)
     return Wire((recipe.chunk_size, *task.shape), DTYPES[recipe.precision], as_bytes=as_bytes)
-
-
-def _rate(recipe: Recipe, steps: int) -> Schedule:
-    peak, schedule = recipe.optimizer.lr, recipe.schedule
-    warmup = schedule.warmup_steps(steps, recipe.epochs)
-    match schedule.decay:
-        case "poly":
-            return warmup_poly(peak, steps, warmup, schedule.power, schedule.end_lr)
-        case "cosine":
-            return warmup_cosine(peak, steps, warmup, schedule.end_lr)
-        case "constant":
-            return warmup_constant(peak, warmup)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,7 +43,7 @@ class Accuracy(NamedTuple):
 def evaluate_task(task: Task, world: World, robust: RobustTest | None = None) -> dict[str, float]:
     """Return the metrics of a model for its summary: accuracy in percent on test and training images, and the gap.
 
-    Of methods with twins also `twin_top1`, with held-out images also their accuracy, and with `robust` also the robust
+    Of methods with twins also `adv_top1`, with held-out images also their accuracy, and with `robust` also the robust
     accuracy on test images. Every rank must call it.
     """
     test = evaluate_source(task, world, task.data.test)
@@ -113,7 +112,7 @@ def _part(
     Ranks share whole groups of batches, on which random numbers depend: the result is that of one rank.
     """
     together = size * group
-    count = math.ceil(len(chosen) / together)
+    count = -(-len(chosen) // together)
     first, last = (count * rank // world.size for rank in (world.rank, world.rank + 1))
     own, pin_memory = chosen[first * together : last * together].tolist(), task.device.type == "cuda"
     return evaluation_batches(source, size, task.augment.fit, task.workers, own, pin_memory), first * group
@@ -122,7 +121,7 @@ def _part(
 def _percent(world: World, counts: tuple[int, int]) -> float:
     """The share of hits over all ranks, from the hits and images of each."""
     hits, images = world.all_reduce(torch.tensor(counts, dtype=torch.float64, device=world.device)).tolist()
-    return float(100 * hits / images) if images else math.nan  # fewer images than ranks
+    return float(100 * hits / images)
 
 
 class Showcase:

@@ -31,7 +31,7 @@ def kernels(device: torch.device, deterministic: bool) -> Iterator[None]:
     except RuntimeError as error:
         if not deterministic or "deterministic implementation" not in str(error):
             raise
-        raise ValueError(f"--deterministic: {str(error).partition('.')[0]}: replace that layer, or drop it") from error
+        raise ValueError(f"{str(error).partition('.')[0]}: replace that layer, or drop --deterministic") from error
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.set_float32_matmul_precision(before[1])

@@ -156,8 +156,8 @@ def _update(job: Job, step: int, rate: float) -> None:
         return
     for group in job.optimizer.param_groups:
         group["lr"] = rate
-    if job.signal is not None:
-        job.signal.scale()
+    if job.to_noise is not None:
+        job.to_noise.scale()
     model, recipe = job.task.model, job.task.recipe
     if recipe.scale_norms:
         scale_norms(model, job.adv_weight(step))

@@ -28,6 +28,7 @@ from conadv.ranks.world import World, joined
 from conadv.sinks import SINKS, Sink, check_sinks
 from conadv.task.data import DataSet
 from conadv.task.evaluate import RobustTest
+from conadv.task.identity import identity
 
 from .build import Job, Task, build_job, build_task, check_fit, network_facts, open_task_data, with_sizes
 from .checkpoint import BestWeights, Checkpoint, CheckpointSaver, check_tensors, newest_whole, restore, stale_versions
@@ -67,8 +68,9 @@ def train(
         on_step: Called on the first rank that learns, after each step with a dictionary of its metrics: step (from 0),
             epoch, lr, loss, clean_loss, adv_loss and seconds (since the start); those of an evaluation if one was due.
         on_evaluation: Called there after each evaluation with a dictionary of its metrics: step, test_top1,
-            test_top5 (with more than 5 classes), train_top1 and gap in percent, test_loss and train_loss. For the
-            evaluation at the end, step is the number of steps taken.
+            test_top5 (with more than 5 classes), train_top1 and gap in percent, test_loss and train_loss; adv_top1,
+            held_out_top1, held_out_robust_top1 and robust_top1 if the run has them. For the evaluation at the end,
+            step is the number of steps taken.
 
     Returns:
         The settings, speed and final accuracy of the run, and its folder as `run`. Empty on all ranks but that one.
@@ -146,7 +148,7 @@ def train_recipe(
             evaluation = evaluate(job, robust if recipe.eval_robust else None)
             for sink in sinks:
                 sink.log(progress.step, evaluation)
-        summary = {**facts(task), **position(job, progress), **evaluation}
+        summary = {**run_facts(task), **position(job, progress), **evaluation}
         if world.is_main:
             write_summary(place.path, summary)
     return {**summary, "run": str(place.path)} if world.is_main else {}
@@ -169,21 +171,9 @@ def versions() -> dict[str, str]:
 
 def _in_common(task: Task) -> dict[str, dict[str, Any]]:
     """Return what all ranks must have in common besides flags: data, and software."""
-    train, test = task.data.train, task.data.test
     tensors = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in task.model.state_dict().items()]
-    data = {
-        "classes": list(train.classes),
-        "training images": len(train),
-        "training labels": _digest(train.labels.tobytes()),
-        "training pixels": _digest(train.image(0).tobytes()),  # all would take minutes
-        "test images": len(test),
-        "test labels": _digest(test.labels.tobytes()),
-    }
-    return {"data": data, "software": {**versions(), "model": _digest("\n".join(tensors).encode())}}
-
-
-def _digest(data: bytes) -> str:
-    return sha256(data).hexdigest()[:12]
+    model = sha256("\n".join(tensors).encode()).hexdigest()[:12]
+    return {"data": identity(task.data), "software": {**versions(), "model": model}}
 
 
 @contextmanager
@@ -209,7 +199,7 @@ def _start(layout: Layout, world: World, place: RunFolder, task: Task) -> tuple[
 
     def find() -> bytes:
         place.open()
-        found = None if place.is_new else find_checkpoint(place.path, task)
+        found = None if place.is_new else find_checkpoint(place.path, task, trains=True)
         if found is None and not place.is_new:
             tell(f"{place.path} has no checkpoint yet: starting from its first step")
         return b"" if found is None else found.pack()
@@ -233,8 +223,11 @@ def _start(layout: Layout, world: World, place: RunFolder, task: Task) -> tuple[
     return job, Progress(step, checkpoint.about["position"]["seconds"])
 
 
-def find_checkpoint(folder: Path, task: Task) -> Checkpoint | None:
-    """Return the newest intact checkpoint of a run; None if there is none yet."""
+def find_checkpoint(folder: Path, task: Task, trains: bool = False) -> Checkpoint | None:
+    """Return the newest intact checkpoint of a run, if any; its data, or to evaluate its classes, must be the same."""
+
+    def other_data(checkpoint: Checkpoint) -> str:  # older checkpoints do not say what data they had
+        return difference(task.data, checkpoint.about.get("data", {}), classes_only=not trains)
 
     def check(checkpoint: Checkpoint) -> None:
         # Fields that were added after it was written stand for their defaults.
@@ -242,12 +235,19 @@ def find_checkpoint(folder: Path, task: Task) -> Checkpoint | None:
         other = [key for key in own if key not in RESUMABLE and theirs.get(key) != own[key]]
         if other:
             raise ValueError(f"is of another run: its recipe differs in {', '.join(other)}")
-        check_tensors(checkpoint.tensors, task.model, task.recipe.delay)
+        if not other_data(checkpoint):  # which may need other tensors
+            check_tensors(checkpoint.tensors, task.model, task.recipe.delay)
 
-    return newest_whole(folder / "checkpoints", tell, check)
+    found = newest_whole(folder / "checkpoints", tell, check)
+    if found is not None and (difference := other_data(found)):
+        raise ValueError(
+            f"the data at {task.recipe.data.path or task.recipe.data.name} is not that of the run ({difference}): give "
+            f"--data.path the same {'images' if trains else 'classes'}, or start a new run"
+        )
+    return found
 
 
-def facts(task: Task) -> dict[str, Any]:
+def run_facts(task: Task) -> dict[str, Any]:
     """Return what a summary says about a run beforehand; epsilon is None for a method without attack."""
     names = ("method", "delay", "model", "batch_size", "chunk_size", "epochs", "seed")
     return {
@@ -291,6 +291,7 @@ def _recorder(
         "versions": versions(),
         "plain": list(plain_state_dict(job.task.model)),
         "network": network_facts(job.task),
+        "data": identity(job.task.data),
     }
     lines = ProgressLines(job.stop, quiet)
     with (
