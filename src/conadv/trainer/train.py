@@ -239,9 +239,9 @@ def find_checkpoint(folder: Path, task: Task, trains: bool = False) -> Checkpoin
             check_tensors(checkpoint.tensors, task.model, task.recipe.delay)
 
     found = newest_whole(folder / "checkpoints", tell, check)
-    if found is not None and (difference := other_data(found)):
+    if found is not None and (other := other_data(found)):
         raise ValueError(
-            f"the data at {task.recipe.data.path or task.recipe.data.name} is not that of the run ({difference}): give "
+            f"the data at {task.recipe.data.path or task.recipe.data.name} is not that of the run ({other}): give "
             f"--data.path the same {'images' if trains else 'classes'}, or start a new run"
         )
     return found
