@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,19 +20,13 @@ from conadv.task.data import open_data
 from conadv.trainer import build
 from conadv.trainer.build import build_task, check_fit, method_of, resolved, with_sizes
 from support import tiny
+from task.data.samples import jpeg_set, write_folder
 
 
 def photographs(folder: Path, size: tuple[int, int], count: int = 4) -> Path:
     """An image folder of two classes; width and height in pixels."""
-    random = np.random.default_rng(0)
-    for part in ("train", "val"):
-        for label in ("cat", "dog"):
-            place = folder / part / label
-            place.mkdir(parents=True)
-            for number in range(count):
-                pixels = random.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(place / f"{number}.png")
-    return folder
+    samples = jpeg_set(2 * count, width=size[0], height=size[1])
+    return write_folder(folder, samples, samples)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +53,6 @@ def test_network_and_augmentation_follow_the_size_of_the_images(size, image_size
     [
         ((65, 65), None, 1, 6),
         ((65, 65), None, 4, 1),
-        ((65, 65), None, 8, 1),
         ((64, 64), None, 1, 0),
         ((65, 65), 3, 4, 3),
     ],
@@ -83,7 +75,7 @@ def test_what_a_recipe_says_stays(tmp_path):
 
 def test_a_folder_of_photographs_of_any_shape_trains_without_a_recipe(tmp_path, capsys):
     path = photographs(tmp_path / "photos", (90, 70))
-    Image.new("RGB", (64, 120)).save(path / "train" / "cat" / "tall.png")
+    Image.new("RGB", (64, 120)).save(path / "train" / "class0" / "tall.png")
     small = "--batch-size 8 --chunk-size 4 --epochs 1 --width 4 --data.image-size 65 --threads 1 --quiet"
     assert cli.main(["train", "--data.path", str(path), "--run", str(tmp_path / "run"), *small.split()]) == 0
     printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
