@@ -125,12 +125,10 @@ def test_only_a_third_view_has_a_branch_of_its_own(views: str, branches: tuple[s
     ("batch", "ranks", "changes", "expected"),
     [
         (32, 1, {}, 32),
-        (50, 1, {}, 50),
         (90, 1, {}, 45),
         (97, 1, {}, 1),
         (128, 1, {}, 64),
         (1000, 1, {}, 50),
-        (256, 8, {}, 32),
         (90, 2, {}, 45),
         (64, 5, {"layout": "2 clean | 2 adv | attack"}, 32),
         (64, 3, {"layout": "auto"}, 64),
@@ -143,11 +141,6 @@ def test_the_chunk_size_is_the_largest_that_batch_and_layout_can_share(batch, ra
     chosen = with_sizes(recipe, ranks)
     assert chosen == replace(recipe, chunk_size=expected)
     check_fit(chosen, ranks)
-
-
-def test_a_chunk_size_that_was_given_stays():
-    recipe = load_recipe("digits", {"batch_size": 96, "chunk_size": 4})
-    assert with_sizes(recipe, 1) is recipe
 
 
 def test_ranks_that_cannot_share_the_batch_are_refused():

@@ -168,7 +168,6 @@ def test_onnx_without_its_packages_is_one_line_that_names_the_extra(run, tmp_pat
         ("run model.bin", "'model.bin' is no kind of export: choose a name that ends in .safetensors, .pt2 or .onnx"),
         ("run a.safetensors --format torch-export", "--format torch-export does not write .safetensors files: drop it"),
         ("run a.pt2", "names code to import"),
-        ("run a.pt2 --format onnx", "--format onnx does not write .pt2 files"),
         ("run run/config.toml/a.pt2 --model support.tiny:net", "cannot write run/config.toml/a.pt2"),
     ],
 )

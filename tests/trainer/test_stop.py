@@ -32,6 +32,14 @@ def test_a_signal_behind_another_that_is_not_for_us_is_noted():
     assert request.signal == TERM
 
 
+def test_before_the_ranks_have_met_a_signal_ends_the_process_with_its_own_status(monkeypatch, capfd):
+    ended = []
+    monkeypatch.setattr(stop, "end_process", ended.append)
+    StopRequest(stop._leave).take(TERM)
+    assert ended == [143]
+    assert "before the first step" in capfd.readouterr().err
+
+
 def test_afterwards_signals_do_what_they_did_before():
     heard = []
     before = signal.signal(TERM, lambda number, frame: heard.append(number))
