@@ -25,7 +25,7 @@ def test_a_signal_behind_another_that_is_not_for_us_is_noted():
     """As Python passes them on: one byte each, of every signal that has a handler."""
     reader, writer = socket.socketpair()
     with reader, writer:
-        writer.send(bytes([signal.SIGCHLD, TERM]))
+        writer.send(bytes([signal.SIGCHLD, TERM, TERM]))  # `timeout` sends two, at once
         writer.shutdown(socket.SHUT_WR)
         request = StopRequest()
         stop._listen(reader, request)
