@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import pickle
-import resource
 import runpy
 import signal
 import time
-from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import chdir, nullcontext, redirect_stdout
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -199,19 +198,6 @@ def train_late(folder: str, resume: bool, changes: dict[str, Any], stop_after: i
 def train_in_two_parts(folder: str, changes: dict[str, Any], stop_after: int) -> int:
     """`conadv train` as torchrun repeats it: stopped the first time, and to its end the second."""
     return train(folder, False, changes, 0 if Path(folder).exists() else stop_after)
-
-
-def train_with_small_files(folder: str, largest: int) -> tuple[int, str]:
-    """`conadv train --resume` where no file may be larger; the exit status, and what was said."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            words = ["--model", "support.tiny:net", "--quiet", "--max-steps", "none"]
-            return cli.main(["train", "--resume", folder, *words]), said.getvalue()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def train_without_pickle(folder: str, changes: dict[str, Any]) -> int:

@@ -61,12 +61,6 @@ def split_by_its_author(classes: int, in_channels: int) -> nn.Module:
     return split_batchnorm(nn.Sequential(Activated(in_channels), *net(classes, in_channels)))
 
 
-def one_layer_split(classes: int, in_channels: int) -> nn.Module:
-    """A net with a single BatchNorm, which its author split."""
-    layers = (nn.Conv2d(in_channels, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, classes))
-    return split_batchnorm(nn.Sequential(*layers))
-
-
 def pooled(classes: int, in_channels: int) -> nn.Module:
     """A net for images of any size that computes next to nothing, so that what is in memory is images."""
     return nn.Sequential(

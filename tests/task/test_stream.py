@@ -206,11 +206,6 @@ def test_evaluation_sees_every_image_once_in_order(workers: int) -> None:
     np.testing.assert_array_equal(torch.cat([labels for _, labels in parts]).numpy(), source.labels)
 
 
-def test_evaluation_of_some_images_but_not_in_empty_batches() -> None:
-    (batch,) = evaluation_batches(digits(100).test, 10, Fit(), indices=range(3, 9, 2))
-    assert batch[1].tolist() == digits(100).test.labels[[3, 5, 7]].tolist()
-
-
 def test_copies_of_an_image_share_a_batch_but_neither_a_chunk_nor_an_augmentation() -> None:
     once, twice = (
         make_stream(count=40, batch_size=8, chunk_size=4),

@@ -33,10 +33,13 @@ def test_callbacks_get_every_metric_of_the_run(tmp_path):
     assert summary["run"] == str(tmp_path / "run")
 
 
-def test_the_name_of_a_recipe_is_enough(tmp_path, capfd):
-    own = tmp_path / "own.toml"
+def test_the_name_of_a_recipe_is_enough_also_in_a_thread_where_no_signal_handler_can_be_set(tmp_path, capfd):
+    own, found = tmp_path / "own.toml", []
     own.write_text("max_steps = 1\nthreads = 1\n")
-    assert conadv.train(str(own), folder=str(tmp_path / "run"))["steps"] == 1
+    thread = threading.Thread(target=lambda: found.append(conadv.train(str(own), folder=str(tmp_path / "run"))))
+    thread.start()
+    thread.join()
+    assert found[0]["steps"] == 1
     assert capfd.readouterr() == ("", "")
 
 
@@ -44,14 +47,6 @@ def test_the_name_of_a_recipe_is_enough(tmp_path, capfd):
 def test_a_summary_has_the_epsilon_of_methods_that_attack(method, epsilon, tmp_path):
     summary = conadv.train(recipe(method=method, attack__epsilon=8 / 255, max_steps=1), folder=tmp_path / "run")
     assert summary["epsilon"] == epsilon
-
-
-def test_runs_in_a_thread_where_no_signal_handler_can_be_set(tmp_path):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(conadv.train(recipe(), folder=tmp_path / "run")))
-    thread.start()
-    thread.join()
-    assert found[0]["steps"] == 6
 
 
 def test_an_interrupt_saves_and_the_resumed_run_ends_as_if_it_had_not_been(tmp_path, capsys):

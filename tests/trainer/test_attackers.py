@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from pathlib import Path
@@ -14,7 +13,6 @@ from conadv.config import attackers_of
 from conadv.study.timeline import read_timeline
 from conadv.trainer import build
 from conadv.trainer.build import check_fit
-from conadv.trainer.progress import ProgressLines
 from support import fake_ray, tasks, tiny
 
 WORDS = ["train", "digits", "--model", "support.tiny:net", "--max-steps", "1"]
@@ -94,13 +92,6 @@ def test_two_ranks_with_attackers_change_no_number(pool, tmp_path):
     assert sum(line["twins_pool"] for line in lines) > 0
 
 
-def test_the_progress_line_shows_attackers():
-    said = io.StringIO()
-    bar = ProgressLines(2, quiet=False, stream=said)
-    bar.log(1, {"loss": 1.0, "lr": 0.1, "attackers": 2.0})
-    assert "  attackers 2" in said.getvalue()
-
-
 @pytest.mark.parametrize(("before", "after"), [("2", "none"), ("none", "2"), ("1", "3")])
 def test_resumes_bitwise_with_and_without_attackers(made, tmp_path, before, after):
     whole = train(tmp_path / "whole")
@@ -113,11 +104,8 @@ def test_resumes_bitwise_with_and_without_attackers(made, tmp_path, before, afte
     ("words", "said"),
     [
         (["--method", "vanilla"], "which only conadv with a delay of 1 or more has"),
-        (["--method", "recycled"], "which only conadv with a delay of 1 or more has"),
-        (["--method", "sam"], "which only conadv with a delay of 1 or more has"),
         (["--method", "disadv"], "which only conadv with a delay of 1 or more has"),
         (["--attackers", "many"], "attackers 'many': give a number, or a Ray cluster"),
-        (["--attackers", "x@ray://head:10001"], "give a number, or a Ray cluster"),
         (["--attackers", "4@127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1"),
     ],
 )

@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from conadv import cli
 from support import tiny
-
-
-def images(root: Path) -> Path:
-    """An image folder of two classes, small enough for a step per epoch."""
-    for part, count in (("train", 12), ("test", 2)):
-        for kind in ("cat", "dog"):
-            folder = root / part / kind
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number:02d}.png")
-    return root
-
-
-def train(run: Path, *words: str) -> int:
-    return cli.main(["train", "--run", str(run), "--quiet", *words])
+from task.data.samples import jpeg_set, write_folder
 
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["--data.held-out", "5000"],
-        ["--method", "recycled", "--attack.steps", "3"],
-        ["--method", "recycled", "--adv-weight", "1"],
-    ],
+    [["--data.held-out", "5000"], ["--method", "recycled", "--attack.steps", "3"]],
     ids=" ".join,
 )
 @pytest.mark.parametrize("size", [1, 2])
@@ -50,26 +28,19 @@ def test_settings_that_do_not_go_together_leave_no_folder(words, size, start):
 @pytest.mark.parametrize("damage", ["dangling link", "damaged image"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_an_image_that_cannot_be_read_leaves_no_folder(damage, size, start, tmp_path):
-    root = images(tmp_path / "data")
-    bad = root / "train" / "dog" / "07.png"
+    root = write_folder(tmp_path / "data", jpeg_set(24), jpeg_set(4))
+    bad = root / "train" / "class1" / "0017.JPEG"
     data = bad.read_bytes()
     bad.unlink()
     if damage == "dangling link":
-        bad.symlink_to(tmp_path / "nowhere.png")
+        bad.symlink_to(tmp_path / "nowhere.JPEG")
     else:
         bad.write_bytes(data[: len(data) // 2])
-    fields = {
-        **tiny.FIELDS,
-        "data.path": root,
-        "data.train_size": 24,
-        "model": "support.tiny:pooled",
-        "data.image_size": 16,
-    }
-    words = [word for key, value in fields.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-    run = start(words, size)
+    fields = {"data__name": "none", "data__train_size": 24, "data__image_size": 16, "model": "support.tiny:pooled"}
+    run = start(tiny.words(data__path=root, **fields), size)
     assert run.statuses() == [2] * size, run.said()
     (line,) = run.complaints()
-    assert "07.png" in line
+    assert "0017.JPEG" in line
     assert not run.folder.exists()
 
 

@@ -29,7 +29,6 @@ def test_a_model_that_its_author_split_is_trained_and_exported(tmp_path: Path) -
     [
         ("support.tiny:tracking", "conadv", "0 (InstanceNorm2d) tracks statistics of images"),
         ("support.tiny:split_by_its_author", "vanilla", "this run needs ('main',)"),
-        ("support.tiny:one_layer_split", "vanilla", "this run needs ('main',)"),
     ],
 )
 def test_other_statistics_are_refused(

@@ -115,15 +115,6 @@ def test_what_is_no_file_is_not_a_checkpoint(change: Callable[[Path], None], two
     assert newest(two) == (4, [])
 
 
-def test_without_any_intact_checkpoint_there_is_nothing_to_resume_from(two):
-    for file in checkpoints(two):
-        file.write_bytes(b"")
-    told: list[str] = []
-    with pytest.raises(ValueError, match="has no intact checkpoint of this run to resume from: start a new run"):
-        newest_whole(two, told.append)
-    assert len(told) == 2
-
-
 @pytest.mark.parametrize("part", ["os.fsync", "os.replace", "pathlib.Path.mkdir"])
 def test_a_disk_that_fills_up_leaves_nothing_half_written(part, two, monkeypatch):
     def full(*_: Any, **__: Any) -> None:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from conadv.trainer.train import train_recipe as train
-from support import tiny
-from support.ranks import Run
+from support import tasks, tiny
 
 RATE = 0.125
 
@@ -46,14 +45,10 @@ def test_a_long_gradient_is_scaled_to_the_norm_and_a_short_one_stays(method, tmp
     torch.testing.assert_close(clipped / clipped.norm(), free / free.norm(), rtol=1e-7, atol=1e-12)
 
 
-def test_the_norm_is_of_the_sum_over_the_ranks(tmp_path):
+def test_the_norm_is_of_the_sum_over_the_ranks(pool, tmp_path):
     states = []
     for ranks, layout in ((1, "none"), (3, "clean | adv | attack")):
-        folder = tmp_path / str(ranks)
-        words = tiny.words(clip_norm=0.01, layout=layout, optimizer__name="sgd")
-        run = Run(folder, [*words, "--run-dir", str(folder)], ranks)
-        statuses = run.statuses(timeout=100)
-        run.close()
-        assert statuses == [0] * ranks, run.said()
-        states.append(tiny.state(folder))
+        changes = {"clip_norm": 0.01, "layout": layout, "optimizer__name": "sgd"}
+        assert pool.run(ranks, tasks.train, str(tmp_path / str(ranks)), False, changes) == [0] * ranks
+        states.append(tiny.state(tmp_path / str(ranks)))
     assert tiny.distance(*states) < 1e-12

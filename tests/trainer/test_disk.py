@@ -11,7 +11,7 @@ import pytest
 
 from conadv import cli
 from conadv.trainer.checkpoint import checkpoints, read_checkpoint, step_of
-from support import tasks, tiny
+from support import tiny
 
 
 @pytest.fixture
@@ -74,14 +74,6 @@ def test_a_disk_that_is_full_before_or_while_checkpoints_are_written(room, disk,
     assert tiny.equal(tiny.state(disk / "run"), tiny.state(tmp_path / "whole"))
 
 
-def test_a_disk_that_is_full_from_the_start(disk, capsys):
-    (disk / "run").mkdir()
-    fill_all_but(disk, 0)
-    assert train(disk / "run") == 1
-    assert "cannot write" in complaint(capsys)
-    assert [path.name for path in (disk / "run").iterdir()] == ["run.lock"]
-
-
 def test_a_disk_that_can_only_be_read(disk, capsys):
     assert train(disk / "run", "--max-steps", "2") == 0
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
@@ -91,18 +83,6 @@ def test_a_disk_that_can_only_be_read(disk, capsys):
     assert_sound(disk / "run", {1, 2})
     assert train(disk / "other") == 2
     assert "(Read-only file system): choose another folder" in complaint(capsys)
-
-
-def test_a_limit_on_the_size_of_files(pool, tmp_path):
-    """As above, for those who may not mount."""
-    folder = tmp_path / "run"
-    assert pool.run(1, tasks.train, str(folder), False, {"max_steps": 2, "checkpoint__every": 1}) == [0]
-    ((status, said),) = pool.run(1, tasks.train_with_small_files, str(folder), 1000)
-    assert status == 1
-    assert said.startswith("error: cannot write")
-    assert "(File too large): free some space, then resume" in said
-    assert len(said.splitlines()) == 1
-    assert_sound(folder, {1, 2})
 
 
 def test_a_rank_that_leads_tells_of_its_disk_and_all_end(start, tmp_path):

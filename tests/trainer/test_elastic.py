@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from conadv import cli
 from support import tiny
 from support.launcher import Torchrun
+from support.waiting import until
 
 FIELDS = {"epochs": 10, "checkpoint.every": 2, "checkpoint.keep": 1000, "model": "support.tiny:Slow", "layout": "auto"}
 
@@ -31,31 +31,23 @@ def nodes(tmp_path: Path) -> Iterator[list[Torchrun]]:
     flags += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "elastic", "--rdzv-conf", patience]
     words = ["train", *tiny.words(**FIELDS), "--run-dir", str(tmp_path / "run")]
     started = [Torchrun(flags, words, tmp_path / "said-0.txt")]
-    _wait_for_port(port)
+    until(lambda: _listens(port), seconds=200)
     started.append(Torchrun(flags, words, tmp_path / "said-1.txt"))
     yield started
     for launcher in started:
         launcher.close()
 
 
-def _wait_for_port(port: int) -> None:
-    end = time.monotonic() + 200
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        assert time.monotonic() < end
-        time.sleep(0.2)
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_continues_with_fewer_ranks_when_a_node_is_lost_for_good(nodes: list[Torchrun], tmp_path: Path):
     run = tmp_path / "run"
-    end = time.monotonic() + 300
-    while len(nodes[0].ranks() | nodes[1].ranks()) < 2:
-        assert time.monotonic() < end, nodes[0].said()
-        time.sleep(0.05)
+    until(lambda: len(nodes[0].ranks() | nodes[1].ranks()) == 2, nodes[0].said, 300)
     nodes[0].wait_for_step(run, 5, timeout=300)
     assert "on 2 ranks" in nodes[0].said() + nodes[1].said()
     for pid in (nodes[1].pid, *nodes[1].ranks().values()):

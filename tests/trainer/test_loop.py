@@ -88,12 +88,3 @@ def test_a_gradient_of_the_attack_that_is_not_finite_never_reaches_the_weights(d
         assert run.statuses() == [1, 1, 1]
         assert "the loss on rank 1 (lane 0, adv) is not finite" in run.said()
     assert all(tensor.isfinite().all() for tensor in tiny.state(run.folder).values())
-
-
-@pytest.mark.parametrize(("name", "weight"), [("vanilla", 0.0), ("conadv", 0.25)])
-def test_the_logged_loss_is_the_one_that_is_learnt_from(name, weight, tmp_path):
-    words = tiny.words(method=name, adv_weight=0.25)
-    assert cli.main(["train", *words, "--run", str(tmp_path / "run"), "--quiet"]) == 0
-    for entry in lines(tmp_path / "run"):
-        wanted = (1 - weight) * entry["clean_loss"] + weight * (entry["adv_loss"] or 0)
-        assert entry["loss"] == pytest.approx(wanted, rel=1e-12)

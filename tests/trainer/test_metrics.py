@@ -1,4 +1,4 @@
-"""metrics.jsonl has a line a step, no gap and none twice; progress is told to whoever watches."""
+"""metrics.jsonl has a line a step, no gap and none twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conadv.trainer.metrics import Metrics, read_metrics
-from conadv.trainer.progress import ProgressLines
 
 
 def lines(path: Path) -> list[str]:
@@ -51,12 +50,9 @@ def test_resumed_anywhere_there_is_no_gap_and_no_line_twice(tmp_path_factory, re
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        b"\n", b"\xff\xfe\n", b"[]\n", b'{"step": "1"}\n', b'{"step": null}\n', b"[" * 60_000 + b"\n", b'{"step": 0}\n',
-        b"x" * 200_000 + b"\n", b'{"step": -5}\n', b"9" * 5000 + b"\n",
-    ],
-    ids=range(10),
-)  # fmt: skip
+    [b"\xff\xfe\n", b"[]\n", b'{"step": null}\n', b"[" * 60_000 + b"\n", b'{"step": 0}\n', b"9" * 5000 + b"\n"],
+    ids=range(6),
+)
 def test_a_damaged_line_ends_what_is_kept_and_the_rest_is_counted(damage, tmp_path):
     path = tmp_path / "metrics.jsonl"
     write(path, 0, 4)
@@ -65,12 +61,8 @@ def test_a_damaged_line_ends_what_is_kept_and_the_rest_is_counted(damage, tmp_pa
     assert write(path, 4, 6).missing == 3
     assert [line["step"] for line in read_metrics(path)] == [0, 4, 5]
     assert path.read_bytes().startswith(whole[0])
-
-
-def test_a_lost_file_is_begun_again_and_its_steps_are_missing(tmp_path):
-    metrics = Metrics(tmp_path / "metrics.jsonl", 7)
-    metrics.close()
-    assert metrics.missing == 7
+    path.unlink()
+    assert write(path, 7, 7).missing == 7
 
 
 def test_what_is_no_file_is_refused(tmp_path):
@@ -114,13 +106,3 @@ def test_reading_ends_where_a_line_is_torn(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"ste')
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0}, {"step": 1}]
     assert read_metrics(tmp_path / "other.jsonl") == []
-
-
-def test_the_last_step_is_told_in_plain_lines_unless_quiet():
-    told, silence = io.StringIO(), io.StringIO()
-    for quiet, stream in ((False, told), (True, silence)):
-        watch = ProgressLines(2, quiet, stream)
-        watch.log(0, {"loss": 2.5, "lr": 0.1})
-        watch.log(1, {"loss": 1.25, "lr": 0.1})
-    assert told.getvalue() == "step 2/2  loss 1.2500  lr 0.1\n"
-    assert silence.getvalue() == ""

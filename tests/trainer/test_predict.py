@@ -111,10 +111,8 @@ def test_an_export_says_what_its_network_takes(run, tmp_path):
         ("run run/checkpoints --model support.tiny:net", "no images in "),
         ("run images", "names code to import, which a file may not: if you trust it, pass --model 'support.tiny:net'"),
         ("run images --model resnet8", "do not fit the model resnet8"),
-        ("run images --model support.tiny:net --top 0", "Must be >= 1"),
         ("images images", "not a run folder"),
         ("nowhere images", "neither a run folder nor a safetensors export"),
-        ("images/0.png images", "neither a run folder nor a safetensors export"),
         ("bare.safetensors images", "does not say how its network was built"),
     ],
 )
@@ -170,9 +168,6 @@ def test_onnx_without_its_packages_is_one_line_that_names_the_extra(run, tmp_pat
         ("run model.bin", "'model.bin' is no kind of export: choose a name that ends in .safetensors, .pt2 or .onnx"),
         ("run a.safetensors --format torch-export", "--format torch-export does not write .safetensors files: drop it"),
         ("run a.pt2", "names code to import"),
-        ("images a.safetensors", "is not a run folder"),
-        ("run a.pt2 --format onnx", "--format onnx does not write .pt2 files"),
-        ("run a.pt2 --format tflite", "--format"),
         ("run run/config.toml/a.pt2 --model support.tiny:net", "cannot write run/config.toml/a.pt2"),
     ],
 )

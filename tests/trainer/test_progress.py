@@ -19,12 +19,16 @@ def test_a_line_is_in_the_file_at_once(tmp_path: Path) -> None:
         assert (tmp_path / "log").read_text() == "a line\n"
 
 
-def test_an_evaluation_is_printed_when_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_and_the_last_step_are_printed_unless_quiet(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     bar = ProgressLines(4, quiet=False)
     bar.log(0, {"loss": 2.5, "lr": 0.1})
     bar.log(1, {"loss": 1.25, "lr": 0.1, "test_top1": 87.5, "train_top1": 90.0, "gap": 2.5})
     assert capsys.readouterr().err == "step 2/4  test_top1 87.50 %, train_top1 90.00 %\n"
-    bar = ProgressLines(4, quiet=True)
+    bar.log(3, {"loss": 1.25, "lr": 0.1, "attackers": 2.0})
+    assert capsys.readouterr().err == "step 4/4  loss 1.2500  lr 0.1  attackers 2\n"
+    bar = ProgressLines(2, quiet=True)
     bar.log(1, {"loss": 1.25, "lr": 0.1, "test_top1": 87.5})
     assert capsys.readouterr().err == ""
 

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 from conadv import PGD, ConAdv, cli, split_batchnorm
 from conadv.config import load_recipe
+from conadv.ranks.world import World
+from conadv.trainer.build import build_job, build_task, check_fit
 from conadv.trainer.loop import scale_norms
 from support import tiny
 from support.settings import small_batches, small_cnn
@@ -65,32 +67,17 @@ def test_after_adv_until_a_run_learns_from_the_images_alone(method: str, tmp_pat
 
 def plain_losses(method: str, half: int, steps: int) -> list[float]:
     """The clean losses of the same run by hand: the weight of the twins is set to 0 in the middle."""
-    import conadv
-    from conadv.ranks.world import World
-    from conadv.trainer.build import build_job, build_task, check_fit
-
     recipe = tiny.recipe(method=method, epochs=6, adv_weight=0.25, twin_branch="main")
     device = torch.device("cpu")
     task = build_task(recipe, device, trains=True)
     job = build_job(task, check_fit(recipe, 1), World(0, 1, device), start=0)
-    attack = PGD(
-        recipe.attack.epsilon,
-        recipe.attack.step_size,
-        recipe.attack.steps,
-        random_start=recipe.attack.random_start,
-        branch="main",
-    )
-    options = {"adv_weight": 0.25, "twin_branch": "main", "chunk_size": recipe.chunk_size, "seed": recipe.seed}
-    kind = {"conadv": conadv.ConAdv, "recycled": conadv.Recycled}[method]
-    own = kind(task.model, task.loss, attack, batch=lambda chunk: conadv.Batch(*chunk), **options)
     losses = []
     for step, batch in enumerate(job.stream.batches(0, steps)):
-        if step == half:
-            own.adv_weight = 0.0
+        job.method.adv_weight = 0.25 if step < half else 0.0
         job.optimizer.zero_grad()
         for group in job.optimizer.param_groups:
             group["lr"] = job.rate(step)
-        losses.append(float(own(batch).clean))
+        losses.append(float(job.method(batch).clean))
         job.optimizer.step()
     return losses
 

@@ -62,7 +62,6 @@ def step(run: Path, number: int) -> Path:
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "flipped": flip,
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]) and None,
     "empty": lambda path: path.write_bytes(b"") and None,
     "of another seed": lambda path: forge(path, recipe={**description(path)["recipe"], "seed": 1}),
     "of no recipe": lambda path: forge(path, recipe={}),
@@ -81,14 +80,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, run, w
     assert "Traceback" not in told
     assert tiny.equal(tiny.state(run), tiny.state(whole))
     assert lines(run) == lines(whole)
-
-
-def test_a_damaged_checkpoint_is_not_counted_among_those_that_are_kept(run, whole):
-    flip(step(run, 4))
-    assert resume(run, "--max-steps", "3", "--checkpoint.keep", "1") == 0
-    assert set((run / "checkpoints").glob("step-*")) == {step(run, 3), step(run, 4)}
-    assert resume(run, "--max-steps", "none") == 0
-    assert tiny.equal(tiny.state(run), tiny.state(whole))
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "export"])
@@ -111,10 +102,8 @@ def test_without_a_whole_checkpoint_nothing_is_begun(command, run, tmp_path, cap
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"seed": 1}, "its recipe differs in seed"),
         ({"optimizer__lr": 3, "method": "recycled"}, "its recipe differs in method, optimizer.lr"),
         ({"method": "conadv", "delay": 2}, "its recipe differs in delay"),
-        ({"precision": "float32"}, "its recipe differs in precision"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_passed_over(changes, named, run, whole, tmp_path, capsys):
@@ -135,15 +124,6 @@ def test_a_field_that_a_checkpoint_lacks_has_its_default(share, status, tmp_path
     assert ("is of another run: its recipe differs in twin_share" in capsys.readouterr().err) == bool(status)
 
 
-def test_a_recipe_that_is_not_that_of_its_checkpoints_is_refused(run, capsys):
-    config = run / "config.toml"
-    text = config.read_text()
-    assert "seed = 0\n" in text
-    config.write_text(text.replace("seed = 0\n", "seed = 1\n"))
-    assert resume(run, "--max-steps", "none") == 2
-    assert "is of another run: its recipe differs in seed" in capsys.readouterr().err
-
-
 def test_a_checkpoint_of_another_model_is_passed_over(run, whole, monkeypatch, capsys):
     """Such as one of code that has changed since."""
     monkeypatch.setattr(tiny, "net", lambda **sizes: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
@@ -151,19 +131,6 @@ def test_a_checkpoint_of_another_model_is_passed_over(run, whole, monkeypatch, c
     told = capsys.readouterr().err
     assert "is of another model: tensor" in told
     assert told.splitlines()[-1].startswith("error:")
-
-
-@pytest.mark.parametrize("command", ["eval", "export"])
-def test_other_commands_use_the_checkpoint_before_too(command, run, tmp_path, capsys):
-    newest = step(run, 4)
-    flip(newest)
-    words = ["--model", "support.tiny:net"] if command == "eval" else [str(tmp_path / "out.safetensors")]
-    assert cli.main([command, str(run), *words, "--json"]) == 0
-    said = capsys.readouterr()
-    assert str(newest) in said.err
-    result = json.loads(said.out)
-    assert (result["steps"] if command == "eval" else result["step"]) == 2
-    assert newest.exists()  # who only reads changes nothing
 
 
 def test_a_run_without_a_checkpoint_yet_starts_from_its_first_step_and_says_so(run, whole, capsys):
@@ -216,16 +183,12 @@ def test_other_data_is_refused_and_data_that_moved_is_not(tmp_path, capsys):
     assert resume(run, "--data.path", more, "--max-steps", "4") == 0
 
 
-def test_other_versions_are_told(run, capsys):
-    newest = step(run, 4)
-    forge(newest, versions={"conadv": "0.0.1"})
-    assert resume(run) == 0
-    assert "numbers may differ in their last digits" in capsys.readouterr().err
-
-
-def test_damaged_metrics_are_told(run, capsys):
+def test_other_versions_and_damaged_metrics_are_told(run, capsys):
+    forge(step(run, 4), versions={"conadv": "0.0.1"})
     path = run / "metrics.jsonl"
     text = path.read_text().splitlines(keepends=True)
     path.write_text("".join([text[0], "x\n", *text[2:]]))
     assert resume(run) == 0
-    assert "metrics.jsonl was damaged: 3 of the steps before 4 have no line" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "numbers may differ in their last digits" in told
+    assert "metrics.jsonl was damaged: 3 of the steps before 4 have no line" in told

@@ -6,13 +6,13 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support import slurm, tiny
+from support.waiting import has_taken, until
 
 ROOT = Path(__file__).parents[2]
 # One rank on each node, so that twins cross from one to the other.
@@ -53,12 +53,13 @@ def said(run: Path) -> str:
 
 
 def wait_for_step(cluster: slurm.Cluster, job: int, run: Path, step: int) -> None:
-    end = time.monotonic() + 120
-    metrics = run / "metrics.jsonl"
-    while not metrics.exists() or len(metrics.read_bytes().splitlines()) < step:
-        assert time.monotonic() < end, f"{said(run)}\n{cluster.logs()}"
-        assert cluster.state(job)["JobState"] in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), said(run)
-        time.sleep(0.2)
+    living = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+    until(
+        lambda: has_taken(run, step),
+        lambda: f"{said(run)}\n{cluster.logs()}",
+        alive=lambda: cluster.state(job)["JobState"] in living,
+        every=0.2,
+    )
 
 
 def restarts(cluster: slurm.Cluster, job: int) -> int:

@@ -13,38 +13,19 @@ import pytest
 
 from conadv import cli
 from conadv.trainer import stop
-from conadv.trainer.stop import Interrupted, StopRequest, listening
+from conadv.trainer.stop import StopRequest, listening
 from support import tiny
+from support.waiting import until
 
 ENDLESS = {"epochs": 100_000, "checkpoint.every": 1000, "checkpoint.keep": 10}
 TERM, INT = signal.SIGTERM, signal.SIGINT
-
-
-def until(condition) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize("number", [TERM, INT])
-def test_a_signal_is_noted(number):
-    with listening() as request:
-        request.obey_by(None)
-        assert request.signal is None
-        os.kill(os.getpid(), number)
-        until(lambda: request.signal is not None)
-        assert request.signal == number
-        os.kill(os.getpid(), number)  # as `timeout` does, at once after the first
-        time.sleep(0.05)
-    assert Interrupted(number).exit_status == 128 + number
 
 
 def test_a_signal_behind_another_that_is_not_for_us_is_noted():
     """As Python passes them on: one byte each, of every signal that has a handler."""
     reader, writer = socket.socketpair()
     with reader, writer:
-        writer.send(bytes([signal.SIGCHLD, TERM]))
+        writer.send(bytes([signal.SIGCHLD, TERM, TERM]))  # `timeout` sends two, at once
         writer.shutdown(socket.SHUT_WR)
         request = StopRequest()
         stop._listen(reader, request)

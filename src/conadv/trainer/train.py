@@ -28,7 +28,7 @@ from conadv.ranks.world import World, joined
 from conadv.sinks import SINKS, Sink, check_sinks
 from conadv.task.data import DataSet
 from conadv.task.evaluate import RobustTest
-from conadv.task.identity import identity
+from conadv.task.identity import difference, identity
 
 from .build import Job, Task, build_job, build_task, check_fit, network_facts, open_task_data, with_sizes
 from .checkpoint import BestWeights, Checkpoint, CheckpointSaver, check_tensors, newest_whole, restore, stale_versions

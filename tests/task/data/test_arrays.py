@@ -119,7 +119,6 @@ def test_names_of_classes_bound_the_labels(tmp_path: Path) -> None:
         ({"train_labels": np.array([0.0, 1, 2, 1])}, "labels are float64"),
         ({"train_labels": np.array([0, -1, 2, 1])}, "image 1 has label -1"),
         ({"train_labels": np.array([0, 1, 2, 2**60])}, "more than 100,000 classes"),
-        ({"train_labels": np.array(3)}, "labels of shape"),
         ({"train_images": np.array([{}] * 4, dtype=object)}, "pickle|Python objects"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-import zlib
 from contextlib import suppress
 
 import numpy as np
@@ -147,32 +146,16 @@ def test_a_note_that_is_unreadable_or_says_nothing_of_the_orientation_does_no_ha
         np.testing.assert_array_equal(read(encode(picture(7), exif=exif)), upright)
 
 
-def test_a_truncated_jpeg_is_damaged_with_its_name(decoder: str) -> None:
-    data = encode(picture(8, 100, 100))
-    for length in (10, 300, len(data) // 2, len(data) * 9 // 10):
+def test_a_truncated_jpeg_or_what_is_no_image_is_damaged_with_its_name(decoder: str) -> None:
+    whole = encode(picture(8, 100, 100))
+    cut = [whole[:length] for length in (3, 300, len(whole) // 2, len(whole) * 9 // 10)]
+    for data in (*cut, b"", b"\x89PNG\r\n\x1a\n", b"%!PS-Adobe-3.0 EPSF"):
         with pytest.raises(DamagedError, match=r"^a\.jpg: "):
-            read(data[:length])
+            read(data)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"not an image at all", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"%!PS-Adobe-3.0 EPSF"]
-)
-def test_what_is_no_image_is_damaged(decoder: str, data: bytes) -> None:
-    with pytest.raises(DamagedError, match=r"^a\.jpg: "):
-        read(data)
-
-
-def bomb_png(width: int, height: int) -> bytes:
-    """A PNG whose header promises this size."""
-
-    def piece(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + piece(b"IHDR", header) + piece(b"IDAT", zlib.compress(b"")) + piece(b"IEND", b"")
-
-
-def bomb_jpeg(width: int, height: int) -> bytes:
+def bomb(width: int, height: int) -> bytes:
+    """A JPEG whose header promises this size."""
     data = bytearray(encode(picture(9)))
     place = data.index(b"\xff\xc0") + 5
     data[place : place + 4] = struct.pack(">HH", height, width)
@@ -180,8 +163,7 @@ def bomb_jpeg(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [(50_000, 50_000), (9_460, 9_460)])
-@pytest.mark.parametrize("bomb", [bomb_png, bomb_jpeg])
-def test_a_bomb_is_not_decoded(decoder: str, bomb, size: tuple[int, int]) -> None:
+def test_a_bomb_is_not_decoded(decoder: str, size: tuple[int, int]) -> None:
     with pytest.raises(DamagedError, match=r"^a\.jpg: .*(89,478,485|89478485|178956970)"):
         opened(bomb(*size))
 

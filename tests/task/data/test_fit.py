@@ -16,7 +16,7 @@ from conadv.task.data import DataSet, open_data
 from conadv.task.data import fit as fit_module
 from conadv.task.data.arrays import digits
 from conadv.task.data.fit import Fit, fitted, keep, resized
-from conadv.task.data.source import Arrays, Picture, Source
+from conadv.task.data.source import Picture
 from conadv.task.stream import Stream, evaluation_batches
 from task.data.samples import jpeg_set, picture, write_folder, write_shards_by_hand
 
@@ -114,13 +114,6 @@ def test_images_of_the_right_size_are_left_alone() -> None:
         np.testing.assert_array_equal(fit(held(pixels)), pixels.transpose(2, 0, 1))
     assert Fit(16, zoom=1.1)(held(pixels)).shape == (3, 16, 16)
     assert not np.array_equal(Fit(16, zoom=1.1)(held(pixels)), pixels.transpose(2, 0, 1))
-
-
-def test_arrays_are_brought_to_a_size() -> None:
-    source = Source(Arrays(np.stack([picture(i) for i in range(3)])), np.zeros(3, int), ("a",))
-    images = fitted(source, np.array([2, 0]), Fit(8))
-    assert images.shape == (2, 3, 8, 8)
-    np.testing.assert_array_equal(images[1], Fit(8)(source.picture(0)))
 
 
 @pytest.fixture

@@ -108,7 +108,6 @@ def test_one_dataset_is_split_and_its_names_and_labels_are_taken(named) -> None:
             "labels are <U3 of shape .*: give one whole number per image; return a Dataset",
         ),
         (lambda: 1 / 0, "mydata:make: division by zero"),
-        (lambda: (Images(KINDS["array"]),) * 3, "return a Dataset, or a pair of them"),
         (
             lambda: Images(lambda pixels: torch.randn(3, 4, 4)),
             "floats outside .0, 1.: leave normalization to the model",

@@ -66,28 +66,6 @@ def test_forms_are_recognized(tmp_path: Path, kind: str) -> None:
         assert find_data(write_archive(tmp_path / "c.tar", cifar(10)[0]))[0] == "CIFAR's own files"
 
 
-@pytest.mark.parametrize(
-    ("augment", "size"), [("none", 16), ("crop-flip", None), ("resized-crop", 16), ("autoaugment-imagenet", 16)]
-)
-def test_every_form_of_the_same_images_gives_bitwise_the_same_stream(
-    tmp_path: Path, augment: str, size: int | None
-) -> None:
-    streams = {
-        kind: stream_of(open_data(None, write(tmp_path / kind, TRAIN, TEST)), augment, workers, size)
-        for workers, (kind, write) in enumerate(WRITERS.items())
-    }
-    decoded = open_data(None, tmp_path / "NumPy arrays")
-    png = [
-        [(encode(part.image(i), "PNG"), part.labels[i]) for i in range(len(part))]
-        for part in (decoded.train, decoded.test)
-    ]
-    write_shards_by_hand(tmp_path / "PNG", *png)
-    streams["shards of PNG"] = stream_of(open_data(None, tmp_path / "PNG"), augment, size=size)
-    first = streams.pop("image folder")
-    for kind, stream in streams.items():
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(stream, first, strict=True)), kind
-
-
 def test_grey_folders_can_stay_grey(tmp_path: Path) -> None:
     samples = [(encode(picture(i, channels=1), "PNG"), i % 2) for i in range(4)]
     write_folder(tmp_path / "grey", samples, samples)
