@@ -121,7 +121,7 @@ def _part(
 def _percent(world: World, counts: tuple[int, int]) -> float:
     """The share of hits over all ranks, from the hits and images of each."""
     hits, images = world.all_reduce(torch.tensor(counts, dtype=torch.float64, device=world.device)).tolist()
-    return float(100 * hits / images)
+    return float(100 * hits / max(images, 1))  # a rank that is rehearsed without the others may have none
 
 
 class Showcase:
