@@ -185,7 +185,7 @@ class _Guard:
     def _leave_verdict(self, text: str, status: int, guilty: Sequence[int] = ()) -> int:
         """Let the threads of all ranks end their processes, as the first verdict says; its rank prints the text."""
         kept = own = json.dumps([self._world.rank, status, *guilty])
-        with suppress(RuntimeError):  # without a store nobody knows who is the first
+        with suppress(RuntimeError):  # without a store no rank can tell which was the first
             kept = self._store.compare_set("verdict", "", own).decode()
             self._store.set("roll", "")
         if text and kept == own:
@@ -193,7 +193,7 @@ class _Guard:
         return int(json.loads(kept)[1])
 
     def _kill_here(self, rank: int) -> None:
-        """Kill a rank that hangs if it is on this machine: torchrun, or whoever started it, waits for its end."""
+        """Kill a rank that hangs if it is on this machine: its launcher waits for its end."""
         key = f"process/{rank}"
         machine, process = self._store.get(key).decode().rsplit(" ", 1) if self._store.check([key]) else ("", "")
         if machine == _machine():
